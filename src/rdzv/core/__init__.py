@@ -1,0 +1,1 @@
+"""The rules of rendezvous, pure: no clock, no randomness, no I/O, no logging, no asyncio. A test keeps it so."""

@@ -1,0 +1,223 @@
+"""The driver port: what the member asks of the place where a run is kept.
+
+The semantics are a small subset of etcd v3's, because etcd's were proven by others and fit the protocol:
+
+- One *revision* counts all writes of an engine; it only grows. A transaction that writes anything raises it by
+  exactly one, whatever the number of its writes; one that only reads leaves it as it is.
+- Every key remembers the revision that *created* it (since it last did not exist) and the one that *modified* it.
+- A *transaction* is the only way to read or write. Its compares are judged and its operations applied at one revision, in
+  order: a read sees the writes before it in the same transaction. It writes a key at most once.
+- A *lease* is a promise to renew. When it ends, by revoke or by silence, every key put under it is deleted, all at one
+  revision. It lasts at least its time to live; how much longer is the engine's affair, so nobody may conclude from a clock
+  of its own that another's lease has ended.
+- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions. Where an engine
+  cannot (it has forgotten the revisions in between), it says so with `Gap` and the caller lists again.
+
+A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is another
+instance, and every call and watch of the old session fails with `EngineReset`, for good: revisions of two instances must
+never be compared. A lost connection to the same instance is the driver's to restore: calls under way fail with
+`Unreachable`, watches stay silent meanwhile and then go on.
+
+A call that fails with `Unreachable` may or may not have taken effect, unless the error says `applied=False`. It must not be
+repeated blindly: read first, or let a compare decide.
+
+Who writes a driver runs it through `tests/drivers/test_contract.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """A key with its value as it was at one revision."""
+
+    key: str
+    value: bytes
+    created: int
+    modified: int
+    lease: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """One key changed: `item` is what it became, None if it was deleted."""
+
+    key: str
+    revision: int
+    item: Item | None
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """All changes of a watch's targets up to and including `revision`."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+# ---- compares: a transaction takes its `then` branch only if all hold
+
+
+class Created(msgspec.Struct, frozen=True, array_like=True, tag="created"):
+    """The key was created at that revision; 0: it does not exist."""
+
+    key: str
+    revision: int
+
+
+class Modified(msgspec.Struct, frozen=True, array_like=True, tag="modified"):
+    """The key was last written at that revision; 0: it does not exist."""
+
+    key: str
+    revision: int
+
+
+class AllCreated(msgspec.Struct, frozen=True, array_like=True, tag="all_created"):
+    """Each of the keys was created at the revision beside it. At most `Session.compares_max` keys."""
+
+    revisions: Mapping[str, int]
+
+
+class Empty(msgspec.Struct, frozen=True, array_like=True, tag="empty"):
+    """No key with that prefix exists."""
+
+    prefix: str
+
+
+Compare = Created | Modified | AllCreated | Empty
+
+
+# ---- operations
+
+
+class Order(Enum):
+    """In which order a `List` answers. Its `limit` cuts after sorting."""
+
+    KEY = "key"
+    OLDEST = "oldest"
+    NEWEST = "newest"
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+    """Write a key. It belongs to exactly the lease named here afterwards; 0: to none."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+    """Delete a key if it exists."""
+
+    key: str
+
+
+class DeletePrefix(msgspec.Struct, frozen=True, array_like=True, tag="delete_prefix"):
+    """Delete every key with that prefix."""
+
+    prefix: str
+
+
+class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Read one key."""
+
+    key: str
+
+
+class List(msgspec.Struct, frozen=True, array_like=True, tag="list"):
+    """Read every key with that prefix; `created_below` leaves out those created at or after that revision (0: none)."""
+
+    prefix: str
+    order: Order = Order.KEY
+    limit: int = 0
+    created_below: int = 0
+
+
+Operation = Put | Delete | DeletePrefix | Get | List
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What a transaction did: which branch, at which revision, and what each of its operations read (writes: nothing)."""
+
+    succeeded: bool
+    revision: int
+    reads: tuple[tuple[Item, ...], ...] = ()
+
+    def item(self, index: int) -> Item | None:
+        """The one item that operation `index`, a `Get`, found."""
+        found = self.reads[index]
+        return found[0] if found else None
+
+
+# ---- what a session may say instead of an answer; none of these leaves the member
+
+
+class EngineReset(Exception):
+    """The engine is another instance now: everything known of the old one is void."""
+
+
+class LeaseGone(Exception):
+    """The lease ended, so the keys put under it are gone."""
+
+
+class Gap(Exception):
+    """The engine no longer knows the changes since the watch's revision: list again, then watch from there."""
+
+
+class Session(Protocol):
+    """A driver's hold on one engine instance. See the module's docstring for the contract."""
+
+    instance: str
+    """Random id of this life of the engine's memory."""
+    place: str
+    """Where the engine runs; two instances at one place cannot live at the same time."""
+    durable: bool
+    """The engine does not come back empty, so a run unknown to it never existed."""
+    compares_max: int
+    """How many keys one transaction can compare."""
+    writes_max: int
+    """How many operations one transaction can hold."""
+    local_host: str
+    """The address at which others reach this process, as far as the driver can tell; empty: it cannot."""
+
+    async def txn(
+        self,
+        compares: Iterable[Compare] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+    ) -> Outcome:
+        """Judge and apply at one revision. Raises Unreachable, EngineReset, LeaseGone (a put under a lease that ended)."""
+
+    async def grant(self, ttl_s: float) -> int:
+        """Make a lease; the engine may round its time to live up, never down."""
+
+    async def renew(self, lease: int) -> None:
+        """Start the lease's time anew; LeaseGone if it has ended."""
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease now. One that has ended already is no error."""
+
+    def watch(self, targets: Sequence[str], since: int) -> AsyncIterator[Batch]:
+        """Deliver the changes after revision `since` of each target: a key, or a prefix if it ends with '/'.
+
+        Ends with Gap or EngineReset, never by itself. Close it with `aclose()` when it is no longer wanted.
+        """
+
+    async def close(self) -> None:
+        """Give the connection back. Leases are left alone: revoke first what should end now."""
+
+
+class Driver(Protocol):
+    """How to get to an engine."""
+
+    endpoint: str
+    """As shown to people: never with a secret in it."""
+
+    async def connect(self) -> Session:
+        """One attempt; raises Unreachable. The caller chooses when to try again."""
+
+    async def close(self) -> None:
+        """Give up what the driver itself holds, such as a server it hosts."""

@@ -1,0 +1,225 @@
+"""Every exception a caller of rdzv can meet.
+
+    RdzvError
+    ├── SettingsError (ValueError)     a setting or endpoint that cannot be right, or differs from the run's
+    ├── Unreachable (ConnectionError)  the engine did not answer: trying again is reasonable
+    ├── EngineMoved                    an engine answers at another place than the one that knew this run
+    ├── JoinTimeout (TimeoutError)     no round was sealed in time; says who is here and what is missing
+    ├── StoreTimeout (TimeoutError)    a key of the round's store did not come in time
+    ├── Closed                         the run is over: by whom and why
+    ├── Evicted                        the others went on without us: stop the workers, join again
+    ├── Drained                        an operator asked this member to go: leave, do not join again
+    ├── Banned                         an operator banned this host
+    ├── RoundOver                      the round this store belonged to is over
+    ├── LeftAlready                    a call after leave()
+    ├── LimitExceeded (ValueError)     a value larger than the wire format allows
+    └── Incompatible                   bytes that are not ours, or of another version
+
+Each is built from fields and makes its sentence from them, so that programs need not read prose. Their arguments are
+passed to `Exception.__init__` in order, which is what makes them survive a trip between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+class RdzvError(Exception):
+    """The base of all of them."""
+
+
+class SettingsError(RdzvError, ValueError):
+    """A setting is wrong, or differs from what the run agreed on."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class Unreachable(RdzvError, ConnectionError):
+    """The engine did not answer. `applied` is False if the request surely had no effect, None if that is unknown."""
+
+    def __init__(
+        self, endpoint: str, problem: str, waited_s: float = 0.0, applied: bool | None = None
+    ) -> None:
+        super().__init__(endpoint, problem, waited_s, applied)
+        self.endpoint = endpoint
+        self.problem = problem
+        self.waited_s = waited_s
+        self.applied = applied
+
+    def __str__(self) -> str:
+        tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
+        return f"engine {self.endpoint} is unreachable{tried}: {self.problem}"
+
+
+class EngineMoved(RdzvError):
+    """Another engine answers under the endpoint; following it could split the world."""
+
+    def __init__(self, run_id: str, old_place: str, new_place: str) -> None:
+        super().__init__(run_id, old_place, new_place)
+        self.run_id = run_id
+        self.old_place = old_place
+        self.new_place = new_place
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run_id!r} was kept by the engine at {self.old_place}, but {self.new_place} answers now; "
+            "the old one may still be serving others: bring it back, or, if it is surely gone, "
+            "run `rdzv adopt --force` against the new one"
+        )
+
+
+class JoinTimeout(RdzvError, TimeoutError):
+    """No world in time. `reason` is the core's, as shown everywhere."""
+
+    def __init__(
+        self, run_id: str, waited_s: float, reason: str, present: Sequence[str] = (), settings: str = ""
+    ) -> None:
+        super().__init__(run_id, waited_s, reason, present, settings)
+        self.run_id = run_id
+        self.waited_s = waited_s
+        self.reason = reason
+        self.present = tuple(present)
+        self.settings = settings
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.present[:16])
+        if len(self.present) > 16:
+            shown += f" and {len(self.present) - 16} more"
+        here = f" (here: {shown})" if shown else " (nobody is here)"
+        under = f" [{self.settings}]" if self.settings else ""
+        return f"run {self.run_id!r} gave no world in {_seconds(self.waited_s)}: {self.reason}{here}{under}"
+
+
+class StoreTimeout(RdzvError, TimeoutError):
+    """Keys that others should have set did not come."""
+
+    def __init__(self, keys: Sequence[str], waited_s: float, round_number: int) -> None:
+        super().__init__(keys, waited_s, round_number)
+        self.keys = tuple(keys)
+        self.waited_s = waited_s
+        self.round_number = round_number
+
+    def __str__(self) -> str:
+        names = ", ".join(repr(key) for key in self.keys[:5])
+        more = f" and {len(self.keys) - 5} more" if len(self.keys) > 5 else ""
+        return (
+            f"store of round {self.round_number}: {names}{more} not set within {_seconds(self.waited_s)}; "
+            "the member that should set it is slow, or waits for something else"
+        )
+
+
+class Closed(RdzvError):
+    """The run is over and stays so for this incarnation."""
+
+    def __init__(self, run_id: str, reason: str, success: bool = False, closed_for_s: float = 0.0) -> None:
+        super().__init__(run_id, reason, success, closed_for_s)
+        self.run_id = run_id
+        self.reason = reason
+        self.success = success
+        self.closed_for_s = closed_for_s
+
+    def __str__(self) -> str:
+        again = (
+            f"; the id can be used again {_seconds(self.closed_for_s)} after the close, "
+            "or at once with a higher incarnation"
+            if self.closed_for_s
+            else ""
+        )
+        return f"run {self.run_id!r} is closed: {self.reason}{again}"
+
+
+class Evicted(RdzvError):
+    """This member's place was given up by the others, so nothing it does counts until it joins again."""
+
+    def __init__(self, run_id: str, member: str, reason: str) -> None:
+        super().__init__(run_id, member, reason)
+        self.run_id = run_id
+        self.member = member
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"member {self.member} was evicted from run {self.run_id!r}: {self.reason}; "
+            "stop its workers, then join again"
+        )
+
+
+class Drained(RdzvError):
+    """The operator wants this member gone; the run goes on without it."""
+
+    def __init__(self, run_id: str, member: str, reason: str) -> None:
+        super().__init__(run_id, member, reason)
+        self.run_id = run_id
+        self.member = member
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"member {self.member} is drained from run {self.run_id!r}: {self.reason}; leave, do not join again"
+
+
+class Banned(RdzvError):
+    """The operator does not want this host in the run."""
+
+    def __init__(self, run_id: str, host: str, reason: str) -> None:
+        super().__init__(run_id, host, reason)
+        self.run_id = run_id
+        self.host = host
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"host {self.host!r} is banned from run {self.run_id!r}: {self.reason}; `rdzv unban` lets it in again"
+
+
+class RoundOver(RdzvError):
+    """The store's round is over; its keys are gone or about to go."""
+
+    def __init__(self, round_number: int, reason: str) -> None:
+        super().__init__(round_number, reason)
+        self.round_number = round_number
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"round {self.round_number} is over: {self.reason}; call join() for the next one"
+
+
+class LeftAlready(RdzvError):
+    """The rendezvous was left; a new object is needed to come back."""
+
+    def __init__(self, run_id: str, call: str) -> None:
+        super().__init__(run_id, call)
+        self.run_id = run_id
+        self.call = call
+
+    def __str__(self) -> str:
+        return f"{self.call}: this member has left run {self.run_id!r}; make a new Rendezvous to come back"
+
+
+class LimitExceeded(RdzvError, ValueError):
+    """Something to be sent is larger than every engine can carry."""
+
+    def __init__(self, what: str, size: int, size_max: int) -> None:
+        super().__init__(what, size, size_max)
+        self.what = what
+        self.size = size
+        self.size_max = size_max
+
+    def __str__(self) -> str:
+        return f"{self.what} has {self.size} bytes, at most {self.size_max} are allowed"
+
+
+class Incompatible(RdzvError):
+    """Bytes that this version cannot read: not ours, damaged, or of another version."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what = what
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be read: {self.problem}"

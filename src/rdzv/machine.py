@@ -1,0 +1,115 @@
+"""What a member needs of the machine it runs on: a clock, random ids, sockets, its name.
+
+It is one small object that is passed in, so that the simulator can run the real member on a machine whose clock drifts, which
+is paused for a minute, or which dies. Every timed wait of the member goes through `call_later`; nothing below `member` may ask
+the event loop or the `time` module instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from .bootstrap import Bootstrap, bind
+
+
+class Timer(Protocol):
+    """A pending call."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class Machine(Protocol):
+    """The surroundings of a member."""
+
+    host: str
+    pid: int
+
+    def now(self) -> float:
+        """Seconds on this machine's monotonic clock. Means nothing on another machine."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Call back once that much time has passed on this machine's clock."""
+
+    def token(self) -> str:
+        """A random id that nobody else has."""
+
+    def jitter(self) -> float:
+        """A random number in [0, 1): so that many members do not all retry at the same moment."""
+
+    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
+        """Bind a listening socket that others reach at `host`, on the first free port of the range (0, 0: any)."""
+
+
+class RealMachine:
+    """This process, on this host."""
+
+    def __init__(self, host: str = "") -> None:
+        self.host = host or socket.gethostname()
+        self.pid = os.getpid()
+
+    def now(self) -> float:
+        """The running loop's clock, which is monotonic."""
+        return asyncio.get_running_loop().time()
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """On the running loop."""
+        return asyncio.get_running_loop().call_later(delay_s, callback)
+
+    def token(self) -> str:
+        """64 random bits: two equal ones within a run's life are out of reach."""
+        return secrets.token_hex(8)
+
+    def jitter(self) -> float:
+        """From the system's source, so that forked members differ."""
+        return secrets.randbelow(1 << 20) / (1 << 20)
+
+    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
+        """A real socket."""
+        return bind(host, ports)
+
+
+class Bell:
+    """Wakes whoever waits. A ring while nobody waits is kept for the next wait, so that none is missed."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._rung = False
+        self._waiters: set[asyncio.Future[bool]] = set()
+
+    def ring(self) -> None:
+        """Wake all who wait now, or else the next one to wait."""
+        if not self._waiters:
+            self._rung = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """True when the bell rang, False when the time ran out first. None: no limit."""
+        if self._rung:
+            self._rung = False
+            return True
+        if timeout_s is not None and timeout_s <= 0:
+            return False
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        timer = None
+        if timeout_s is not None:
+            timer = self._machine.call_later(timeout_s, lambda: waiter.done() or waiter.set_result(False))
+        self._waiters.add(waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+
+async def sleep(machine: Machine, delay_s: float) -> None:
+    """Sleep by this machine's clock."""
+    await Bell(machine).wait(delay_s)
