@@ -100,7 +100,7 @@ class Bell:
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         timer = None
         if timeout_s is not None:
-            timer = self._machine.call_later(timeout_s, lambda: waiter.done() or waiter.set_result(False))
+            timer = self._machine.call_later(timeout_s, lambda: _late(waiter))
         self._waiters.add(waiter)
         try:
             return await waiter
@@ -108,6 +108,11 @@ class Bell:
             self._waiters.discard(waiter)
             if timer is not None:
                 timer.cancel()
+
+
+def _late(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
 
 
 async def sleep(machine: Machine, delay_s: float) -> None:

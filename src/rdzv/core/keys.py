@@ -6,7 +6,7 @@ busy or large (the rounds' stores, the journal) lies beside it.
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from .model import JOURNAL_MAX
 
@@ -55,3 +55,7 @@ class Keys:
     def journal_entry(self, seq: int) -> str:
         """A ring: the newest entry overwrites the oldest, so nothing needs to be deleted."""
         return f"{self.journal}{seq % JOURNAL_MAX:03d}"
+
+    def host_of_ban(self, key: str) -> str:
+        """The host that a ban's key names."""
+        return unquote(key[len(self.bans) :])

@@ -33,6 +33,7 @@ class Why(str, Enum):
     """The kinds of cause; programs and metrics use these, people read the text beside it."""
 
     LOST = "lost"
+    LEFT = "left"
     RESTARTED = "restarted"
     DRAINED = "drained"
     BANNED = "banned"
@@ -66,7 +67,7 @@ class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True):
 NO_ROUND = RoundId()
 
 
-class Cause(Record, kw_only=True):
+class Cause(Record, frozen=True, kw_only=True):
     """Why a round was broken or a run closed."""
 
     kind: Why
@@ -79,7 +80,7 @@ CAUSE_MEMBERS_MAX = 8
 FLAPS_MAX = 16
 
 
-class Head(Record, kw_only=True, tag="head"):
+class Head(Record, frozen=True, kw_only=True, tag="head"):
     """R/round: what the run agreed on last. Of constant size, because everybody watches it."""
 
     run: str
@@ -120,7 +121,7 @@ class Head(Record, kw_only=True, tag="head"):
         return RoundId(self.era, self.number)
 
 
-class Told(Record, kw_only=True):
+class Told(Record, frozen=True, kw_only=True):
     """What a member tells an emptied engine of the round it holds, or of the newest head it heard of."""
 
     run: str
@@ -145,7 +146,7 @@ class Told(Record, kw_only=True):
         return RoundId(self.era, self.number)
 
 
-class Member(Record, kw_only=True, tag="member"):
+class Member(Record, frozen=True, kw_only=True, tag="member"):
     """R/members/<id>: leased presence. Only the member itself writes it; anyone leading may delete it."""
 
     name: str
@@ -169,7 +170,7 @@ class Member(Record, kw_only=True, tag="member"):
     heard: Told | None = None
 
 
-class Entry(Record, kw_only=True, tag="entry"):
+class Entry(Record, frozen=True, kw_only=True, tag="entry"):
     """R/ranks/<table>/<id>: one line of a rank table. The leader writes it; its member marks it when it goes."""
 
     rank: int
@@ -184,9 +185,12 @@ class Entry(Record, kw_only=True, tag="entry"):
     """Round in which this member came in."""
     done: bool = False
     gave_up: str = ""
+    """Why it failed for good."""
+    went: str = ""
+    """Why it left, without having failed."""
 
 
-class Agreed(Record, kw_only=True, tag="settings"):
+class Agreed(Record, frozen=True, kw_only=True, tag="settings"):
     """R/settings: what all members of a run must agree on, because any of them may lead. Times in seconds."""
 
     min_nodes: int
@@ -204,19 +208,19 @@ class Agreed(Record, kw_only=True, tag="settings"):
     closed_for: float = 60.0
 
 
-class Ask(Record, kw_only=True, tag="ask"):
+class Ask(Record, frozen=True, kw_only=True, tag="ask"):
     """R/asks/<id>: an operator asks a member to drain."""
 
     reason: str
 
 
-class Ban(Record, kw_only=True, tag="ban"):
+class Ban(Record, frozen=True, kw_only=True, tag="ban"):
     """R/ban/<host>: an operator does not want that host."""
 
     reason: str
 
 
-class JournalEntry(Record, kw_only=True, tag="journal"):
+class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
     """R/journal/<n>: one head write, for a post-mortem. Written in the same transaction as the head."""
 
     seq: int

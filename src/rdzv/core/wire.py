@@ -6,7 +6,7 @@ meaning of those we do. A record of another version is refused with both version
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -55,10 +55,9 @@ def decode(kind: type[R], data: bytes) -> R:
     if not data.startswith(_PREFIX):
         raise Incompatible(_name(kind), _foreign(data))
     try:
-        record: R = _decoders[kind].decode(b"{" + data[len(_PREFIX) :])
+        return cast(R, _decoders[kind].decode(b"{" + data[len(_PREFIX) :]))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Incompatible(_name(kind), str(error)) from error
-    return record
 
 
 def _foreign(data: bytes) -> str:

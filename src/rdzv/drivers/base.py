@@ -167,6 +167,16 @@ class Gap(Exception):
     """The engine no longer knows the changes since the watch's revision: list again, then watch from there."""
 
 
+class Watch(Protocol):
+    """Changes as they come. Ends with Gap or EngineReset, never by itself."""
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        """The changes, batch by batch."""
+
+    async def aclose(self) -> None:
+        """It is no longer wanted. Harmless when it has ended."""
+
+
 class Session(Protocol):
     """A driver's hold on one engine instance. See the module's docstring for the contract."""
 
@@ -200,11 +210,8 @@ class Session(Protocol):
     async def revoke(self, lease: int) -> None:
         """End the lease now. One that has ended already is no error."""
 
-    def watch(self, targets: Sequence[str], since: int) -> AsyncIterator[Batch]:
-        """Deliver the changes after revision `since` of each target: a key, or a prefix if it ends with '/'.
-
-        Ends with Gap or EngineReset, never by itself. Close it with `aclose()` when it is no longer wanted.
-        """
+    def watch(self, targets: Sequence[str], since: int) -> Watch:
+        """Deliver the changes after revision `since` of each target: a key, or a prefix if it ends with '/'."""
 
     async def close(self) -> None:
         """Give the connection back. Leases are left alone: revoke first what should end now."""

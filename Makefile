@@ -1,0 +1,63 @@
+# `make test` is all that a fresh machine needs: it makes its own .venv and leaves everything else alone.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+# Seconds; a test that hangs is shown with the stacks of all its threads.
+TEST_TIMEOUT ?= 300
+# Extra words for every pytest, such as ARGS="-k wire".
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+SEEDS := tests/sim/test_seeds.py
+PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) -n $(JOBS)
+
+.PHONY: help test lint types unit seeds gates soak bench clean
+
+help:
+	@echo "make test   lint, types, all tests but the long ones, coverage gates"
+	@echo "make lint   ruff only            make types  mypy only"
+	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
+	@echo "make soak   the long tests       make bench  the benchmarks"
+	@echo "make clean  remove what was made, .venv too"
+
+test:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory gates
+	@$(MAKE) --no-print-directory seeds
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy --strict src
+
+# Tracing makes the simulator several times slower, and its seeds reach no line that the other tests should not reach too.
+unit: $(STAMP)
+	$(PYTEST) -m "not soak" --cov --cov-report= --ignore=$(SEEDS) $(ARGS)
+
+seeds: $(STAMP)
+	$(PYTEST) -m "not soak" $(SEEDS) $(ARGS)
+
+# The rules are to be covered to the last branch: a branch no test takes is a decision nobody has looked at.
+gates: $(STAMP)
+	$(BIN)/coverage report --include='src/rdzv/core/*' --fail-under=100
+	$(BIN)/coverage report --fail-under=90
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
+
+bench: $(STAMP)
+	@set -e; for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

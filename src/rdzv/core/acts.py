@@ -1,0 +1,63 @@
+"""What a verdict may ask for. The guards that make each act safe are added by whoever carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from .model import Call, Cause, Entry, Head, Phase
+
+
+class WriteHead(msgspec.Struct, frozen=True):
+    """Replace the head (or make it, if there is none)."""
+
+    head: Head
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """Write the rank table, then the head that names it; the former table and its store go with that."""
+
+    head: Head
+    lines: Mapping[str, Entry]
+    first: str
+    """Id of rank 0, whose bound socket the head announces."""
+    former_table: str
+
+
+class Evict(msgspec.Struct, frozen=True):
+    """Delete these members' keys, in this order."""
+
+    ids: tuple[str, ...]
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """Delete these rank tables."""
+
+    tables: tuple[str, ...]
+
+
+Act = WriteHead | Seal | Evict | Sweep
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One decision."""
+
+    act: Act | None
+    reason: str
+    """In plain words; shown as it is by logs, status, dashboards and JoinTimeout."""
+    look_again_s: float | None = None
+    """Without an event, nothing changes before then. None: only an event changes it."""
+
+
+def call_for(head: Head, call: Call) -> Head:
+    """The next head, with that timer: started anew by this write, unless it runs already."""
+    seq = head.seq + 1
+    if call is head.call:
+        return msgspec.structs.replace(head, seq=seq)
+    return msgspec.structs.replace(head, seq=seq, call=call, call_seq=seq)
+
+
+def close_head(head: Head, cause: Cause) -> Head:
+    """The last head of an incarnation."""
+    return msgspec.structs.replace(call_for(head, Call.NONE), phase=Phase.CLOSED, cause=cause)

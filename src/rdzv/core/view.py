@@ -1,0 +1,191 @@
+"""What the leader sees: the run at one revision, and who counts as what in it.
+
+The words are those of the protocol. Each is defined once, here, and every rule uses these definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+
+import msgspec
+
+from .model import BACK_S, NO_ROUND, Agreed, Entry, Head, Member, RoundId, Told
+from .ranks import Candidate
+
+
+class Live(msgspec.Struct, frozen=True):
+    """A member whose key exists."""
+
+    id: str
+    record: Member
+    created: int
+    modified: int
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The run at one revision, with ages by the observer's own clock. `dict=True` gives cached_property its room."""
+
+    settings: Agreed
+    me: str
+    instance: str
+    durable: bool = True
+    known_s: float = 0.0
+    """How long this engine instance has been known to me."""
+    revision: int = 0
+    head: Head | None = None
+    head_modified: int = 0
+    members: Mapping[str, Live] = {}
+    entries: Mapping[str, Entry] = {}
+    """Lines of the head's rank table (or, without a head, of every table told) by member id."""
+    orphans: Collection[str] = ()
+    """Rank tables that the head does not name."""
+    asked: Mapping[str, str] = {}
+    banned: Mapping[str, str] = {}
+    call_age_s: float = 0.0
+    sealed_age_s: float = 0.0
+    grown_age_s: float = 0.0
+    drain_age_s: float = 0.0
+    """Since the first of the present drains in the table was seen."""
+    incarnation: int = 0
+    fresh: str = ""
+    """A random id, drawn by whoever asks, for a head or table that this decision may make."""
+
+    # ---- words
+
+    @property
+    def young(self) -> bool:
+        """The engine may have come back empty, and its members have not had the time to come back too."""
+        return not self.durable and self.known_s < BACK_S
+
+    @cached_property
+    def in_table(self) -> dict[str, Live]:
+        """Live members with a line in the table. The create revision tells a member from a former life of its key."""
+        entries = self.entries
+        found = {}
+        for live in self.members.values():
+            line = entries.get(live.id)
+            if line is not None and line.created == live.created:
+                found[live.id] = live
+        return found
+
+    @cached_property
+    def lost(self) -> dict[str, Entry]:
+        """Lines whose member is gone and was not done."""
+        return {id: line for id, line in self.entries.items() if id not in self.in_table and not line.done}
+
+    def is_draining(self, live: Live) -> bool:
+        """It is about to go, by itself or because it was asked to."""
+        return bool(live.record.drain) or live.id in self.asked
+
+    def is_ready(self, live: Live) -> bool:
+        """It wants to be in the next round and runs no workers of the present one."""
+        if self.is_draining(live) or live.record.done or live.record.host in self.banned:
+            return False
+        return live.id not in self.in_table or live.record.left >= self.round
+
+    @property
+    def round(self) -> RoundId:
+        """The head's round."""
+        return NO_ROUND if self.head is None else self.head.round
+
+    @cached_property
+    def ready(self) -> list[Live]:
+        """Those who would be in a round sealed now, if there is room."""
+        return [live for live in self.members.values() if self.is_ready(live)]
+
+    @cached_property
+    def newcomers(self) -> list[Live]:
+        """Ready and not in the table."""
+        return [live for live in self.ready if live.id not in self.in_table]
+
+    @cached_property
+    def survivors(self) -> list[Live]:
+        """Those of the table that can be in the next round."""
+        return [live for live in self.in_table.values() if self._stays(live)]
+
+    @cached_property
+    def stragglers(self) -> list[Live]:
+        """Those of the table that can be in the next round but still run workers of this one."""
+        return [live for live in self.survivors if live.record.left < self.round]
+
+    @cached_property
+    def candidates(self) -> list[Live]:
+        """All who can be in some later round: ready, straggling, spare or waiting."""
+        return [live for live in self.members.values() if self._stays(live)]
+
+    @cached_property
+    def drains(self) -> list[Live]:
+        """Those of the table that are about to go."""
+        return [live for live in self.in_table.values() if self.is_draining(live) and not live.record.done]
+
+    @cached_property
+    def restarted(self) -> list[Live]:
+        """Those of the table that have given its round up."""
+        return [live for live in self.survivors if live.record.left >= self.round]
+
+    @cached_property
+    def gave_up(self) -> dict[str, Entry]:
+        """Lines of members that failed for good."""
+        return {id: line for id, line in self.entries.items() if line.gave_up}
+
+    @cached_property
+    def done(self) -> set[str]:
+        """Ids of those in the table whose work succeeded, gone or not."""
+        marked = {id for id, line in self.entries.items() if line.done}
+        return marked | {live.id for live in self.in_table.values() if live.record.done}
+
+    def _stays(self, live: Live) -> bool:
+        return not (self.is_draining(live) or live.record.done or live.record.host in self.banned)
+
+    # ---- sizes
+
+    def fitting(self, count: int) -> int:
+        """How many of `count` members a round could have: at most max_nodes, in whole units. Below min_nodes: none."""
+        unit = self.settings.unit
+        size = min(count, self.settings.max_nodes) // unit * unit
+        return size if size >= self.settings.min_nodes else 0
+
+    @property
+    def capacity(self) -> int:
+        """The largest size a round can have."""
+        return self.fitting(self.settings.max_nodes)
+
+    @property
+    def is_full(self) -> bool:
+        """As many as a round can hold are ready."""
+        return len(self.ready) >= self.capacity
+
+    @property
+    def here(self) -> str:
+        """How far along we are, as every reason begins."""
+        low, high = self.settings.min_nodes, self.settings.max_nodes
+        wanted = f"{low}" if low == high else f"{low}..{high}"
+        return f"{len(self.ready)} of {wanted} nodes"
+
+    # ---- what members tell an emptied engine
+
+    @cached_property
+    def told(self) -> list[tuple[Live, Told]]:
+        """Every round told of by somebody live, held or heard."""
+        pairs = []
+        for live in self.members.values():
+            for told in (live.record.holds, live.record.heard):
+                if told is not None:
+                    pairs.append((live, told))
+        return pairs
+
+
+def candidate(live: Live) -> Candidate:
+    """The member as rank assignment sees it."""
+    record = live.record
+    return Candidate(live.id, record.name, record.host, record.order or record.topology, live.created)
+
+
+def names(lives: Collection[Live] | Collection[Entry], limit: int = 3) -> str:
+    """A few names for people: 'a, b and 4 more'."""
+    get: Callable[[Live | Entry], str] = lambda one: one.record.name if isinstance(one, Live) else one.name  # noqa: E731
+    listed = sorted(get(one) for one in lives)
+    if len(listed) > limit:
+        return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
+    return " and ".join(listed) if len(listed) < 3 else f"{', '.join(listed[:-1])} and {listed[-1]}"

@@ -1,0 +1,273 @@
+"""The leader's duty: keep a mirror of the run, ask the rules, carry out one guarded act, look again.
+
+It has no opinions. Every write carries GUARD (our own key's create revision and the head's mod revision), so a leader that was
+paused or cut off cannot do harm: its write is refused and it lists again. An unknown outcome is treated like a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .core import wire
+from .core.acts import Act, Evict, Seal, Sweep, WriteHead
+from .core.model import Head, Phase
+from .core.rules import lead
+from .core.view import View
+from .drivers.base import (
+    AllCreated,
+    Batch,
+    Compare,
+    Created,
+    Delete,
+    DeletePrefix,
+    Gap,
+    LeaseGone,
+    List,
+    Modified,
+    Operation,
+    Outcome,
+    Put,
+)
+from .errors import Unreachable
+from .machine import Bell, sleep
+from .mirror import Mirror
+
+if TYPE_CHECKING:
+    from .presence import Presence
+
+BATCH_MAX = 1000
+"""Lines of a rank table per transaction, where the engine would allow more: so that none takes it long."""
+RUN_LEASE_S = 24 * 3600.0
+"""How long the records of a run outlive its last member."""
+JUDGING_S = 5e-6
+"""Pause per member after each look, so that a storm of joins costs a few looks and not one each."""
+
+
+class _Stale(Exception):
+    """What we know may be out of date: list again."""
+
+
+class Duty:
+    """Leads while it runs. `idle` and `progress` tell the heartbeat that it is not stuck."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self._session = presence.session
+        self._machine = presence.machine
+        self._keys = presence.keys
+        self._bell = Bell(presence.machine)
+        self._pending: deque[Batch] = deque()
+        self._failed: BaseException | None = None
+        self._drains_at: float | None = None
+        self.mirror: Mirror | None = None
+        self.reason = ""
+        self.idle = False
+        self.progress = 0
+
+    async def run(self) -> None:
+        """Until cancelled; raises EngineReset."""
+        while True:
+            try:
+                await self._reign()
+            except (Gap, _Stale):
+                pass
+            except Unreachable:
+                self.idle = True
+                await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
+                self.idle = False
+
+    async def _reign(self) -> None:
+        """List once, then follow the watch from there."""
+        listed = await self._session.txn(then=[List(self._keys.group)])
+        self.progress += 1
+        mirror = self.mirror = Mirror(self._keys, listed.reads[0], listed.revision)
+        self._pending.clear()
+        self._failed = None
+        self._presence.sight.show(mirror.head_item, listed.revision)
+        pump = asyncio.get_running_loop().create_task(self._pump(listed.revision), name="rdzv leader's watch")
+        try:
+            while True:
+                await self._look(mirror)
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    async def _pump(self, since: int) -> None:
+        watch = self._session.watch([self._keys.group], since)
+        try:
+            async for batch in watch:
+                self._pending.append(batch)
+                self._bell.ring()
+        except Exception as error:  # noqa: BLE001  Raised again by the duty, which waits for this bell.
+            self._failed = error
+            self._bell.ring()
+        finally:
+            await watch.aclose()
+
+    async def _look(self, mirror: Mirror) -> None:
+        """Judge once; act, or wait for something to change."""
+        self._catch_up(mirror)
+        await self._keep_run_lease(mirror)
+        view = self._view(mirror)
+        verdict = lead(view)
+        self.reason = verdict.reason
+        if verdict.act is not None:
+            if not self._presence.is_fresh:
+                await self._rest(self._presence.settings.lease / 10)
+                raise _Stale
+            outcome = await self._carry_out(verdict.act, verdict.reason, view)
+            await self._await_revision(mirror, outcome.revision)
+            return
+        await self._rest(verdict.look_again_s)
+        await sleep(self._machine, len(mirror.members) * JUDGING_S)
+
+    async def _rest(self, timeout_s: float | None) -> None:
+        """Idle until something happens. A little longer than asked, since clocks round down."""
+        self.idle = True
+        await self._bell.wait(None if timeout_s is None else timeout_s + 0.001)
+        self.idle = False
+
+    def _catch_up(self, mirror: Mirror) -> None:
+        while self._pending:
+            batch = self._pending.popleft()
+            mirror.apply(batch)
+            self._presence.sight.show(mirror.head_item, batch.revision)
+        if self._failed is not None:
+            raise self._failed
+        if self._presence.over is not None:
+            raise self._presence.over
+
+    async def _await_revision(self, mirror: Mirror, revision: int) -> None:
+        """Do not judge before our own write is in what we judge."""
+        deadline = self._machine.now() + self._presence.settings.lease / 3
+        while mirror.revision < revision:
+            await self._bell.wait(deadline - self._machine.now())
+            self._catch_up(mirror)
+            if mirror.revision < revision and self._machine.now() >= deadline:
+                raise _Stale
+
+    def _view(self, mirror: Mirror) -> View:
+        presence = self._presence
+        view = mirror.view(
+            settings=presence.agreed,
+            me=presence.id,
+            instance=self._session.instance,
+            durable=self._session.durable,
+            known_s=self._machine.now() - presence.known_at,
+            ages=presence.sight.ages(),
+            incarnation=presence.settings.incarnation,
+            fresh=self._machine.token(),
+        )
+        if not view.drains:
+            self._drains_at = None
+            return view
+        if self._drains_at is None:
+            self._drains_at = self._machine.now()
+        return msgspec.structs.replace(view, drain_age_s=self._machine.now() - self._drains_at)
+
+    # ---- acts
+
+    async def _carry_out(self, act: Act, reason: str, view: View) -> Outcome:
+        if isinstance(act, WriteHead):
+            return await self._write_head(act.head, reason, view)
+        if isinstance(act, Seal):
+            return await self._seal(act, reason, view)
+        if isinstance(act, Evict):
+            return await self._evict(act, view)
+        return await self._sweep(act, view)
+
+    def _guard(self, view: View) -> list[Compare]:
+        presence = self._presence
+        return [
+            Created(self._keys.member(presence.id), presence.created),
+            Modified(self._keys.head, view.head_modified),
+        ]
+
+    async def _txn(self, compares: list[Compare], writes: list[Operation]) -> Outcome:
+        try:
+            outcome = await self._session.txn(compares, writes)
+        except LeaseGone:
+            raise _Stale from None
+        self.progress += 1
+        if not outcome.succeeded:
+            raise _Stale
+        return outcome
+
+    async def _write_head(self, head: Head, reason: str, view: View) -> Outcome:
+        lease = self._presence.run_lease
+        if head.phase is Phase.CLOSED:
+            lease = await self._session.grant(self._presence.agreed.closed_for)
+        writes: list[Operation] = [
+            Put(self._keys.head, wire.encode(head), lease),
+            self._presence.journal(head, reason),
+        ]
+        return await self._txn(self._guard(view), writes)
+
+    async def _seal(self, act: Seal, reason: str, view: View) -> Outcome:
+        """T6. The lines go ahead in batches; only the last transaction, which checks all members, makes them count."""
+        keys, session = self._keys, self._session
+        began_at = self._machine.now()
+        lines: list[Operation] = [
+            Put(keys.entry(act.head.table, id), wire.encode(line), self._presence.run_lease)
+            for id, line in act.lines.items()
+        ]
+        writes: list[Operation] = [
+            Put(keys.head, wire.encode(act.head), self._presence.run_lease),
+            self._presence.journal(act.head, reason),
+        ]
+        if act.former_table:
+            writes += [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
+        room = min(session.writes_max, BATCH_MAX)
+        while len(lines) + len(writes) > room:
+            await self._txn(self._guard(view), lines[:room])
+            del lines[:room]
+        if self._machine.now() - began_at > self._presence.settings.lease / 3:
+            raise _Stale
+        return await self._txn([*self._guard(view), *self._members_unchanged(act, view)], [*lines, *writes])
+
+    def _members_unchanged(self, act: Seal, view: View) -> list[Compare]:
+        """G4: every member sealed in lives. Where an engine cannot compare so many, rank 0 stands for all and `seen` tells."""
+        chosen = {self._keys.member(id): line.created for id, line in act.lines.items()}
+        first = self._keys.member(act.first)
+        if len(chosen) + 3 > self._session.compares_max:
+            chosen = {first: chosen[first]}
+        return [AllCreated(chosen), Modified(first, view.members[act.first].modified)]
+
+    async def _evict(self, act: Evict, view: View) -> Outcome:
+        for id in act.ids:
+            key = self._keys.member(id)
+            unchanged = Modified(key, view.members[id].modified)
+            outcome = await self._txn([*self._guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
+        return outcome
+
+    async def _sweep(self, act: Sweep, view: View) -> Outcome:
+        writes: list[Operation] = []
+        for table in act.tables:
+            writes += [DeletePrefix(self._keys.table(table)), DeletePrefix(self._keys.kv(table))]
+        return await self._txn(self._guard(view), writes[: self._session.writes_max])
+
+    async def _keep_run_lease(self, mirror: Mirror) -> None:
+        """T12: all that outlives its writer hangs on one lease, so that a run whose members all die does not stay for ever."""
+        presence = self._presence
+        settings = mirror.settings
+        if settings is None:
+            # Expired or removed under us: whoever comes next would agree on settings of its own.
+            writes: list[Operation] = [Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())]
+            modified = 0
+        elif settings.lease:
+            presence.run_lease = settings.lease
+            return
+        else:
+            writes = [Put(self._keys.settings, settings.value, await self._new_run_lease())]
+            modified = settings.modified
+        own = Created(self._keys.member(presence.id), presence.created)
+        outcome = await self._txn([own, Modified(self._keys.settings, modified)], writes)
+        await self._await_revision(mirror, outcome.revision)
+
+    async def _new_run_lease(self) -> int:
+        self._presence.run_lease = await self._session.grant(RUN_LEASE_S)
+        return self._presence.run_lease

@@ -1,0 +1,526 @@
+"""The member: one agent in a run. It follows the rules; it makes none.
+
+It stays present on whatever engine instance answers (`presence`), waits for rounds and takes them, and always knows what its
+holder must be told (`changed`). All its state is touched by one event loop only.
+
+What it does about trouble:
+- The engine is away: keep the world, say nothing, try again; after `outage_grace` say so (G7).
+- Another instance answers at the same place: it came back empty; tell it what we hold and heard, go on (T13).
+- Another instance answers at another place: refuse it if we have held or heard a round (T16).
+- Our key is gone: Evicted, before anything else is answered (G8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from . import bootstrap
+from .bootstrap import Bootstrap
+from .core.keys import Keys
+from .core.model import NO_ROUND, Cause, Entry, Head, Phase, RoundId, Told, Why
+from .core.status import Status, describe
+from .core.told import Change, Found, Kind, Step, change, step, still_ours, tell
+from .drivers.base import Driver, EngineReset, Get, List, Session
+from .errors import Closed, Drained, EngineMoved, Evicted, JoinTimeout, LeftAlready, RdzvError, RoundOver, Unreachable
+from .machine import Bell, Machine, sleep
+from .mirror import Mirror
+from .notices import Notice, Observer, about_head
+from .presence import Presence, record_for
+from .settings import Settings
+from .world import World
+
+T = TypeVar("T")
+
+LEAVE_S = 5.0
+"""How long leaving may take; what could not be said by then, the lease will say."""
+
+
+class Member:
+    """One agent in one run. Not safe to share between event loops; `blocking` is the face for threads."""
+
+    def __init__(
+        self, driver: Driver, settings: Settings, machine: Machine, observer: Observer | None = None
+    ) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._machine = machine
+        self._observer = observer
+        self._bell = Bell(machine)
+        self._task: asyncio.Task[None] | None = None
+        self._presence: Presence | None = None
+        self._place = ""
+        self._away_at: float | None = None
+        self._trouble = "not connected yet"
+        # What we know of rounds, over all presences.
+        self._holds: Told | None = None
+        self._line: Entry | None = None
+        self._world: World | None = None
+        self._heard: Head | None = None
+        self._heard_rank = -1
+        self._left = NO_ROUND
+        self._examined = ""
+        self._boot: Bootstrap | None = None
+        self._owes_ready = False
+        """Our presence has a line in the table of a round we gave up, and has not said so yet (T4)."""
+        self._done = False
+        self._drain = ""
+        # What the caller must hear.
+        self._changed: Change | None = None
+        self._evicted: Evicted | None = None
+        self._told = False
+        """The caller knows that it was evicted; its next join is that of a new member."""
+        self._fatal: RdzvError | None = None
+        self._gone = False
+        self._failed: BaseException | None = None
+
+    # ---- what others call
+
+    @property
+    def changed(self) -> Change | None:
+        """What is wrong with the world we hold, or None. A local read."""
+        self._told = self._told or self._evicted is not None
+        return self._changed
+
+    async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
+        """The change, as soon as there is one; None when the time ran out first."""
+        deadline = None if timeout_s is None else self._machine.now() + timeout_s
+        while self._changed is None:
+            if not await self._bell.wait(None if deadline is None else deadline - self._machine.now()):
+                break
+        return self.changed
+
+    async def join(self, timeout_s: float | None = None) -> World:
+        """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
+
+        The time counts only while the run has no sealed round: a spare waits as long as it must. Raises JoinTimeout, Closed,
+        Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        """
+        self._check_usable("join")
+        if self._evicted is not None and not self._told:
+            self._told = True
+            raise self._evicted
+        await self._be_ready()
+        limit_s = self._settings.join_timeout if timeout_s is None else timeout_s
+        began_at = self._machine.now()
+        while True:
+            self._check("join")
+            world = await self._try_take()
+            if world is not None:
+                return world
+            if self._heard is not None and self._heard.phase is Phase.SEALED and self._away_s() == 0:
+                began_at = self._machine.now()
+            waited_s = self._machine.now() - began_at
+            if waited_s >= limit_s:
+                raise await self._timed_out(waited_s)
+            await self._bell.wait(limit_s - waited_s + 0.001)
+
+    async def done(self) -> None:
+        """Our work succeeded. We stay until the others are done too, or until we leave."""
+        self._check("done")
+        if self._holds is None:
+            raise RoundOver(0, "done() is for a member that holds a round")
+        self._done = True
+        await self._insist(lambda presence: presence.put_record(done=True))
+        self._notice("done", "its work succeeded")
+
+    async def drain(self, reason: str = "asked to go") -> None:
+        """Say that we are about to go, so that the others re-form without waiting for us to be gone."""
+        self._check("drain")
+        self._drain = reason[:500] or "no reason was given"
+        await self._insist(lambda presence: presence.put_record(drain=self._drain))
+        self._notice("drained", reason)
+
+    async def close_run(self, reason: str = "closed by a member") -> None:
+        """End the run for everybody. Raises RoundOver if the others have gone on without us."""
+        self._check("close_run")
+        cause = Cause(kind=Why.CLOSED, text=f"{reason[:1000]} (by {self._name})", members=(self._name,))
+        holds = None if self._holds is None else self._holds.round
+        if not await self._insist(lambda presence: presence.close_run(cause, holds)):
+            raise RoundOver(holds.number if holds else 0, "the others have gone on, so it is not ours to close the run")
+
+    async def leave(self, *, failed: bool = False, reason: str = "") -> None:
+        """Go. The run goes on for the others; `failed` says that we gave up, and why. Never raises, takes at most LEAVE_S."""
+        if self._gone:
+            return
+        self._gone = True
+        farewell = asyncio.get_running_loop().create_task(self._say_goodbye(failed, reason), name="rdzv goodbye")
+        timer = self._machine.call_later(LEAVE_S, farewell.cancel)
+        await asyncio.wait([farewell])
+        timer.cancel()
+        if not farewell.cancelled():
+            farewell.exception()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._release_boot()
+        self._bell.ring()
+        await self._driver.close()
+
+    async def status(self) -> Status:
+        """Who is in, ready, waiting, spare, done, lost, and the reason. Remote, O(n). Raises Unreachable."""
+        presence = self._presence
+        if presence is not None:
+            return await self._status(presence.session, presence)
+        session = await self._driver.connect()
+        try:
+            return await self._status(session, None)
+        finally:
+            await session.close()
+
+    # ---- being present
+
+    async def _be_ready(self) -> None:
+        """T4: give up the round we hold, and see to it that a presence says we are ready."""
+        if self._evicted is not None and self._task is not None:
+            await asyncio.wait([self._task])
+        if self._holds is not None:
+            self._owes_ready = self._evicted is None
+            self._give_up(self._holds)
+        self._evicted, self._told, self._done = None, False, False
+        if self._task is None or self._task.done():
+            if not isinstance(self._fatal, Closed):
+                self._fatal = None
+                self._away_at = self._machine.now()
+                self._task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._name}")
+        self._refresh()
+
+    def _give_up(self, told: Told | Head) -> None:
+        self._left = max(self._left, told.round)
+        if self._world is not None:
+            self._world.end(self._changed.reason if self._changed else "this member joined again")
+        self._holds = self._line = self._world = self._changed = None
+
+    async def _stay(self) -> None:
+        """Keep a presence on whatever instance answers, until we leave, are evicted, or cannot go on."""
+        try:
+            while True:
+                session = await self._connect()
+                presence = self._new_presence(session)
+                try:
+                    heard = None if self._heard is None else tell(self._heard, self._heard_rank)
+                    await presence.begin(self._holds, heard, self._line)
+                    self._arrive(presence)
+                    await presence.run()
+                except EngineReset:
+                    self._lose_touch("the engine was restarted")
+                except Unreachable as error:
+                    self._lose_touch(str(error))
+                    await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
+                except _AnotherRun:
+                    await presence.go("", {})
+                finally:
+                    self._presence = None
+                    await session.close()
+        except Evicted as evicted:
+            self._evict(evicted)
+        except RdzvError as error:
+            self._fatal = error
+        except Exception as error:  # noqa: BLE001  A defect of ours: must reach whoever calls next, not vanish in a task.
+            self._failed = error
+        finally:
+            self._refresh()
+
+    def _new_presence(self, session: Session) -> Presence:
+        record = record_for(self._settings, self._machine, session)
+        self._release_boot()
+        self._boot = self._machine.bind(record.addr, self._settings.bootstrap_port)
+        record = msgspec.structs.replace(record, boot=str(self._boot), drain=self._drain, done=self._done)
+        self._examined = ""
+        self._owes_ready = False
+        presence = Presence(
+            session,
+            self._settings,
+            self._machine,
+            record,
+            lambda old, new: self._on_head(presence, old, new),
+            self._refresh,
+        )
+        return presence
+
+    def _arrive(self, presence: Presence) -> None:
+        self._presence = presence
+        self._place = presence.session.place
+        self._owes_ready = presence.record.holds is not None and self._holds is None
+        if self._away_at is not None:
+            self._away_at = None
+            self._notice("present", f"on engine {self._driver.endpoint}")
+        if self._holds is not None and presence.line is not None:
+            self._line = presence.line
+            if self._world is not None:
+                self._world.moved_to(presence)
+        self._refresh()
+
+    async def _connect(self) -> Session:
+        """Until an engine answers that we may follow."""
+        while True:
+            try:
+                session = await self._driver.connect()
+                if await self._may_follow(session):
+                    return session
+                await session.close()
+            except Unreachable as error:
+                self._lose_touch(str(error))
+            await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
+
+    async def _may_follow(self, session: Session) -> bool:
+        """T16: an engine elsewhere may not know that the one we knew still serves others."""
+        if not self._place or session.place == self._place or self._heard is None:
+            return True
+        allowed = await session.txn(then=[Get(Keys(self._settings.run_id).adopt)])
+        if allowed.item(0) is not None:
+            return True
+        moved = EngineMoved(self._settings.run_id, self._place, session.place)
+        self._lose_touch(str(moved))
+        if self._away_s() >= self._settings.outage_grace:
+            await session.close()
+            raise moved
+        return False
+
+    def _lose_touch(self, trouble: str) -> None:
+        self._trouble = trouble
+        if self._away_at is None:
+            self._away_at = self._machine.now()
+            self._notice("engine lost", trouble)
+        self._refresh()
+
+    def _away_s(self) -> float:
+        """How long the engine has given no sign of life; 0 while our lease cannot have ended."""
+        now = self._machine.now()
+        if self._presence is not None:
+            return 0.0 if self._presence.is_fresh else now - self._presence.renewed_at
+        return now - self._away_at if self._away_at is not None else 0.0
+
+    def _evict(self, evicted: Evicted) -> None:
+        if self._evicted is None:
+            self._evicted = evicted
+            self._notice("evicted", evicted.reason)
+
+    # ---- heads
+
+    def _on_head(self, presence: Presence, old: Head | None, new: Head | None) -> None:
+        """The head as this presence saw it change; some changes end the presence."""
+        if new is None:
+            presence.end(self._without_head(presence, old))
+            return
+        if self._heard is not None and self._heard.run != new.run:
+            self._heard_rank, self._left = -1, NO_ROUND
+            if self._holds is not None:
+                presence.end(self._evicted_by("the run id has begun a new life without it"))
+                return
+            if old is not None:
+                presence.end(_AnotherRun())
+        if self._heard is None or self._heard.table != new.table:
+            self._heard_rank = -1
+        self._heard = new
+        if self._holds is not None and old is None and not still_ours(self._holds, new):
+            presence.end(self._evicted_by(f"the others went on to round {new.number} while it was away"))
+            return
+        for notice in about_head(self._settings.run_id, self._name, old, new):
+            self._tell(notice)
+        self._refresh()
+
+    def _without_head(self, presence: Presence, old: Head | None) -> Exception:
+        """The head is gone. If it was closed, it has expired, and nobody may take us for a member of the next life."""
+        if old is not None and old.phase is Phase.CLOSED:
+            return presence.closed(old)
+        return _AnotherRun() if self._holds is None else self._evicted_by("the run's records are gone")
+
+    def _evicted_by(self, reason: str) -> Evicted:
+        return Evicted(self._settings.run_id, self._name, reason)
+
+    def _refresh(self) -> None:
+        """T10: what the holder is told is a function of the present, computed anew."""
+        told: Change | None = None
+        if self._evicted is not None:
+            told = Change(Kind.EVICTED, self._evicted.reason)
+        elif self._fatal is not None and not (isinstance(self._fatal, Closed) and self._fatal.success):
+            kind = Kind.CLOSED if isinstance(self._fatal, Closed) else Kind.OUTAGE
+            told = Change(kind, str(self._fatal))
+        elif self._holds is not None:
+            if self._heard is not None:
+                told = change(self._holds, self._heard)
+            if told is None and self._away_s() >= self._settings.outage_grace:
+                told = Change(Kind.OUTAGE, f"the engine has been away for {self._away_s():.0f} s: {self._trouble}")
+        self._changed = told
+        if told is not None and self._world is not None:
+            self._world.end(told.reason)
+        self._bell.ring()
+
+    # ---- T3, T4: waiting
+
+    async def _try_take(self) -> World | None:
+        """One look at the head; the world if it is ours to take."""
+        presence = self._presence
+        if presence is None:
+            return None
+        if presence.asked or self._drain:
+            raise Drained(self._settings.run_id, self._name, presence.asked or self._drain)
+        head = presence.sight.head
+        if head is not None and head.phase is Phase.CLOSED:
+            raise presence.closed(head)
+        try:
+            if self._owes_ready:
+                await self._put_ready(presence)
+            elif presence.is_fresh and head is not None and step(head, self._left, self._examined) is Step.EXAMINE:
+                return await self._examine(presence, head.table)
+        except (EngineReset, Unreachable) as error:
+            self._trouble = str(error)
+            await sleep(self._machine, 0.1 + 0.1 * self._machine.jitter())
+            self._bell.ring()
+        except Evicted as evicted:
+            self._evict(evicted)
+        return None
+
+    async def _examine(self, presence: Presence, table: str) -> World | None:
+        result, head = await presence.examine(table)
+        if head is None or result is Found.LOOK_AGAIN or presence is not self._presence or presence.over is not None:
+            self._bell.ring()
+            return None
+        if result is Found.GIVEN:
+            return self._take(presence, head)
+        self._examined = table
+        if result is Found.GIVE_UP:
+            self._left = max(self._left, head.round)
+            self._owes_ready = True
+            await self._put_ready(presence)
+        return None
+
+    def _take(self, presence: Presence, head: Head) -> World:
+        line = presence.line
+        assert line is not None, "a round that is given comes with our line in its table"
+        self._holds, self._line = tell(head, line.rank), line
+        self._heard, self._heard_rank = head, line.rank
+        own, self._boot = self._boot, None
+        address = bootstrap.parse(head.boot)
+        if own is not None and line.rank == 0:
+            address = own
+        elif own is not None:
+            own.release()
+        self._world = World(presence, head, line, address, self._settings, self._machine)
+        self._refresh()
+        self._notice("given", f"rank {line.rank} of {head.size}")
+        return self._world
+
+    async def _put_ready(self, presence: Presence) -> None:
+        """T4: one put per member and round, with a fresh bootstrap socket."""
+        self._release_boot()
+        self._boot = self._machine.bind(presence.record.addr, self._settings.bootstrap_port)
+        heard = presence.record.heard or presence.record.holds
+        await presence.put_record(left=self._left, boot=str(self._boot), holds=None, heard=heard, done=False)
+        self._owes_ready = False
+
+    async def _timed_out(self, waited_s: float) -> JoinTimeout:
+        """With who is here and what is missing, if the engine can be asked at all."""
+        reason, present = f"the engine is away: {self._trouble}", []
+        if self._presence is not None and self._away_s() == 0:
+            try:
+                status = await self._status(self._presence.session, self._presence)
+            except (RdzvError, EngineReset) as error:
+                reason = f"{reason}: {error}"
+            else:
+                reason = status.reason
+                present = [member.name for member in status.members if member.state != "lost"]
+        return JoinTimeout(self._settings.run_id, waited_s, reason, present, self._settings.summary())
+
+    # ---- helpers
+
+    @property
+    def _name(self) -> str:
+        slot = self._settings.slot
+        return f"{self._machine.host}/{slot}" if slot else self._machine.host
+
+    def _check_usable(self, call: str) -> None:
+        if self._gone:
+            raise LeftAlready(self._settings.run_id, call)
+        if self._failed is not None:
+            raise self._failed
+
+    def _check(self, call: str) -> None:
+        """Before any call is answered: have we left, been evicted, or met something final?"""
+        self._check_usable(call)
+        if self._evicted is not None:
+            self._told = True
+            raise self._evicted
+        if self._fatal is not None:
+            raise self._fatal
+
+    async def _insist(self, act: Callable[[Presence], Awaitable[T]]) -> T:
+        """Do it on the present presence, waiting for one if need be. What is done here is safe to do twice."""
+        while True:
+            self._check("this call")
+            presence = self._presence
+            if presence is None:
+                await self._bell.wait(1.0)
+                continue
+            try:
+                return await act(presence)
+            except (Unreachable, EngineReset) as error:
+                self._trouble = str(error)
+                await sleep(self._machine, 0.1 + 0.2 * self._machine.jitter())
+            except Evicted as evicted:
+                self._evict(evicted)
+
+    async def _say_goodbye(self, failed: bool, reason: str) -> None:
+        presence = self._presence
+        if presence is None:
+            return
+        mark: dict[str, Any] = {"went": reason[:1000] or "no reason was given"}
+        if presence.record.done:
+            mark = {"done": True}
+            while presence.duty is not None and self._all_done(presence):
+                # We lead and all are done: the duty is about to close the run, which only a live leader can.
+                await self._bell.wait(0.1)
+        elif failed:
+            mark = {"gave_up": reason[:1000] or "no reason was given"}
+        try:
+            await presence.go(self._holds.table if self._holds else "", mark)
+            await presence.session.revoke(presence.lease)
+        except (Unreachable, EngineReset):
+            pass  # Our lease will say it.
+
+    def _all_done(self, presence: Presence) -> bool:
+        head = presence.sight.head
+        mirror = presence.duty.mirror if presence.duty is not None else None
+        if mirror is None or head is None or head.phase is not Phase.SEALED:
+            return False
+        lines = mirror.tables.get(head.table, {})
+        live = mirror.members
+        return bool(lines) and all(line.done or (id in live and live[id].record.done) for id, line in lines.items())
+
+    async def _status(self, session: Session, presence: Presence | None) -> Status:
+        keys = Keys(self._settings.run_id)
+        listed = await session.txn(then=[List(keys.group)])
+        mirror = Mirror(keys, listed.reads[0], listed.revision)
+        view = mirror.view(
+            settings=self._settings.agreed(),
+            me=presence.id if presence is not None else "",
+            instance=session.instance,
+            durable=session.durable,
+            known_s=self._machine.now() - presence.known_at if presence is not None else 0.0,
+            ages=presence.sight.ages() if presence is not None else (0.0, 0.0, 0.0),
+        )
+        return describe(self._settings.run_id, view)
+
+    def _release_boot(self) -> None:
+        if self._boot is not None:
+            self._boot.release()
+            self._boot = None
+
+    def _notice(self, kind: str, reason: str) -> None:
+        number = self._heard.number if self._heard is not None else 0
+        self._tell(Notice(kind, self._settings.run_id, number, self._name, reason))
+
+    def _tell(self, notice: Notice) -> None:
+        if self._observer is not None:
+            self._observer(notice)
+
+
+class _AnotherRun(Exception):  # noqa: N818  Not an error: a new life of the run id began while we waited.
+    """Come again, as new."""
+
+
+__all__ = ["Member", "RoundId"]

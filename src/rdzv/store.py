@@ -1,0 +1,279 @@
+"""The round's key-value space, for trainers and agents.
+
+It belongs to one round: its keys are named by the round's rank table and are deleted by the seal of the next. Every write
+compares the writer's own line in that table, so a late writer of an old round is refused (RoundOver) and can never reach into
+the new one. Waits end when the round breaks.
+
+A write whose outcome is unknown is not repeated blindly: every value carries the id of the operation that wrote it, so that
+reading it back tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from .drivers.base import Delete, EngineReset, Gap, Get, Item, LeaseGone, List, Modified, Operation, Outcome, Put
+from .errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
+from .machine import Bell, Machine, sleep
+from .presence import Presence
+
+T = TypeVar("T")
+
+KEY_MAX = 1024
+VALUE_MAX = 1024 * 1024
+TIMEOUT_S = 300.0
+
+
+class _Value(msgspec.Struct, frozen=True, array_like=True):
+    """A value and the operation that wrote it."""
+
+    operation: str
+    data: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Value).decode
+
+
+class Store:
+    """See the module's docstring. Values are bytes; text is encoded as UTF-8."""
+
+    def __init__(self, presence: Presence, table: str, round_number: int, machine: Machine) -> None:
+        self._presence = presence
+        self._table = table
+        self._round = round_number
+        self._machine = machine
+        self._prefix = presence.keys.kv(table)
+        self._bells: set[Bell] = set()
+        self.timeout_s = TIMEOUT_S
+        self.over = ""
+        """Why the round is over; empty while it stands."""
+
+    # ---- writing
+
+    async def set(self, key: str, value: bytes | str) -> None:
+        """Write a key."""
+        await self.multi_set({key: value})
+
+    async def multi_set(self, values: Mapping[str, bytes | str]) -> None:
+        """Write several keys at once: whoever sees one of them sees all."""
+        operation = self._machine.token()
+        puts = {self._key(key): _encode(_Value(operation, _bytes(key, value))) for key, value in values.items()}
+
+        def writes() -> list[Operation]:
+            return [Put(key, data, self._presence.run_lease) for key, data in puts.items()]
+
+        await self._write(writes, operation, next(iter(puts), ""))
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to a number, which starts at 0, and say what it is now. Exactly once, even if an answer was lost."""
+
+        def more(old: bytes | None) -> bytes:
+            try:
+                return b"%d" % (int(old or b"0") + amount)
+            except ValueError:
+                problem = f"add: the value of {key!r} is not a whole number"
+                raise ValueError(problem) from None
+
+        return int(await self._change(key, more))
+
+    async def append(self, key: str, value: bytes | str) -> None:
+        """Put more bytes behind a value, which starts empty."""
+        data = _bytes(key, value)
+        await self._change(key, lambda old: (old or b"") + data)
+
+    async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Write if the value is `expected` (empty: if there is none); return the value there is afterwards."""
+        wanted, new = _bytes(key, expected), _bytes(key, desired)
+        return await self._change(key, lambda old: new if (old or b"") == wanted else old or b"", keep_same=True)
+
+    async def delete(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        full = self._key(key)
+        return await self._until_sure(lambda: self._delete(full))
+
+    # ---- reading
+
+    async def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """The value, waited for if need be."""
+        return (await self.multi_get([key], timeout_s))[0]
+
+    async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
+        """The values, waited for if need be."""
+        found = await self._await(keys, timeout_s)
+        return [_decode(found[self._key(key)].value).data for key in keys]
+
+    async def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
+        """Until all of the keys are set."""
+        await self._await(list(keys), timeout_s)
+
+    async def check(self, keys: Iterable[str]) -> bool:
+        """Whether all of the keys are set now."""
+        outcome = await self._read([Get(self._key(key)) for key in keys])
+        return all(outcome.reads)
+
+    async def num_keys(self) -> int:
+        """How many keys this round has."""
+        return len((await self._read([List(self._prefix)])).reads[0])
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long later calls wait if they do not say."""
+        self.timeout_s = timeout_s
+
+    # ---- the round's end
+
+    def end(self, reason: str) -> None:
+        """The round is over: every wait ends, every later call is refused."""
+        if not self.over:
+            self.over = reason or "no reason was given"
+            for bell in self._bells:
+                bell.ring()
+
+    def moved_to(self, presence: Presence) -> None:
+        """Go on, empty, on an engine that came back."""
+        self._presence = presence
+        for bell in self._bells:
+            bell.ring()
+
+    def _check(self) -> None:
+        if self.over:
+            raise RoundOver(self._round, self.over)
+
+    # ---- how
+
+    def _key(self, key: str) -> str:
+        if len(key) > KEY_MAX:
+            raise LimitExceeded(f"store key {key[:40]!r}...", len(key), KEY_MAX)
+        # A key that ends with '/' would be a prefix to the engine.
+        return f"{self._prefix}{key}="
+
+    async def _until_sure(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat."""
+        deadline = self._machine.now() + self.timeout_s
+        while True:
+            self._check()
+            try:
+                return await attempt()
+            except (Unreachable, EngineReset) as error:
+                if self._machine.now() >= deadline:
+                    if isinstance(error, Unreachable):
+                        raise
+                    raise Unreachable("the engine", "it was restarted", self.timeout_s) from error
+                await sleep(self._machine, 0.1 + 0.2 * self._machine.jitter())
+
+    async def _txn(self, compares: Sequence[Modified], writes: list[Operation], otherwise: list[Operation]) -> Outcome:
+        """Guarded by our line in the table, which the next seal removes."""
+        presence = self._presence
+        guard = presence.entry_guard(self._table)
+        try:
+            outcome = await presence.session.txn([guard, *compares], writes, [Get(guard.key), *otherwise])
+        except LeaseGone:
+            raise RoundOver(self._round, "the run's records have expired") from None
+        if not outcome.succeeded:
+            line = outcome.item(0)
+            if line is None or line.created != guard.revision:
+                raise RoundOver(self._round, self.over or "a later round has been sealed, or this member was evicted")
+        return outcome
+
+    async def _read(self, reads: list[Operation]) -> Outcome:
+        return await self._until_sure(lambda: self._presence.session.txn(then=reads))
+
+    async def _write(self, writes: Callable[[], list[Operation]], operation: str, probe: str) -> None:
+        """Unconditional. After an unknown outcome, look whether it took effect, so that it does not happen a second time."""
+        doubt = False
+
+        async def attempt() -> None:
+            nonlocal doubt
+            if doubt:
+                item = (await self._presence.session.txn(then=[Get(probe)])).item(0)
+                if item is not None and _decode(item.value).operation == operation:
+                    return
+            doubt = True
+            await self._txn((), writes(), [])
+
+        if probe:
+            await self._until_sure(attempt)
+
+    async def _change(self, key: str, make: Callable[[bytes | None], bytes], *, keep_same: bool = False) -> bytes:
+        """Read, compute, write if nobody was quicker; again if somebody was."""
+        full, operation = self._key(key), self._machine.token()
+        known: list[Item | None] = []
+
+        async def attempt() -> bytes:
+            if not known:
+                known.append((await self._presence.session.txn(then=[Get(full)])).item(0))
+            while True:
+                item = known.pop()
+                old = None if item is None else _decode(item.value)
+                if old is not None and old.operation == operation:
+                    return old.data
+                new = make(None if old is None else old.data)
+                if keep_same and old is not None and new == old.data:
+                    return new
+                if keep_same and old is None and not new:
+                    return new
+                _bytes(key, new)
+                put = Put(full, _encode(_Value(operation, new)), self._presence.run_lease)
+                outcome = await self._txn([Modified(full, item.modified if item else 0)], [put], [Get(full)])
+                if outcome.succeeded:
+                    return new
+                known.append(outcome.item(1))
+
+        return await self._until_sure(attempt)
+
+    async def _delete(self, full: str) -> bool:
+        outcome = await self._txn((), [Get(full), Delete(full)], [])
+        return bool(outcome.reads[0])
+
+    async def _await(self, keys: Sequence[str], timeout_s: float | None) -> dict[str, Item]:
+        """All of the keys, watched for until they are there."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = self._machine.now() + limit_s
+        found: dict[str, Item] = {}
+        while True:
+            missing = [key for key in dict.fromkeys(keys) if self._key(key) not in found]
+            outcome = await self._read([Get(self._key(key)) for key in missing])
+            for items in outcome.reads:
+                found.update({item.key: item for item in items})
+            missing = [key for key in missing if self._key(key) not in found]
+            if not missing:
+                return found
+            self._check()
+            left_s = deadline - self._machine.now()
+            if left_s <= 0:
+                raise StoreTimeout(missing, limit_s, self._round)
+            await self._listen([self._key(key) for key in missing], outcome.revision, left_s)
+
+    async def _listen(self, targets: list[str], since: int, timeout_s: float) -> None:
+        """Until one of them changes, the round ends, the engine is another, or the time is up."""
+        bell = Bell(self._machine)
+        self._bells.add(bell)
+        watch = self._presence.session.watch(targets, since)
+
+        async def pump() -> None:
+            try:
+                async for _ in watch:
+                    break
+            except (Gap, EngineReset, Unreachable):
+                pass  # Reading again is what the caller does anyway.
+            bell.ring()
+
+        listening = asyncio.get_running_loop().create_task(pump(), name="rdzv store wait")
+        try:
+            await bell.wait(timeout_s)
+        finally:
+            self._bells.discard(bell)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            await watch.aclose()
+
+
+def _bytes(key: str, value: bytes | str) -> bytes:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if len(data) > VALUE_MAX:
+        raise LimitExceeded(f"store value of {key[:40]!r}", len(data), VALUE_MAX)
+    return data

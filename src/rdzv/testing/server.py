@@ -1,0 +1,242 @@
+"""An engine's process in the simulation: the reference engine, with a real server's ways to be slow, stuck or gone.
+
+It judges leases the way the embedded server does. Time passes in ticks; of a longer stop only one tick counts, so a stall
+is credited to all leases; and whatever has arrived is read before a tick is judged. And time passes only while somebody
+is heard: a server that nobody can reach cannot tell its own isolation from the death of everybody.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..drivers.base import Batch, Compare, Gap, LeaseGone, Operation, Outcome
+from ..drivers.engine import Engine
+from .loop import Call, Process
+from .network import Connection, Network
+
+TICK_S = 0.1
+LINGER_S = 1.0
+LINGER_TTL_MAX_S = 30.0
+"""Longer leases are not a member's presence (they hold a run's head, or a close): they outlive their connection."""
+TXN_MAX = 100_000
+
+CommitHook = Callable[["SimServer", str, Batch, str, tuple[Compare, ...], tuple[Operation, ...]], None]
+"""Called with server, name of the machine that did it ("": the server itself), changes, kind, compares, operations.
+
+The kind is "then" or "otherwise" (the branch of a transaction), "revoked" or "expired" (the end of a lease)."""
+
+
+class Welcome:
+    """What a server says of itself to a new connection."""
+
+    def __init__(self, server: SimServer) -> None:
+        self.instance = server.engine.instance
+        self.place = server.place
+        self.durable = server.durable
+        self.compares_max = server.compares_max
+        self.writes_max = server.writes_max
+
+
+class SimServer(Process):
+    """Pausing it is a stall: connections stay, requests wait, and are read when it resumes."""
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        seed: int | str = 0,
+        *,
+        place: str = "",
+        tick_s: float = TICK_S,
+        linger_s: float = LINGER_S,
+        linger_ttl_max_s: float = LINGER_TTL_MAX_S,
+        history_max: int = 65536,
+        compares_max: int = TXN_MAX,
+        writes_max: int = TXN_MAX,
+        durable: bool = False,
+    ) -> None:
+        super().__init__(network.loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
+        self.place = place or f"{name}:29400"
+        self.durable = durable
+        self.compares_max = compares_max
+        self.writes_max = writes_max
+        self.dead = False
+        self.slow_s = 0.0
+        """Added to every message, in both directions."""
+        self.commits: list[CommitHook] = []
+        self._network = network
+        self._tick_s = tick_s
+        self._linger_s = linger_s
+        self._linger_ttl_max_s = linger_ttl_max_s
+        self._history_max = history_max
+        self._verbs: dict[str, Callable[..., Any]] = {
+            "txn": self._txn,
+            "grant": self._grant,
+            "renew": self._renew,
+            "revoke": self._revoke,
+            "watch": self._watch,
+            "unwatch": self._unwatch,
+        }
+        self._start()
+
+    def _start(self) -> None:
+        self.engine = Engine(f"{self.rng.getrandbits(64):016x}", history_max=self._history_max)
+        self._committed: list[Batch] = []
+        self.engine.observers.append(self._committed.append)
+        self._peers: dict[Connection, dict[int, Callable[[], None]]] = {}
+        self._homes: dict[int, Connection] = {}
+        self._quiet_max_s = float("inf")
+        self._heard_at = self._judged_at = self.loop.time()
+        self._ticking: Call = self.loop.call_later(self._tick_s, self._tick, context=self.context)
+
+    # ---- faults
+
+    def crash(self) -> None:
+        """The process is killed: its memory is gone and its connections drop."""
+        self.dead = True
+        self._ticking.cancel()
+        peers, self._peers = self._peers, {}
+        for connection in peers:
+            connection.answers.send(connection.lose)
+        self.resume()  # What waited in its sockets is refused now.
+
+    def restart(self) -> None:
+        """Start it empty at the same place; that is another instance. Crashes it first if it lives."""
+        if not self.dead:
+            self.crash()
+        self.dead = False
+        self._start()
+
+    def drop_watches(self) -> None:
+        """Every watch gets a Gap, as if its reader had been too slow."""
+        for connection, watches in self._peers.items():
+            for number, stop in watches.items():
+                stop()
+                connection.push(number, Gap("the watch was too slow"))
+            watches.clear()
+
+    # ---- connections
+
+    def receive(self, connection: Connection, number: int, verb: str, args: tuple[Any, ...]) -> None:
+        """A message of a client arrived."""
+        if self.dead or (connection not in self._peers and verb != "hello"):
+            connection.refuse()
+            return
+        self._heard_at = self.loop.time()
+        if verb == "hello":
+            answer: Any = self._hello(connection, *args)
+        elif verb == "bye":
+            self._forget(connection)
+            return
+        else:
+            try:
+                answer = self._verbs[verb](connection, *args)
+            except (LeaseGone, ValueError) as problem:
+                answer = problem
+        if number:
+            connection.answer(number, answer)
+
+    def hung_up(self, connection: Connection) -> None:
+        """The connection is gone, and its member perhaps with it: if the member is not back soon, its leases end."""
+        if self._forget(connection):
+            for lease, home in self._homes.items():
+                if home is connection:
+                    self.engine.leases.hang_up(lease, self._linger_s)
+
+    def _forget(self, connection: Connection) -> bool:
+        self._network.forget(connection)
+        watches = self._peers.pop(connection, None)
+        for stop in (watches or {}).values():
+            stop()
+        return watches is not None
+
+    def _hello(self, connection: Connection, leases: tuple[int, ...], instance: str) -> Welcome:
+        """`leases` are those of a session that comes back to `instance`; at another one they mean nothing."""
+        self._peers[connection] = {}
+        for lease in leases if instance == self.engine.instance else ():
+            if lease in self._homes and lease in self.engine.leases:
+                self.engine.leases.come_back(lease)
+                self._homes[lease] = connection
+        return Welcome(self)
+
+    # ---- requests
+
+    def _txn(
+        self,
+        connection: Connection,
+        compares: tuple[Compare, ...],
+        then: tuple[Operation, ...],
+        otherwise: tuple[Operation, ...],
+    ) -> Outcome:
+        outcome = self.engine.txn(compares, then, otherwise)
+        kind, operations = ("then", then) if outcome.succeeded else ("otherwise", otherwise)
+        self._publish(connection.machine.name, kind, compares, operations)
+        return outcome
+
+    def _grant(self, connection: Connection, ttl_s: float) -> int:
+        """A lease granted right before a tick is charged all of it, so that much is added."""
+        lease = self.engine.grant(ttl_s + self._tick_s)
+        # Half of the shortest lease: one member that renews in thirds is heard, and isolation ends nobody's lease.
+        self._quiet_max_s = min(self._quiet_max_s, ttl_s / 2)
+        if ttl_s <= self._linger_ttl_max_s:
+            self._homes[lease] = connection
+        return lease
+
+    def _renew(self, connection: Connection, lease: int) -> None:
+        self.engine.renew(lease)
+        if lease in self._homes:
+            self._homes[lease] = connection
+
+    def _revoke(self, connection: Connection, lease: int) -> None:
+        self._homes.pop(lease, None)
+        self.engine.revoke(lease)
+        self._publish(connection.machine.name, "revoked")
+
+    def _watch(self, connection: Connection, number: int, targets: tuple[str, ...], since: int) -> None:
+        try:
+            stop = self.engine.subscribe(targets, since, partial(connection.push, number))
+        except Gap as gap:
+            connection.push(number, gap)
+        else:
+            self._peers[connection][number] = stop
+
+    def _unwatch(self, connection: Connection, number: int) -> None:
+        stop = self._peers[connection].pop(number, None)
+        if stop is not None:
+            stop()
+
+    def _publish(
+        self, actor: str, kind: str, compares: tuple[Compare, ...] = (), operations: tuple[Operation, ...] = ()
+    ) -> None:
+        """Tell the checkers: only after the engine's call, since before nobody knows which branch it took."""
+        if not self._committed:
+            return
+        committed = self._committed.copy()
+        self._committed.clear()
+        for batch in committed:
+            for hook in self.commits:
+                hook(self, actor, batch, kind, compares, operations)
+
+    # ---- time
+
+    def _tick(self) -> None:
+        stalled = self.loop.time() - self._judged_at > 1.5 * self._tick_s
+        if stalled:
+            # All that arrived meanwhile is ready to run at this instant; the judgement comes after it.
+            self.loop.call_soon(self._judge, context=self.context)
+        else:
+            self._judge()
+
+    def _judge(self) -> None:
+        if self.dead:
+            return
+        now = self.loop.time()
+        elapsed_s = min(now - self._judged_at, self._tick_s)
+        self._judged_at = now
+        if now - self._heard_at <= self._quiet_max_s:
+            self.engine.pass_time(elapsed_s)
+            self._publish("", "expired")
+        self._ticking = self.loop.call_later(self._tick_s, self._tick, context=self.context)

@@ -1,0 +1,94 @@
+"""The world a member is given: its place in one sealed round, and what belongs to that round."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from .bootstrap import Bootstrap
+from .core.keys import Keys
+from .core.model import Entry, Era, Head
+from .core.ranks import digest
+from .drivers.base import List
+from .errors import Incompatible, RoundOver
+from .machine import Machine
+from .mirror import Mirror
+from .presence import Presence
+from .settings import Settings
+from .store import Store
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A member of a world, as its peers see it. One that has died since has no address and no info."""
+
+    rank: int
+    name: str
+    host: str
+    addr: str = ""
+    pid: int = 0
+    info: dict[str, str] = {}
+
+
+class World:
+    """Who we are in a round. A value, but for its store and its bootstrap socket, which end with the round."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        head: Head,
+        line: Entry,
+        address: Bootstrap,
+        settings: Settings,
+        machine: Machine,
+    ) -> None:
+        self.run_id = settings.run_id
+        self.round = head.number
+        self.rank = line.rank
+        self.size = head.size
+        self.bootstrap = address
+        self.era: Era = head.era
+        self.digest = head.digest
+        self.table = head.table
+        self._presence = presence
+        self.store = Store(presence, head.table, head.number, machine)
+
+    def __repr__(self) -> str:
+        return f"<World {self.run_id!r} round {self.round}: rank {self.rank} of {self.size}, bootstrap {self.bootstrap}>"
+
+    def take_bootstrap_socket(self) -> socket.socket:
+        """Rank 0's listening socket, for whoever serves at `bootstrap`. It can be taken once."""
+        return self.bootstrap.take_socket()
+
+    async def members(self) -> list[Peer]:
+        """All members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
+        presence = self._presence
+        keys = Keys(self.run_id)
+        listed = await presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
+        mirror = Mirror(keys, [*listed.reads[0], *listed.reads[1]], listed.revision)
+        lines = mirror.tables.get(self.table, {})
+        if len(lines) < self.size:
+            raise RoundOver(self.round, self.store.over or "its member list is gone")
+        if digest(lines.values()) != self.digest:
+            raise Incompatible(f"member list of round {self.round}", "it does not match the digest that was agreed on")
+        peers = []
+        for id, line in lines.items():
+            live = mirror.members.get(id)
+            record = live.record if live is not None and live.created == line.created else None
+            peers.append(
+                Peer(line.rank, line.name, line.host, record.addr, record.pid, record.info)
+                if record is not None
+                else Peer(line.rank, line.name, line.host)
+            )
+        return sorted(peers, key=lambda peer: peer.rank)
+
+    def moved_to(self, presence: Presence) -> None:
+        """The engine came back empty and our presence is a new one. What the store held is gone."""
+        self._presence = presence
+        self.store.moved_to(presence)
+
+    def end(self, reason: str) -> None:
+        """The round is over for us: waits in its store end."""
+        self.store.end(reason)
+
+

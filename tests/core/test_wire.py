@@ -1,0 +1,301 @@
+"""Records as bytes: what goes out comes back, and nothing else comes in."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv.core import model, wire
+from rdzv.core.model import (
+    Agreed,
+    Ask,
+    Ban,
+    Call,
+    Cause,
+    Entry,
+    Era,
+    Head,
+    JournalEntry,
+    Member,
+    Phase,
+    Record,
+    RoundId,
+    Told,
+    Why,
+)
+from rdzv.errors import Incompatible, LimitExceeded
+
+ERA = Era(2, "f00d")
+CAUSE = Cause(kind=Why.LOST, text="node7 was lost", members=("node7",))
+TOLD = Told(
+    run="r1", era=ERA, number=3, table="t1", phase=Phase.BROKEN, size=2, rank=1, digest="d", boot="h:1", top=4, grown=2,
+    incarnation=1, next_era=Era(3, "beef"), cause=CAUSE,
+)  # fmt: skip
+
+# One of each kind with nothing left at its default, so that a field that is lost on the way is missed.
+FULL: list[Record] = [
+    Head(
+        run="r1", era=ERA, number=3, phase=Phase.SEALED, table="t1", size=2, digest="d", boot="h:1", seen=17,
+        call=Call.SETTLE, call_seq=5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
+        flaps={"node7": 2}, incarnation=1,
+    ),
+    Member(
+        name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
+        info={"gpus": "8"}, boot="10.0.0.7:29500", left=RoundId(ERA, 2), drain="SIGTERM", done=True, holds=TOLD, heard=TOLD,
+    ),
+    Entry(
+        rank=1, created=12, name="node7/0", host="node7", order="7", sealed_as="m1", since=2, done=True, gave_up="exit code 1",
+        went="drained",
+    ),
+    Agreed(
+        min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, grow_every=5.5,
+        replace_wait=6.5, drain_settle=7.5, on_failure="wait", closed_for=8.5,
+    ),
+    Ask(reason="maintenance"),
+    Ban(reason="bad memory"),
+    JournalEntry(
+        seq=6, run="r1", era=ERA, number=3, phase=Phase.BROKEN, size=2, call=Call.REGROUP, by="node1", reason="node7 was lost",
+        cause=CAUSE,
+    ),
+]  # fmt: skip
+KINDS = [type(record) for record in FULL]
+each = pytest.mark.parametrize("record", FULL, ids=[kind.__name__ for kind in KINDS])
+
+
+def test_every_kind_that_has_a_limit_is_tried_here_and_every_tagged_kind_has_one():
+    tagged = {
+        kind
+        for kind in vars(model).values()
+        if isinstance(kind, type) and issubclass(kind, Record) and kind.__struct_config__.tag is not None
+    }
+    assert set(KINDS) == set(wire.SIZES_MAX) == tagged
+
+
+@each
+def test_no_field_of_the_examples_is_left_at_its_default(record):
+    assert [field.name for field in msgspec.structs.fields(record) if getattr(record, field.name) == field.default] == []
+
+
+# ---- round trips
+
+
+@each
+def test_a_record_comes_back_as_it_went_out(record):
+    assert wire.decode(type(record), wire.encode(record)) == record
+
+
+@each
+def test_an_operator_can_read_a_record_and_sees_its_version_and_kind_first(record):
+    shown = json.loads(wire.encode(record))
+    assert list(shown)[:2] == ["v", "type"]
+    assert (shown["v"], shown["type"]) == (1, type(record).__struct_config__.tag)
+
+
+def test_what_is_at_its_default_is_not_sent():
+    assert wire.encode(Agreed(min_nodes=1, max_nodes=2)) == b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":2}'
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+counts = st.integers(0, 2**40)
+eras = st.builds(Era, counts, texts)
+rounds = st.builds(RoundId, eras, counts)
+phases = st.sampled_from(Phase)
+calls = st.sampled_from(Call)
+infos = st.dictionaries(texts, texts, max_size=4)
+causes = st.none() | st.builds(
+    Cause, kind=st.sampled_from(Why), text=texts, members=st.lists(texts, max_size=8).map(tuple)
+)
+tolds = st.none() | st.builds(
+    Told, run=texts, era=eras, number=counts, table=texts, phase=phases, size=counts, rank=st.integers(-1, 9999),
+    digest=texts, boot=texts, top=counts, grown=counts, incarnation=counts, next_era=eras, cause=causes,
+)  # fmt: skip
+times = st.floats(0, 1e9)
+records = st.one_of(
+    st.builds(
+        Head, run=texts, era=eras, number=counts, phase=phases, table=texts, size=counts, digest=texts, boot=texts,
+        seen=counts, call=calls, call_seq=counts, seq=counts, cause=causes, adopted=st.booleans(), next_era=eras,
+        top=counts, grown=counts, flaps=st.dictionaries(texts, counts, max_size=4), incarnation=counts,
+    ),
+    st.builds(
+        Member, name=texts, host=texts, addr=texts, pid=counts, order=texts, topology=texts, version=texts, info=infos,
+        boot=texts, left=rounds, drain=texts, done=st.booleans(), holds=tolds, heard=tolds,
+    ),
+    st.builds(
+        Entry, rank=counts, created=counts, name=texts, host=texts, order=texts, sealed_as=texts, since=counts,
+        done=st.booleans(), gave_up=texts, went=texts,
+    ),
+    st.builds(
+        Agreed, min_nodes=counts, max_nodes=counts, last_call=times, regroup=times, lease=times, settle=times, grow=texts,
+        unit=counts, grow_every=times, replace_wait=times, drain_settle=times, on_failure=texts, closed_for=times,
+    ),
+    st.builds(Ask, reason=texts),
+    st.builds(Ban, reason=texts),
+    st.builds(
+        JournalEntry, seq=counts, run=texts, era=eras, number=counts, phase=phases, size=counts, call=calls, by=texts,
+        reason=texts, cause=causes,
+    ),
+)  # fmt: skip
+
+
+@given(records)
+def test_any_record_comes_back_as_it_went_out(record):
+    assert wire.decode(type(record), wire.encode(record)) == record
+
+
+# ---- what is not ours
+
+
+def refusal(kind, data):
+    with pytest.raises(Incompatible) as caught:
+        wire.decode(kind, data)
+    return str(caught.value)
+
+
+def never_anything_but_incompatible(kind, data):
+    try:
+        record = wire.decode(kind, data)
+    except Incompatible as error:
+        assert str(error)  # noqa: PT017 - refusing is as good as reading here
+    else:
+        assert type(record) is kind
+
+
+@given(st.sampled_from(KINDS), st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(kind, data):
+    never_anything_but_incompatible(kind, data)
+
+
+@given(st.sampled_from(KINDS), st.binary(max_size=200))
+def test_any_bytes_behind_our_first_ones_are_read_or_refused(kind, data):
+    never_anything_but_incompatible(kind, b'{"v":1,' + data)
+
+
+@given(st.data())
+def test_a_damaged_record_is_read_or_refused(data):
+    record = data.draw(st.sampled_from(FULL))
+    good = bytearray(wire.encode(record))
+    for _ in range(data.draw(st.integers(1, 3))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    never_anything_but_incompatible(type(record), bytes(good[: data.draw(st.integers(0, len(good)))]))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+def test_a_record_with_a_field_of_another_type_is_read_or_refused(data):
+    record = data.draw(st.sampled_from(FULL))
+    shown = json.loads(wire.encode(record))
+    del shown["v"]
+    shown[data.draw(st.sampled_from(sorted(shown)))] = data.draw(json_values)
+    never_anything_but_incompatible(type(record), b'{"v":1,' + json.dumps(shown).encode()[1:])
+
+
+@pytest.mark.parametrize("start", [b'{"x":', b'{"v":1,"type":"member","x":', b'{"v":1,"type":"member","info":'])
+def test_a_bottomless_record_is_refused(start):
+    assert refusal(Member, start + b"[" * 16_000).startswith("record 'member' cannot be read: ")
+
+
+@each
+def test_pickled_data_is_refused_and_not_run(record):
+    assert refusal(type(record), pickle.dumps(record)).endswith(" cannot be read: it is not a record of rdzv")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}"[:1], b"\xff\xfe", b"null", b"[1]", b'{"v":"1"}'])
+def test_what_is_no_record_at_all_is_said_to_be_none(data):
+    assert refusal(Ask, data) == "record 'ask' cannot be read: it is not a record of rdzv"
+
+
+@pytest.mark.parametrize("version", [0, 2, 10])
+def test_both_versions_are_named(version):
+    data = b'{"v":%d,"type":"ask","reason":"x","new":[1,{}]}' % version
+    assert refusal(Ask, data) == (
+        f"record 'ask' cannot be read: it is of version {version}, this is version 1: all members of a run need one version"
+    )
+
+
+def test_a_record_without_a_version_is_of_version_0():
+    assert "it is of version 0, this is version 1" in refusal(Ask, b'{"type":"ask","reason":"x"}')
+
+
+@pytest.mark.parametrize("data", [b'{"type":"ask","v":1,"reason":"x"}', b'{ "v":1,"type":"ask","reason":"x"}'])
+def test_a_record_that_another_program_wrote_anew_is_refused(data):
+    assert refusal(Ask, data) == (
+        "record 'ask' cannot be read: its fields are not in the order this version writes them"
+    )
+
+
+@each
+def test_a_record_of_one_kind_is_not_taken_for_another(record):
+    for kind in KINDS:
+        if kind is not type(record):
+            refusal(kind, wire.encode(record))
+
+
+@each
+def test_a_field_that_is_not_known_could_mean_anything(record):
+    data = wire.encode(record)[:-1] + b',"surprise":1}'
+    assert refusal(type(record), data).endswith("cannot be read: Object contains unknown field `surprise`")
+
+
+@pytest.mark.parametrize("value", [b'"2"', b"2.5", b"2.0", b"true", b"null", b"[2]"])
+def test_a_number_is_a_number(value):
+    data = b'{"v":1,"type":"settings","min_nodes":' + value + b',"max_nodes":4}'
+    assert "Expected `int`, got " in refusal(Agreed, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (Ask, b'{"v":1,"type":"ask","reason":1}'),
+        (Ask, b'{"v":1,"type":"ask"}'),
+        (Entry, b'{"v":1,"type":"entry","rank":1,"name":"a","host":"h","sealed_as":"x","done":1}'),
+        (Member, b'{"v":1,"type":"member","name":"a","host":"h","info":{"a":1}}'),
+        (Head, b'{"v":1,"type":"head","run":"r","era":[1,"x"],"next_era":[1,"x"],"phase":"melted"}'),
+        (Head, b'{"v":1,"type":"head","run":"r","era":{"level":1},"next_era":[1,"x"]}'),
+        (Ask, b'{"v":1,"type":"ask","reason":"\xff"}'),
+        (Ask, b'{"v":1,"type":"ask","reason":"x"}{}'),
+        (Ask, b'{"v":1,"v":1,"type":"ask","reason":"x"}'),
+        (Ask, b'{"v":1,}'),
+    ],
+)
+def test_types_are_strict(kind, data):
+    refusal(kind, data)
+
+
+# ---- limits
+
+
+@pytest.mark.parametrize("kind", [Ask, Ban])
+def test_the_limit_is_exact_on_both_sides(kind):
+    room = wire.SIZES_MAX[kind] - len(wire.encode(kind(reason="")))
+    largest = kind(reason="x" * room)
+    assert wire.decode(kind, wire.encode(largest)) == largest
+
+    tag = kind.__struct_config__.tag
+    with pytest.raises(LimitExceeded) as caught:
+        wire.encode(kind(reason="x" * (room + 1)))
+    assert str(caught.value) == f"record '{tag}' has 1025 bytes, at most 1024 are allowed"
+
+    too_large = wire.encode(largest)[:-2] + b'x"}'
+    assert refusal(kind, too_large) == f"record '{tag}' cannot be read: it has 1025 bytes, at most 1024 are allowed"
+
+
+@each
+def test_the_limit_of_each_kind_holds_on_both_sides(record):
+    size_max = wire.SIZES_MAX[type(record)]
+    text_field = {"head": "run", "member": "name", "entry": "name", "settings": "grow", "journal": "run"}.get(
+        type(record).__struct_config__.tag, "reason"
+    )
+    with pytest.raises(LimitExceeded):
+        wire.encode(msgspec.structs.replace(record, **{text_field: "x" * size_max}))
+    assert f"at most {size_max} are allowed" in refusal(type(record), b" " * (size_max + 1))

@@ -1,0 +1,179 @@
+"""What a driver brings to be run through the contract, and the tools the contract is written with.
+
+The contract is `test_contract.py` and `test_contract_watches.py`. A driver is added to it by adding its rig to `RIGS`. The
+tests know nothing but the port and the rig: they keep to keys below `rig.root`, and to revisions relative to those they
+were told, but nobody else may write to the engine meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar, cast
+
+import pytest
+
+from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
+from rdzv.drivers.memory import MemoryDriver, MemorySession
+
+DEADLINE_S = 30.0
+"""No wait of a test is longer than this. It measures nothing: only a broken engine makes a test wait so long."""
+
+T = TypeVar("T")
+
+
+class Rig:
+    """One engine, and what the tests must be able to do to it."""
+
+    ttl_s = 1.0
+    """A lease time that is short enough for a test, and long enough to be renewed in time by a busy machine."""
+
+    def __init__(self) -> None:
+        self.root = f"test-{secrets.token_hex(4)}/"
+        self._sessions: list[Session] = []
+
+    async def open(self) -> Session:
+        """Connect an independent session."""
+        raise NotImplementedError
+
+    async def forget(self) -> None:
+        """Make the engine forget all changes up to now, so that a watch from before meets a gap."""
+        raise NotImplementedError
+
+    async def restart_empty(self) -> None:
+        """Bring another instance up in the engine's place, with nothing in it."""
+        pytest.skip("this engine does not come back empty")
+
+    async def connect(self) -> Session:
+        """Connect a session that is closed with the rig."""
+        session = await self.open()
+        self._sessions.append(session)
+        return session
+
+    async def close(self) -> None:
+        """Close all sessions."""
+        for session in self._sessions:
+            await session.close()
+
+
+Opener = Callable[[], AbstractAsyncContextManager[Rig]]
+
+
+class MemoryRig(Rig):
+    """An engine of this process."""
+
+    async def open(self) -> Session:
+        return await MemoryDriver(self.root).connect()
+
+    async def forget(self) -> None:
+        session = cast(MemorySession, await self.connect())
+        with session.shared.lock:
+            session.engine.compact(session.engine.revision)
+
+
+@asynccontextmanager
+async def _memory() -> AsyncIterator[Rig]:
+    rig = MemoryRig()
+    try:
+        yield rig
+    finally:
+        await rig.close()
+
+
+RIGS: dict[str, Opener] = {"memory": _memory}
+
+
+# ---- tools
+
+
+def contract(test: Callable[[Rig], Awaitable[None]]) -> Callable[[Opener], None]:
+    """Run the test for every driver, in a loop of its own and with a rig of its own."""
+
+    @pytest.mark.parametrize("opener", [pytest.param(opener, id=name) for name, opener in RIGS.items()])
+    def run(opener: Opener) -> None:
+        async def main() -> None:
+            async with opener() as rig:
+                await soon(test(rig))
+
+        asyncio.run(main())
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def soon(awaited: Awaitable[T]) -> T:
+    """Wait for what must happen, but not for ever."""
+    return await asyncio.wait_for(awaited, DEADLINE_S)
+
+
+async def write(session: Session, *operations: Operation) -> Outcome:
+    """A transaction without conditions."""
+    return await session.txn(then=operations)
+
+
+async def put(session: Session, key: str, value: bytes = b"", lease: int = 0) -> int:
+    """Put one key; the revision it was put at."""
+    return (await write(session, Put(key, value, lease))).revision
+
+
+async def get(session: Session, key: str) -> Item | None:
+    """Read one key."""
+    return (await write(session, Get(key))).item(0)
+
+
+async def delete(session: Session, key: str) -> int:
+    """Delete one key; the revision of the engine afterwards."""
+    return (await write(session, Delete(key))).revision
+
+
+async def keys(
+    session: Session, prefix: str, order: Order = Order.KEY, limit: int = 0, created_below: int = 0
+) -> list[str]:
+    """The keys that a `List` finds, without the prefix."""
+    outcome = await write(session, List(prefix, order, limit, created_below))
+    return [item.key[len(prefix) :] for item in outcome.reads[0]]
+
+
+async def revision(session: Session) -> int:
+    """The engine's revision now."""
+    return (await session.txn()).revision
+
+
+class Reader:
+    """Reads a watch event by event, and checks what must hold of every watch while it does."""
+
+    def __init__(self, session: Session, *targets: str, since: int) -> None:
+        self.revision = since
+        self._watch = session.watch(targets, since)
+        self._batches = aiter(self._watch)
+        self._events: list[Event] = []
+
+    async def batch(self) -> Batch:
+        """The next batch."""
+        batch = await soon(anext(self._batches))
+        revisions = [event.revision for event in batch.events]
+        assert batch.events, "a batch without events tells nobody anything"
+        assert revisions == sorted(revisions), "events come in the order of revisions"
+        assert revisions[0] > self.revision, "a batch holds all events up to its revision, so none comes later or twice"
+        assert revisions[-1] <= batch.revision
+        for event in batch.events:
+            assert event.item is None or (event.item.key, event.item.modified) == (event.key, event.revision)
+        self.revision = batch.revision
+        return batch
+
+    async def event(self) -> Event:
+        """The next event."""
+        if not self._events:
+            self._events.extend((await self.batch()).events)
+        return self._events.pop(0)
+
+    async def events(self, count: int) -> list[tuple[str, bytes | None]]:
+        """The next so many events, as key and value (None: deleted)."""
+        found = [await self.event() for _ in range(count)]
+        return [(event.key, event.item.value if event.item else None) for event in found]
+
+    async def close(self) -> None:
+        """Close the watch."""
+        await self._watch.aclose()

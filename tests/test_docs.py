@@ -1,0 +1,76 @@
+"""Documents: what they show runs, what they link to exists, and the words are explained."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(d.relative_to(ROOT)) for d in DOCUMENTS])
+
+WORDS = (
+    "run", "member", "node", "worker", "round", "world", "ready", "quorum", "last call", "sealed", "waiting", "spare", "broken",
+    "done", "closed", "incarnation", "lease", "revision", "leader", "engine", "driver",
+)  # fmt: skip
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_of_the_readme_prints_what_the_readme_shows(tmp_path):
+    (program,) = blocks(ROOT / "README.md", "python")
+    (shown,) = blocks(ROOT / "README.md", "text")
+    file = tmp_path / "example.py"
+    file.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    line = re.compile(r"(round \d+: rank \d+ of \d+), bootstrap at (\S+:\d+)")
+    printed = sorted(line.fullmatch(text).groups() for text in done.stdout.splitlines())
+    promised = sorted(line.fullmatch(text).groups() for text in shown.splitlines())
+    assert [what for what, _ in printed] == [what for what, _ in promised]
+    assert len({where for _, where in printed}) == 1
+
+
+def test_the_commands_of_the_readme_install_this_package():
+    (commands,) = blocks(ROOT / "README.md", "sh")
+    assert commands.splitlines() == ["pip install .", "python example.py"]
+    assert (ROOT / "pyproject.toml").read_text().count('name = "rdzv"') == 1
+
+
+def test_every_make_target_in_the_documents_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for document in DOCUMENTS for name in re.findall(r"`make ([a-z]+)`", document.read_text())}
+    assert named
+    assert named <= targets
+
+
+@each_document
+def test_every_link_within_the_repository_leads_somewhere(document):
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert missing == []
+
+
+@each_document
+def test_code_blocks_are_closed_and_lines_short(document):
+    text = document.read_text()
+    assert text.count("```") % 2 == 0
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_the_glossary_explains_each_word_once():
+    explained = re.findall(r"^\*\*(.+)\*\*\n: ", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert sorted(explained) == sorted(WORDS)
+
+
+def test_the_changelog_has_a_place_for_what_comes_next():
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"

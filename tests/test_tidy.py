@@ -1,0 +1,265 @@
+"""The shape of the code: who may import whom, how long things may be, and what must not be called at all.
+
+Such rules erode one small exception at a time, so each has a test here and each test says which line breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "rdzv"
+FILES = sorted(SRC.rglob("*.py"))
+TREES = {file: ast.parse(file.read_text()) for file in FILES}
+each_file = pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SRC)) for file in FILES])
+
+LINES_MAX = 500
+FUNCTION_MAX = 60
+
+# From the bottom up: a module may import from its own layer and from those before it. A module of the package's top level
+# that is not named is a part of the member.
+MEMBER = "member"
+LAYERS = [
+    {"errors", "_version"},
+    {"core"},
+    {"endpoint", "kinds", "settings", "bootstrap", "machine"},
+    {"drivers"},
+    {MEMBER},
+    {"aio", "blocking", "server"},
+    {"__init__"},
+    {"cli", "torchrun", "testing", "__main__"},
+]
+NAMED = set().union(*LAYERS)
+NOBODY_IMPORTS = {"cli", "torchrun", "testing", "__main__"}
+
+PURE = {
+    "asyncio", "datetime", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "selectors", "signal",
+    "socket", "subprocess", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+"""What `core` must not import: whatever tells it something that is not in its arguments."""
+
+THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "drivers/etcd", "typer": "cli/", "rich": "cli/"}
+"""Which package may be imported in which place; '' is everywhere."""
+
+UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+
+
+def layer_of(part: str) -> int:
+    name = part if part in NAMED else MEMBER
+    return next(index for index, names in enumerate(LAYERS) if name in names)
+
+
+def part_of(module: str) -> str:
+    """The part of the package that a dotted name below it belongs to."""
+    return module.partition(".")[0] or "__init__"
+
+
+def own_part(file: Path) -> str:
+    inside = file.relative_to(SRC)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Every import of a file, wherever it stands, as (line, absolute dotted name)."""
+    package = ["rdzv", *file.relative_to(SRC).parts[:-1]]
+    for node in ast.walk(TREES[file]):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, node.module] if node.module else base)
+            # `from . import x` names a module only together with x.
+            for alias in node.names:
+                yield node.lineno, f"{start}.{alias.name}" if start == "rdzv" or not node.module else start
+
+
+def own_imports(file: Path) -> Iterator[tuple[int, str]]:
+    for line, name in imports(file):
+        if name.split(".")[0] == "rdzv":
+            yield line, part_of(name.removeprefix("rdzv").lstrip("."))
+
+
+def where(file: Path, line: int) -> str:
+    return f"{file.relative_to(ROOT)}:{line}"
+
+
+def test_the_files_are_found():
+    assert {"errors.py", "settings.py"} <= {file.name for file in FILES}
+
+
+@each_file
+def test_a_module_imports_only_from_its_own_layer_and_below(file):
+    mine = layer_of(own_part(file))
+    wrong = [f"{where(file, line)} imports {part}" for line, part in own_imports(file) if layer_of(part) > mine]
+    assert wrong == []
+
+
+@each_file
+def test_nobody_imports_what_is_for_people_and_frameworks(file):
+    wrong = [
+        f"{where(file, line)} imports {part}"
+        for line, part in own_imports(file)
+        if part in NOBODY_IMPORTS and part != own_part(file) and own_part(file) != "__main__"
+    ]
+    assert wrong == []
+
+
+@each_file
+def test_the_core_is_pure(file):
+    if own_part(file) != "core":
+        return
+    wrong = [f"{where(file, line)} imports {name}" for line, name in imports(file) if name.split(".")[0] in PURE]
+    assert wrong == []
+
+
+@each_file
+def test_other_packages_are_imported_only_where_they_belong(file):
+    inside = file.relative_to(SRC).as_posix()
+    wrong = []
+    for line, name in imports(file):
+        top = name.split(".")[0]
+        if top in sys.stdlib_module_names or top == "rdzv":
+            continue
+        if top not in THIRD_PARTY or not inside.startswith(THIRD_PARTY[top]):
+            wrong.append(f"{where(file, line)} imports {top}")
+    assert wrong == []
+
+
+@each_file
+def test_nothing_is_read_that_could_run_code(file):
+    wrong = [f"{where(file, line)} imports {name}" for line, name in imports(file) if name.split(".")[0] in UNSAFE]
+    wrong += [
+        f"{where(file, node.lineno)} calls {node.func.id}"
+        for node in ast.walk(TREES[file])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
+    ]
+    assert wrong == []
+
+
+@each_file
+def test_no_wall_clock_is_read(file):
+    wrong = []
+    for node in ast.walk(TREES[file]):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if f"{owner}.{node.attr}" in WALL_CLOCK:
+                wrong.append(f"{where(file, node.lineno)} uses {owner}.{node.attr}")
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            wrong += [
+                f"{where(file, node.lineno)} imports time.{a.name}" for a in node.names if f"time.{a.name}" in WALL_CLOCK
+            ]
+    assert wrong == []
+
+
+@each_file
+def test_no_file_is_too_long_to_be_read_at_once(file):
+    assert len(file.read_text().splitlines()) <= LINES_MAX
+
+
+@each_file
+def test_no_function_is_too_long_to_be_seen_at_once(file):
+    long = [
+        f"{where(file, node.lineno)} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(TREES[file])
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= FUNCTION_MAX
+    ]
+    assert long == []
+
+
+@each_file
+def test_a_module_says_what_lives_in_it(file):
+    is_empty = not TREES[file].body
+    assert is_empty or ast.get_docstring(TREES[file])
+
+
+def test_no_module_is_a_drawer_for_leftovers():
+    drawers = {"utils", "util", "helpers", "common", "misc", "manager"}
+    assert [where(file, 1) for file in FILES if drawers & {file.stem, *file.relative_to(SRC).parts[:-1]}] == []
+
+
+def test_the_name_of_every_test_is_a_sentence():
+    vague = []
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+                words = node.name.split("_")[1:]
+                if len(words) < 3 and not ast.get_docstring(node):
+                    vague.append(f"{where(file, node.lineno)} {node.name}")
+    assert vague == []
+
+
+# ---- importing the package
+
+
+def python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_the_package_brings_in_msgspec_and_the_standard_library_only():
+    program = """if True:
+        import sys
+        before = set(sys.modules)
+        import rdzv
+        tops = {name.split(".")[0] for name in set(sys.modules) - before}
+        print(*sorted(tops - set(sys.stdlib_module_names) - {"rdzv", "msgspec"}))
+    """
+    assert python(program) == ""
+
+
+def best_of_5(program: str) -> float:
+    times = []
+    for _ in range(5):
+        before = time.perf_counter()
+        python(program)
+        times.append(time.perf_counter() - before)
+    return min(times)
+
+
+def test_importing_the_package_is_quick():
+    # 120 ms is the aim on an idle machine; three times that leaves room for a busy one.
+    assert best_of_5("import rdzv") - best_of_5("pass") < 3 * 0.120
+
+
+# ---- the tests above can fail
+
+
+def test_a_forbidden_import_would_be_found(monkeypatch):
+    module = sys.modules[__name__]
+    bad = SRC / "core" / "bad.py"
+    source = "import os\nfrom ..drivers import memory\nfrom .. import cli\nimport torch\nfrom rdzv.testing import loop\n"
+    monkeypatch.setitem(TREES, bad, ast.parse(source))
+    assert list(imports(bad)) == [
+        (1, "os"), (2, "rdzv.drivers"), (3, "rdzv.cli"), (4, "torch"), (5, "rdzv.testing")
+    ]  # fmt: skip
+    assert list(own_imports(bad)) == [(2, "drivers"), (3, "cli"), (5, "testing")]
+    for check in (
+        module.test_the_core_is_pure,
+        module.test_a_module_imports_only_from_its_own_layer_and_below,
+        module.test_nobody_imports_what_is_for_people_and_frameworks,
+        module.test_other_packages_are_imported_only_where_they_belong,
+    ):
+        with pytest.raises(AssertionError):
+            check(bad)
+
+
+def test_a_forbidden_call_would_be_found(monkeypatch):
+    module = sys.modules[__name__]
+    bad = SRC / "bad.py"
+    for source in ("import time\ntime.time()", "import datetime\ndatetime.datetime.now()", "from time import time"):
+        monkeypatch.setitem(TREES, bad, ast.parse(source))
+        with pytest.raises(AssertionError):
+            module.test_no_wall_clock_is_read(bad)
+    for source in ("import pickle", "eval('1')"):
+        monkeypatch.setitem(TREES, bad, ast.parse(source))
+        with pytest.raises(AssertionError):
+            module.test_nothing_is_read_that_could_run_code(bad)
