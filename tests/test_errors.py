@@ -17,10 +17,12 @@ from rdzv.errors import (
     Drained,
     EngineMoved,
     Evicted,
+    ForkedChild,
     Incompatible,
     JoinTimeout,
     LeftAlready,
     LimitExceeded,
+    NotJoined,
     RdzvError,
     RoundOver,
     SettingsError,
@@ -80,6 +82,12 @@ CASES = [
     ),
     (RoundOver(3, "node7 was lost"), "round 3 is over: node7 was lost; call join() for the next one"),
     (LeftAlready("job", "join()"), "join(): this member has left run 'job'; make a new Rendezvous to come back"),
+    (NotJoined("job", "done"), "done: this member has not joined run 'job'; call join() first"),
+    (
+        ForkedChild("job", "join"),
+        "join: this member of run 'job' belongs to the process that this one was forked from; make a new Rendezvous here "
+        "to take part",
+    ),
     (LimitExceeded("record 'ask'", 2000, 1024), "record 'ask' has 2000 bytes, at most 1024 are allowed"),
     (Incompatible("record 'ask'", "it is too new"), "record 'ask' cannot be read: it is too new"),
 ]

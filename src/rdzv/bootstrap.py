@@ -62,6 +62,7 @@ def parse(address: str) -> Bootstrap:
 def bind(host: str, ports: tuple[int, int]) -> Bootstrap:
     """Bind on all interfaces, since the name others know us by may resolve to loopback here; `host` is what they are told."""
     low, high = ports
+    problem: OSError | None = None
     for port in range(low, high + 1):
         try:
             listener = _listen(host, port)

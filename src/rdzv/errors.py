@@ -11,7 +11,9 @@
     ├── Drained                        an operator asked this member to go: leave, do not join again
     ├── Banned                         an operator banned this host
     ├── RoundOver                      the round this store belonged to is over
+    ├── NotJoined                      a call that is for members, before join()
     ├── LeftAlready                    a call after leave()
+    ├── ForkedChild                    a call in a child process, on an object of the process it was forked from
     ├── LimitExceeded (ValueError)     a value larger than the wire format allows
     └── Incompatible                   bytes that are not ours, or of another version
 
@@ -30,6 +32,16 @@ def _seconds(value: float) -> str:
 
 class RdzvError(Exception):
     """The base of all of them."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # OSError, a base of some, keeps only part of its arguments when it is pickled.
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(kind: type[RdzvError], args: tuple[object, ...], fields: dict[str, object]) -> RdzvError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class SettingsError(RdzvError, ValueError):
@@ -188,6 +200,18 @@ class RoundOver(RdzvError):
         return f"round {self.round_number} is over: {self.reason}; call join() for the next one"
 
 
+class NotJoined(RdzvError):
+    """Only a member that has joined can say that."""
+
+    def __init__(self, run_id: str, call: str) -> None:
+        super().__init__(run_id, call)
+        self.run_id = run_id
+        self.call = call
+
+    def __str__(self) -> str:
+        return f"{self.call}: this member has not joined run {self.run_id!r}; call join() first"
+
+
 class LeftAlready(RdzvError):
     """The rendezvous was left; a new object is needed to come back."""
 
@@ -198,6 +222,21 @@ class LeftAlready(RdzvError):
 
     def __str__(self) -> str:
         return f"{self.call}: this member has left run {self.run_id!r}; make a new Rendezvous to come back"
+
+
+class ForkedChild(RdzvError):
+    """The member lives on in the process that this one was forked from, and only there."""
+
+    def __init__(self, run_id: str, call: str) -> None:
+        super().__init__(run_id, call)
+        self.run_id = run_id
+        self.call = call
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call}: this member of run {self.run_id!r} belongs to the process that this one was forked from; "
+            "make a new Rendezvous here to take part"
+        )
 
 
 class LimitExceeded(RdzvError, ValueError):

@@ -80,20 +80,28 @@ class Bell:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._rung = False
+        self.rings = 0
+        """How often it rang: see `wait`."""
         self._waiters: set[asyncio.Future[bool]] = set()
 
     def ring(self) -> None:
         """Wake all who wait now, or else the next one to wait."""
-        if not self._waiters:
-            self._rung = True
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(True)
+        self.rings += 1
+        waiting = [waiter for waiter in self._waiters if not waiter.done()]
+        for waiter in waiting:
+            waiter.set_result(True)
+        self._rung = self._rung or not waiting
 
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """True when the bell rang, False when the time ran out first. None: no limit."""
-        if self._rung:
-            self._rung = False
+    async def wait(self, timeout_s: float | None = None, since: int | None = None) -> bool:
+        """True when the bell rang, False when the time ran out first. None: no limit.
+
+        Those who share a bell pass the `rings` they knew before they looked around: a kept ring is used up by the first of them.
+        """
+        if since is None:
+            rung, self._rung = self._rung, False
+        else:
+            rung = self.rings != since
+        if rung:
             return True
         if timeout_s is not None and timeout_s <= 0:
             return False

@@ -25,10 +25,21 @@ from .core.model import NO_ROUND, Cause, Entry, Head, Phase, RoundId, Told, Why
 from .core.status import Status, describe
 from .core.told import Change, Found, Kind, Step, change, step, still_ours, tell
 from .drivers.base import Driver, EngineReset, Get, List, Session
-from .errors import Closed, Drained, EngineMoved, Evicted, JoinTimeout, LeftAlready, RdzvError, RoundOver, Unreachable
+from .errors import (
+    Closed,
+    Drained,
+    EngineMoved,
+    Evicted,
+    JoinTimeout,
+    LeftAlready,
+    NotJoined,
+    RdzvError,
+    RoundOver,
+    Unreachable,
+)
 from .machine import Bell, Machine, sleep
 from .mirror import Mirror
-from .notices import Notice, Observer, about_head
+from .notices import Notice, Observer, about_head, hand_over
 from .presence import Presence, record_for
 from .settings import Settings
 from .world import World
@@ -71,25 +82,29 @@ class Member:
         # What the caller must hear.
         self._changed: Change | None = None
         self._evicted: Evicted | None = None
-        self._told = False
-        """The caller knows that it was evicted; its next join is that of a new member."""
+        self._told_of: Evicted | None = None
+        """The eviction that the caller knows of; its next join is that of a new member."""
         self._fatal: RdzvError | None = None
-        self._gone = False
+        self._leaving: asyncio.Task[None] | None = None
         self._failed: BaseException | None = None
 
     # ---- what others call
 
     @property
     def changed(self) -> Change | None:
-        """What is wrong with the world we hold, or None. A local read."""
-        self._told = self._told or self._evicted is not None
-        return self._changed
+        """What is wrong with the world we hold, or None. A local read, which other threads may make too."""
+        evicted = self._evicted  # Read first: of an eviction that comes in between the caller is rather told twice.
+        told = self._changed
+        if evicted is not None and told is not None and told.kind is Kind.EVICTED:
+            self._told_of = evicted
+        return told
 
     async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
-        """The change, as soon as there is one; None when the time ran out first."""
+        """The change, as soon as there is one; None when the time ran out first, or we leave."""
         deadline = None if timeout_s is None else self._machine.now() + timeout_s
-        while self._changed is None:
-            if not await self._bell.wait(None if deadline is None else deadline - self._machine.now()):
+        while self._changed is None and self._leaving is None:
+            left_s = None if deadline is None else deadline - self._machine.now()
+            if not await self._bell.wait(left_s, self._bell.rings):
                 break
         return self.changed
 
@@ -100,15 +115,17 @@ class Member:
         Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
         """
         self._check_usable("join")
-        if self._evicted is not None and not self._told:
-            self._told = True
+        if self._evicted is not None and self._told_of is not self._evicted:
+            self._told_of = self._evicted
             raise self._evicted
         await self._be_ready()
         limit_s = self._settings.join_timeout if timeout_s is None else timeout_s
         began_at = self._machine.now()
         while True:
+            rings = self._bell.rings
             self._check("join")
-            world = await self._try_take()
+            # If there is a world already, another join that is under way was given it, for all of us.
+            world = self._world or await self._try_take()
             if world is not None:
                 return world
             if self._heard is not None and self._heard.phase is Phase.SEALED and self._away_s() == 0:
@@ -116,37 +133,42 @@ class Member:
             waited_s = self._machine.now() - began_at
             if waited_s >= limit_s:
                 raise await self._timed_out(waited_s)
-            await self._bell.wait(limit_s - waited_s + 0.001)
+            await self._bell.wait(limit_s - waited_s + 0.001, rings)
 
     async def done(self) -> None:
         """Our work succeeded. We stay until the others are done too, or until we leave."""
-        self._check("done")
-        if self._holds is None:
-            raise RoundOver(0, "done() is for a member that holds a round")
+        self._check_joined("done", self._holds)
         self._done = True
-        await self._insist(lambda presence: presence.put_record(done=True))
+        await self._insist("done", lambda presence: presence.put_record(done=True))
         self._notice("done", "its work succeeded")
 
     async def drain(self, reason: str = "asked to go") -> None:
         """Say that we are about to go, so that the others re-form without waiting for us to be gone."""
-        self._check("drain")
+        self._check_joined("drain", self._task)
         self._drain = reason[:500] or "no reason was given"
-        await self._insist(lambda presence: presence.put_record(drain=self._drain))
+        await self._insist("drain", lambda presence: presence.put_record(drain=self._drain))
         self._notice("drained", reason)
 
     async def close_run(self, reason: str = "closed by a member") -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without us."""
-        self._check("close_run")
+        self._check_joined("close_run", self._task)
         cause = Cause(kind=Why.CLOSED, text=f"{reason[:1000]} (by {self._name})", members=(self._name,))
         holds = None if self._holds is None else self._holds.round
-        if not await self._insist(lambda presence: presence.close_run(cause, holds)):
+        if not await self._insist("close_run", lambda presence: presence.close_run(cause, holds)):
             raise RoundOver(holds.number if holds else 0, "the others have gone on, so it is not ours to close the run")
 
     async def leave(self, *, failed: bool = False, reason: str = "") -> None:
         """Go. The run goes on for the others; `failed` says that we gave up, and why. Never raises, takes at most LEAVE_S."""
-        if self._gone:
-            return
-        self._gone = True
+        if self._leaving is None:
+            # A task of its own: a caller that stops waiting must not leave half a member behind.
+            leaving = self._leave(failed, reason)
+            self._leaving = asyncio.get_running_loop().create_task(leaving, name=f"rdzv leave {self._name}")
+        await asyncio.wait([self._leaving])
+
+    async def _leave(self, failed: bool, reason: str) -> None:
+        if self._world is not None:
+            self._world.end("this member has left")
+        self._bell.ring()
         farewell = asyncio.get_running_loop().create_task(self._say_goodbye(failed, reason), name="rdzv goodbye")
         timer = self._machine.call_later(LEAVE_S, farewell.cancel)
         await asyncio.wait([farewell])
@@ -180,7 +202,7 @@ class Member:
         if self._holds is not None:
             self._owes_ready = self._evicted is None
             self._give_up(self._holds)
-        self._evicted, self._told, self._done = None, False, False
+        self._evicted, self._done = None, False
         if self._task is None or self._task.done():
             if not isinstance(self._fatal, Closed):
                 self._fatal = None
@@ -211,7 +233,10 @@ class Member:
                     self._lose_touch(str(error))
                     await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
                 except _AnotherRun:
-                    await presence.go("", {})
+                    await presence.give_back_lease()
+                except (Evicted, Closed):
+                    await presence.give_back_lease()
+                    raise
                 finally:
                     self._presence = None
                     await session.close()
@@ -340,6 +365,8 @@ class Member:
         elif self._fatal is not None and not (isinstance(self._fatal, Closed) and self._fatal.success):
             kind = Kind.CLOSED if isinstance(self._fatal, Closed) else Kind.OUTAGE
             told = Change(kind, str(self._fatal))
+        elif self._failed is not None:
+            told = Change(Kind.OUTAGE, f"this member has failed: {self._failed!r}")
         elif self._holds is not None:
             if self._heard is not None:
                 told = change(self._holds, self._heard)
@@ -377,7 +404,8 @@ class Member:
 
     async def _examine(self, presence: Presence, table: str) -> World | None:
         result, head = await presence.examine(table)
-        if head is None or result is Found.LOOK_AGAIN or presence is not self._presence or presence.over is not None:
+        over = presence is not self._presence or presence.over is not None or self._leaving is not None
+        if head is None or result is Found.LOOK_AGAIN or over:
             self._bell.ring()
             return None
         if result is Found.GIVEN:
@@ -419,7 +447,7 @@ class Member:
         if self._presence is not None and self._away_s() == 0:
             try:
                 status = await self._status(self._presence.session, self._presence)
-            except (RdzvError, EngineReset) as error:
+            except RdzvError as error:
                 reason = f"{reason}: {error}"
             else:
                 reason = status.reason
@@ -434,7 +462,7 @@ class Member:
         return f"{self._machine.host}/{slot}" if slot else self._machine.host
 
     def _check_usable(self, call: str) -> None:
-        if self._gone:
+        if self._leaving is not None:
             raise LeftAlready(self._settings.run_id, call)
         if self._failed is not None:
             raise self._failed
@@ -443,15 +471,20 @@ class Member:
         """Before any call is answered: have we left, been evicted, or met something final?"""
         self._check_usable(call)
         if self._evicted is not None:
-            self._told = True
+            self._told_of = self._evicted
             raise self._evicted
         if self._fatal is not None:
             raise self._fatal
 
-    async def _insist(self, act: Callable[[Presence], Awaitable[T]]) -> T:
+    def _check_joined(self, call: str, proof: object | None) -> None:
+        self._check(call)
+        if proof is None:
+            raise NotJoined(self._settings.run_id, call)
+
+    async def _insist(self, call: str, act: Callable[[Presence], Awaitable[T]]) -> T:
         """Do it on the present presence, waiting for one if need be. What is done here is safe to do twice."""
         while True:
-            self._check("this call")
+            self._check(call)
             presence = self._presence
             if presence is None:
                 await self._bell.wait(1.0)
@@ -493,7 +526,10 @@ class Member:
 
     async def _status(self, session: Session, presence: Presence | None) -> Status:
         keys = Keys(self._settings.run_id)
-        listed = await session.txn(then=[List(keys.group)])
+        try:
+            listed = await session.txn(then=[List(keys.group)])
+        except EngineReset:
+            raise Unreachable(self._driver.endpoint, "it was restarted a moment ago") from None
         mirror = Mirror(keys, listed.reads[0], listed.revision)
         view = mirror.view(
             settings=self._settings.agreed(),
@@ -516,7 +552,7 @@ class Member:
 
     def _tell(self, notice: Notice) -> None:
         if self._observer is not None:
-            self._observer(notice)
+            hand_over(self._observer, notice)
 
 
 class _AnotherRun(Exception):  # noqa: N818  Not an error: a new life of the run id began while we waited.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -20,6 +21,14 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 Observer = Callable[[Notice], None]
+
+
+def hand_over(observer: Observer, notice: Notice) -> None:
+    """What goes wrong in an observer is logged and goes no further: who only looks on must not end a membership."""
+    try:
+        observer(notice)
+    except Exception:
+        logging.getLogger(__name__).exception("the observer failed with %s", notice)
 
 
 def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterator[Notice]:

@@ -15,7 +15,7 @@ import msgspec
 from . import settings as settings_module
 from ._version import __version__
 from .core import wire
-from .core.acts import close_head
+from .core.acts import close_head, journal_line
 from .core.keys import Keys
 from .core.model import (
     NO_ROUND,
@@ -25,7 +25,6 @@ from .core.model import (
     Cause,
     Entry,
     Head,
-    JournalEntry,
     Member,
     Phase,
     RoundId,
@@ -88,6 +87,8 @@ class Presence:
         self.duty: Duty | None = None
         self.renewed_at = machine.now()
         self.line: Entry | None = None
+        self.taken_at = 0
+        """Revision of the read by which the present round was given."""
         self._entry_created = 0
         self._on_beat = on_beat
         self._ended = Bell(machine)
@@ -112,7 +113,7 @@ class Presence:
                 self.lease = 0
                 continue
             except RdzvError:
-                await self._give_back_lease()
+                await self.give_back_lease()
                 raise
             if outcome.succeeded:
                 break
@@ -127,10 +128,11 @@ class Presence:
             self._entry_created = self.created
         self.sight.show(head, outcome.revision)
         if self.sight.head is not None and self.sight.head.phase is Phase.CLOSED:
-            await self._give_back_lease()
+            await self.give_back_lease()
             raise self.closed(self.sight.head)
 
-    async def _give_back_lease(self) -> None:
+    async def give_back_lease(self) -> None:
+        """End our key now, so that nobody takes us for present until the lease runs out."""
         try:
             await self.session.revoke(self.lease)
         except (Unreachable, EngineReset):
@@ -213,7 +215,7 @@ class Presence:
 
     async def run(self) -> None:
         """Stay. Ends only by an exception: Evicted, EngineReset, what `end` was given, or a defect."""
-        tasks = [self._spawn(self._heartbeat(), "heartbeat"), self._spawn(self._stay_in_line(), "watch")]
+        tasks = [self._spawn(self._heartbeat, "heartbeat"), self._spawn(self._stay_in_line, "watch")]
         try:
             while self.over is None:
                 await self._ended.wait()
@@ -227,30 +229,31 @@ class Presence:
         """Follow; once nobody is before us, lead as well."""
         await self._follow()
         self.duty = Duty(self)
-        leading = self._spawn(self._lead(self.duty), "duty")
+        leading = self._spawn(self._lead, "duty")
         try:
             await self._follow()
         finally:
             leading.cancel()
             await asyncio.gather(leading, return_exceptions=True)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
         async def watched() -> None:
             try:
-                await coroutine
+                await work()
             except Exception as error:  # noqa: BLE001  Whatever it is, it ends the presence, and `run` raises it.
                 self.end(error)
 
         return asyncio.get_running_loop().create_task(watched(), name=f"rdzv {what} {self.record.name}")
 
-    async def _lead(self, duty: Duty) -> None:
+    async def _lead(self) -> None:
         """A duty that fails must not leave a leader that leads nobody: its lease ends with it."""
+        assert self.duty is not None, "made before this task is"
         try:
-            await duty.run()
+            await self.duty.run()
         except EngineReset:
             raise
         except Exception:
-            await self._give_back_lease()
+            await self.give_back_lease()
             raise
 
     @property
@@ -377,6 +380,7 @@ class Presence:
         result = found(head, table, line, self.created)
         if result is Found.GIVEN and line is not None and entry is not None:
             self.line, self._entry_created = line, entry.created
+            self.taken_at = outcome.revision
         return result, head
 
     async def put_record(self, **changes: Any) -> None:
@@ -448,18 +452,7 @@ class Presence:
 
     def journal(self, head: Head, reason: str) -> Put:
         """The journal's line for a head write, to go into the same transaction."""
-        line = JournalEntry(
-            seq=head.seq,
-            run=head.run,
-            era=head.era,
-            number=head.number,
-            phase=head.phase,
-            size=head.size,
-            call=head.call,
-            by=self.record.name,
-            reason=reason,
-            cause=head.cause,
-        )
+        line = journal_line(head, self.record.name, reason)
         return Put(self.keys.journal_entry(head.seq), wire.encode(line), self.run_lease)
 
 

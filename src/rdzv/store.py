@@ -4,8 +4,9 @@ It belongs to one round: its keys are named by the round's rank table and are de
 compares the writer's own line in that table, so a late writer of an old round is refused (RoundOver) and can never reach into
 the new one. Waits end when the round breaks.
 
-A write whose outcome is unknown is not repeated blindly: every value carries the id of the operation that wrote it, so that
-reading it back tells.
+A write whose outcome is unknown is not repeated blindly. Beside its value every write puts a mark with the operation's id and
+result, so that reading the mark tells whether it took effect. Marks are kept apart from values, because another member may have
+overwritten the value since; and there is one per operation a member has under way, so their number stays small.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ VALUE_MAX = 1024 * 1024
 TIMEOUT_S = 300.0
 
 
-class _Value(msgspec.Struct, frozen=True, array_like=True):
-    """A value and the operation that wrote it."""
+class _Mark(msgspec.Struct, frozen=True, array_like=True):
+    """An operation that took effect, and its result."""
 
     operation: str
-    data: bytes
+    result: bytes
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Value).decode
+_decode = msgspec.msgpack.Decoder(_Mark).decode
 
 
 class Store:
@@ -47,7 +48,12 @@ class Store:
         self._table = table
         self._round = round_number
         self._machine = machine
-        self._prefix = presence.keys.kv(table)
+        self._values = presence.keys.kv(table) + "value/"
+        self._marks = presence.keys.kv(table) + "mark/"
+        self._lanes: list[int] = []
+        self._lanes_made = 0
+        self._marked: dict[str, int] = {}
+        """Revision of each of our marks, as far as we know."""
         self._bells: set[Bell] = set()
         self.timeout_s = TIMEOUT_S
         self.over = ""
@@ -61,13 +67,9 @@ class Store:
 
     async def multi_set(self, values: Mapping[str, bytes | str]) -> None:
         """Write several keys at once: whoever sees one of them sees all."""
-        operation = self._machine.token()
-        puts = {self._key(key): _encode(_Value(operation, _bytes(key, value))) for key, value in values.items()}
-
-        def writes() -> list[Operation]:
-            return [Put(key, data, self._presence.run_lease) for key, data in puts.items()]
-
-        await self._write(writes, operation, next(iter(puts), ""))
+        data = {self._key(key): _bytes(key, value) for key, value in values.items()}
+        if data:
+            await self._once(lambda _: (b"", [self._put(key, value) for key, value in data.items()]))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0, and say what it is now. Exactly once, even if an answer was lost."""
@@ -89,12 +91,12 @@ class Store:
     async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         """Write if the value is `expected` (empty: if there is none); return the value there is afterwards."""
         wanted, new = _bytes(key, expected), _bytes(key, desired)
-        return await self._change(key, lambda old: new if (old or b"") == wanted else old or b"", keep_same=True)
+        return await self._change(key, lambda old: new if (old or b"") == wanted else old or b"")
 
     async def delete(self, key: str) -> bool:
         """Remove a key; whether it was there."""
         full = self._key(key)
-        return await self._until_sure(lambda: self._delete(full))
+        return bool(await self._once(lambda old: (b"1" if old else b"", [Delete(full)]), full))
 
     # ---- reading
 
@@ -105,7 +107,7 @@ class Store:
     async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
         """The values, waited for if need be."""
         found = await self._await(keys, timeout_s)
-        return [_decode(found[self._key(key)].value).data for key in keys]
+        return [found[self._key(key)].value for key in keys]
 
     async def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
         """Until all of the keys are set."""
@@ -118,7 +120,7 @@ class Store:
 
     async def num_keys(self) -> int:
         """How many keys this round has."""
-        return len((await self._read([List(self._prefix)])).reads[0])
+        return len((await self._read([List(self._values)])).reads[0])
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long later calls wait if they do not say."""
@@ -149,7 +151,7 @@ class Store:
         if len(key) > KEY_MAX:
             raise LimitExceeded(f"store key {key[:40]!r}...", len(key), KEY_MAX)
         # A key that ends with '/' would be a prefix to the engine.
-        return f"{self._prefix}{key}="
+        return f"{self._values}{key}="
 
     async def _until_sure(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat."""
@@ -162,7 +164,7 @@ class Store:
                 if self._machine.now() >= deadline:
                     if isinstance(error, Unreachable):
                         raise
-                    raise Unreachable("the engine", "it was restarted", self.timeout_s) from error
+                    raise Unreachable("of this run", "it was restarted", self.timeout_s) from error
                 await sleep(self._machine, 0.1 + 0.2 * self._machine.jitter())
 
     async def _txn(self, compares: Sequence[Modified], writes: list[Operation], otherwise: list[Operation]) -> Outcome:
@@ -182,52 +184,60 @@ class Store:
     async def _read(self, reads: list[Operation]) -> Outcome:
         return await self._until_sure(lambda: self._presence.session.txn(then=reads))
 
-    async def _write(self, writes: Callable[[], list[Operation]], operation: str, probe: str) -> None:
-        """Unconditional. After an unknown outcome, look whether it took effect, so that it does not happen a second time."""
-        doubt = False
+    def _put(self, key: str, value: bytes) -> Put:
+        return Put(key, value, self._presence.run_lease)
 
-        async def attempt() -> None:
-            nonlocal doubt
-            if doubt:
-                item = (await self._presence.session.txn(then=[Get(probe)])).item(0)
-                if item is not None and _decode(item.value).operation == operation:
-                    return
-            doubt = True
-            await self._txn((), writes(), [])
+    async def _change(self, key: str, make: Callable[[bytes | None], bytes]) -> bytes:
+        """Make a new value of the old one, if nobody is quicker; again if somebody is."""
+        full = self._key(key)
 
-        if probe:
-            await self._until_sure(attempt)
+        def plan(item: Item | None) -> tuple[bytes, list[Operation]]:
+            old = None if item is None else item.value
+            new = _bytes(key, make(old))
+            return new, [] if new == (old or b"") else [self._put(full, new)]
 
-    async def _change(self, key: str, make: Callable[[bytes | None], bytes], *, keep_same: bool = False) -> bytes:
-        """Read, compute, write if nobody was quicker; again if somebody was."""
-        full, operation = self._key(key), self._machine.token()
-        known: list[Item | None] = []
+        return await self._once(plan, full)
+
+    async def _once(self, plan: Callable[[Item | None], tuple[bytes, list[Operation]]], key: str = "") -> bytes:
+        """Carry out what `plan` makes of the key's present state, exactly once; without a key, whatever its state."""
+        operation = self._machine.token()
+        if not self._lanes:
+            self._lanes_made += 1
+            self._lanes.append(self._lanes_made)
+        lane = self._lanes.pop()
+        seen: Outcome | None = None
+        doubt = bool(key)
 
         async def attempt() -> bytes:
-            if not known:
-                known.append((await self._presence.session.txn(then=[Get(full)])).item(0))
+            nonlocal seen, doubt
+            mark = f"{self._marks}{self._presence.id}/{lane}"
+            reads: list[Operation] = [Get(mark), *([Get(key)] if key else [])]
+            if doubt and seen is None:
+                seen = await self._presence.session.txn(then=reads)
             while True:
-                item = known.pop()
-                old = None if item is None else _decode(item.value)
-                if old is not None and old.operation == operation:
-                    return old.data
-                new = make(None if old is None else old.data)
-                if keep_same and old is not None and new == old.data:
-                    return new
-                if keep_same and old is None and not new:
-                    return new
-                _bytes(key, new)
-                put = Put(full, _encode(_Value(operation, new)), self._presence.run_lease)
-                outcome = await self._txn([Modified(full, item.modified if item else 0)], [put], [Get(full)])
+                item: Item | None = None
+                if seen is not None:
+                    marked, item = seen.item(0), seen.item(1) if key else None
+                    self._marked[mark] = marked.modified if marked is not None else 0
+                    if marked is not None and _decode(marked.value).operation == operation:
+                        return _decode(marked.value).result
+                result, writes = plan(item)
+                if not writes:
+                    return result
+                # The mark's revision fences our own attempts: one that was given up but arrives late is refused.
+                compares = [Modified(mark, self._marked.get(mark, 0))]
+                compares += [Modified(key, item.modified if item else 0)] if key else []
+                seen, doubt = None, True
+                outcome = await self._txn(compares, [*writes, self._put(mark, _encode(_Mark(operation, result)))], reads)
                 if outcome.succeeded:
-                    return new
-                known.append(outcome.item(1))
+                    self._marked[mark] = outcome.revision
+                    return result
+                seen = msgspec.structs.replace(outcome, reads=outcome.reads[1:])
 
-        return await self._until_sure(attempt)
-
-    async def _delete(self, full: str) -> bool:
-        outcome = await self._txn((), [Get(full), Delete(full)], [])
-        return bool(outcome.reads[0])
+        try:
+            return await self._until_sure(attempt)
+        finally:
+            self._lanes.append(lane)
 
     async def _await(self, keys: Sequence[str], timeout_s: float | None) -> dict[str, Item]:
         """All of the keys, watched for until they are there."""

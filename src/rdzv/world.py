@@ -10,8 +10,8 @@ from .bootstrap import Bootstrap
 from .core.keys import Keys
 from .core.model import Entry, Era, Head
 from .core.ranks import digest
-from .drivers.base import List
-from .errors import Incompatible, RoundOver
+from .drivers.base import EngineReset, List
+from .errors import Incompatible, RoundOver, Unreachable
 from .machine import Machine
 from .mirror import Mirror
 from .presence import Presence
@@ -49,7 +49,11 @@ class World:
         self.bootstrap = address
         self.era: Era = head.era
         self.digest = head.digest
+        self.incarnation = head.run
+        """Random id of this life of the run id."""
         self.table = head.table
+        self.given_by = (presence.session.instance, presence.id, presence.taken_at)
+        """Engine instance, own id and revision of the read that gave it: what an audit needs."""
         self._presence = presence
         self.store = Store(presence, head.table, head.number, machine)
 
@@ -64,7 +68,10 @@ class World:
         """All members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
         presence = self._presence
         keys = Keys(self.run_id)
-        listed = await presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
+        try:
+            listed = await presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
+        except EngineReset:
+            raise Unreachable("of this run", "it was restarted a moment ago") from None
         mirror = Mirror(keys, [*listed.reads[0], *listed.reads[1]], listed.revision)
         lines = mirror.tables.get(self.table, {})
         if len(lines) < self.size:
@@ -88,7 +95,8 @@ class World:
         self.store.moved_to(presence)
 
     def end(self, reason: str) -> None:
-        """The round is over for us: waits in its store end."""
+        """The round is over for us: waits in its store end, and a bootstrap socket that nobody took is closed."""
         self.store.end(reason)
+        self.bootstrap.release()
 
 

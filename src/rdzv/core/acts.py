@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from .model import Call, Cause, Entry, Head, Phase
+from .model import Call, Cause, Entry, Head, JournalEntry, Phase
 
 
 class WriteHead(msgspec.Struct, frozen=True):
@@ -61,3 +61,19 @@ def call_for(head: Head, call: Call) -> Head:
 def close_head(head: Head, cause: Cause) -> Head:
     """The last head of an incarnation."""
     return msgspec.structs.replace(call_for(head, Call.NONE), phase=Phase.CLOSED, cause=cause)
+
+
+def journal_line(head: Head, by: str, reason: str) -> JournalEntry:
+    """What the journal keeps of a head write."""
+    return JournalEntry(
+        seq=head.seq,
+        run=head.run,
+        era=head.era,
+        number=head.number,
+        phase=head.phase,
+        size=head.size,
+        call=head.call,
+        by=by,
+        reason=reason,
+        cause=head.cause,
+    )

@@ -15,7 +15,7 @@ import msgspec
 
 from .model import Entry
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -29,9 +29,19 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key by which node2 comes before node10."""
-    parts = _DIGITS.split(text)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part)
+    """Sort key by which node2 comes before node10.
+
+    Numbers are compared as text, the shorter first, and never converted: a name may hold more digits than Python converts,
+    or digits that it does not, and no name that a member chose may stop its leader.
+    """
+    key = []
+    for part in _DIGITS.split(text):
+        digits = part.lstrip("0")
+        if _DIGITS.fullmatch(part):
+            key.append((0, len(digits), digits))
+        elif part:
+            key.append((1, 0, part))
+    return tuple(key)
 
 
 def first_order(candidate: Candidate) -> tuple[object, ...]:
@@ -56,7 +66,8 @@ def assign(chosen: Sequence[Candidate], kept: Mapping[str, int], vacant: Iterabl
     ranks = {candidate.id: kept[candidate.id] for candidate in chosen if kept.get(candidate.id, size) < size}
     holes = sorted(set(range(size)) - set(ranks.values()))
     newcomers = sorted((c for c in chosen if c.id not in kept), key=first_order)
-    heirs = _heirs(newcomers, [line for line in vacant if line.rank in set(holes)])
+    free = set(holes)
+    heirs = _heirs(newcomers, [line for line in vacant if line.rank in free])
     ranks.update(heirs)
     taken = set(heirs.values())
     rest = iter([rank for rank in holes if rank not in taken])
@@ -77,9 +88,10 @@ def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[Entry]) -> dict[str,
     """Newcomers that take the rank of a lost member they resemble; the closest likeness goes first."""
     heirs: dict[str, int] = {}
     for of_candidate, of_line in _LIKENESS:
+        taken = set(heirs.values())
         open_ranks: dict[str, list[int]] = {}
         for line in sorted(vacant, key=lambda line: -line.rank):
-            if line.rank not in heirs.values():
+            if line.rank not in taken:
                 open_ranks.setdefault(of_line(line), []).append(line.rank)
         for candidate in newcomers:
             likeness = of_candidate(candidate)

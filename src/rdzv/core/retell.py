@@ -77,6 +77,8 @@ def go_on_broken(view: View) -> Verdict | None:
     all_here = told.number > 0 and here >= told.size
     if view.young and not all_here and not view.is_full:
         reason = f"{here} of {told.size} members of round {told.number} have come back to the engine"
+        if told.number == 0:
+            reason = f"{view.here} on an engine that came back empty"
         return Verdict(None, f"{reason}: waiting for the others", BACK_S - view.known_s)
     if told.number == 0:
         head = _again(view, told, Phase.OPEN, Call.NONE, None)

@@ -155,7 +155,7 @@ def _loss(view: View) -> Cause | None:
 def _restart(view: View) -> Cause | None:
     if not view.restarted:
         return None
-    text = f"{names(view.restarted)} stopped its workers and wants a new round"
+    text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
     return Cause(kind=Why.RESTARTED, text=text, members=_about(view.restarted))
 
 
@@ -208,8 +208,11 @@ def _useful(view: View) -> tuple[list[Live], str, float | None]:
     if view.done:
         return [], f"{names(newcomers)} waiting: some members are done already", None
     if gain <= 0:
-        spare = "spare" if head.size >= view.capacity else f"waiting for a unit of {settings.unit}"
-        return [], f"{names(newcomers)} {spare}", None
+        if head.size >= view.capacity:
+            return [], f"{names(newcomers)} spare", None
+        # With members draining, what is missing may be more than a unit; `grow` says so.
+        unit = "" if view.drains else f" for a unit of {settings.unit}"
+        return [], f"{names(newcomers)} waiting{unit}", None
     wait = settings.grow_every - view.grown_age_s
     if size > head.top and head.grown and wait > 0:
         return [], f"{names(newcomers)} waiting: the run grew a moment ago", wait
@@ -298,7 +301,7 @@ def keep_waiting(view: View) -> Verdict:
     head, settings = _head(view), view.settings
     age = view.call_age_s
     if not view.fitting(len(view.ready)):
-        missing = max(settings.min_nodes, -(-settings.min_nodes // settings.unit) * settings.unit) - len(view.ready)
+        missing = -(-settings.min_nodes // settings.unit) * settings.unit - len(view.ready)
         reason = f"{view.here}: waiting for {missing} more"
         if view.stragglers:
             reason += f" ({names(view.stragglers)} stopping their workers)"
@@ -387,6 +390,7 @@ def _about(them: list[Live] | list[Entry]) -> tuple[str, ...]:
 
 _FORMING: tuple[Rule, ...] = (
     evict_banned,
+    close_after_success,
     close_after_failure,
     stop_call,
     evict_stragglers,

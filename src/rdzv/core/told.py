@@ -19,9 +19,6 @@ class Change(msgspec.Struct, frozen=True):
     kind: Kind
     reason: str
 
-    def __bool__(self) -> bool:
-        return True
-
 
 class Kind(str, Enum):
     """What sort of change it is."""

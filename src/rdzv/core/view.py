@@ -37,7 +37,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     head_modified: int = 0
     members: Mapping[str, Live] = {}
     entries: Mapping[str, Entry] = {}
-    """Lines of the head's rank table (or, without a head, of every table told) by member id."""
+    """Lines of the head's rank table by member id; none without a head."""
     orphans: Collection[str] = ()
     """Rank tables that the head does not name."""
     asked: Mapping[str, str] = {}
@@ -80,8 +80,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def is_ready(self, live: Live) -> bool:
         """It wants to be in the next round and runs no workers of the present one."""
-        if self.is_draining(live) or live.record.done or live.record.host in self.banned:
+        if not self._stays(live):
             return False
+        if self.head is None:
+            # Nobody knows the table yet, but who holds a round of a forgotten engine still runs its workers.
+            return live.record.holds is None
         return live.id not in self.in_table or live.record.left >= self.round
 
     @property

@@ -14,7 +14,6 @@ from ..errors import Incompatible, LimitExceeded
 from .model import Agreed, Ask, Ban, Entry, Head, JournalEntry, Member, Record
 
 VERSION = 1
-_PREFIX = b'{"v":%d,' % VERSION
 
 SIZES_MAX: dict[type[Record], int] = {
     Head: 8 * 1024,
@@ -29,6 +28,10 @@ SIZES_MAX: dict[type[Record], int] = {
 
 R = TypeVar("R", bound=Record)
 
+_VERSION = b'{"v":%d,' % VERSION
+_STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.tag).encode()) for kind in SIZES_MAX}
+"""How every record of a kind begins, so that one kind is never read as another."""
+
 _encoder = msgspec.json.Encoder()
 _decoders = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
 
@@ -41,7 +44,7 @@ class _Version(msgspec.Struct):
 
 def encode(record: Record) -> bytes:
     """The record as it is written to the engine."""
-    data = _PREFIX + _encoder.encode(record)[1:]
+    data = _VERSION + _encoder.encode(record)[1:]
     size_max = SIZES_MAX[type(record)]
     if len(data) > size_max:
         raise LimitExceeded(_name(type(record)), len(data), size_max)
@@ -52,11 +55,11 @@ def decode(kind: type[R], data: bytes) -> R:
     """The record in `data`, or Incompatible with the reason. Never executes or trusts anything in it."""
     if len(data) > SIZES_MAX[kind]:
         raise Incompatible(_name(kind), f"it has {len(data)} bytes, at most {SIZES_MAX[kind]} are allowed")
-    if not data.startswith(_PREFIX):
+    if not data.startswith(_STARTS[kind]):
         raise Incompatible(_name(kind), _foreign(data))
     try:
-        return cast(R, _decoders[kind].decode(b"{" + data[len(_PREFIX) :]))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return cast(R, _decoders[kind].decode(b"{" + data[len(_VERSION) :]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(_name(kind), str(error)) from error
 
 
@@ -64,10 +67,10 @@ def _foreign(data: bytes) -> str:
     """Why a record does not start the way ours do."""
     try:
         version = msgspec.json.decode(data, type=_Version).v
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "it is not a record of rdzv"
     if version == VERSION:
-        return "its fields are not in the order this version writes them"
+        return "it is a record of another kind, or its fields are not in the order this version writes them"
     return f"it is of version {version}, this is version {VERSION}: all members of a run need one version"
 
 

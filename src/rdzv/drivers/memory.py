@@ -61,8 +61,11 @@ class _Shared:
         if self.forked:
             return
         self._timers[loop] = loop.call_later(TICK_S, self._tick, loop)
+        self.pass_time()
+
+    def pass_time(self) -> None:
+        """Pass what no other loop has passed yet, or as much of it as is no stall."""
         with self.lock:
-            # What another loop has passed already is not passed again.
             now = time.monotonic()
             elapsed_s = min(now - self._passed, STEP_MAX_S)
             self._passed = now

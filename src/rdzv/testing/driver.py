@@ -14,6 +14,8 @@ from .machines import SimMachine
 from .network import Connection, Network
 from .server import Welcome
 
+CONNECT_TIMEOUT_S = 3.0
+"""Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
 READ_TIMEOUT_S = 10.0
 BACKOFF_S = (0.05, 1.0)
 """First and longest wait between two attempts to reconnect; each is jittered down to its half."""
@@ -28,11 +30,13 @@ class SimDriver:
         machine: SimMachine,
         endpoint: str = "sim://engine",
         read_timeout_s: float = READ_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.network = network
         self.machine = machine
         self.endpoint = endpoint
         self.read_timeout_s = read_timeout_s
+        self.connect_timeout_s = connect_timeout_s
 
     async def connect(self) -> SimSession:
         """See the port."""
@@ -44,7 +48,7 @@ class SimDriver:
 
     async def dial(self, leases: Iterable[int] = (), instance: str = "") -> tuple[Connection, Welcome]:
         """Connect and say hello; `leases` are those of a session that comes back to `instance`."""
-        connection = self.network.connect(self.machine, self.endpoint, self.read_timeout_s)
+        connection = self.network.connect(self.machine, self.endpoint, self.connect_timeout_s)
         try:
             welcome = await connection.call("hello", tuple(leases), instance)
         except Unreachable as error:
@@ -52,6 +56,7 @@ class SimDriver:
         except asyncio.CancelledError:
             connection.lose()
             raise
+        connection.timeout_s = self.read_timeout_s
         return connection, welcome
 
 
@@ -166,7 +171,7 @@ class SimSession:
 
     def _lost(self) -> None:
         self._connection = None
-        if self._ended is None:
+        if self._ended is None and not self._loop.unwinding:
             self._redialing = self._loop.create_task(self._redial())
 
     async def _redial(self) -> None:

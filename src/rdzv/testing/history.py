@@ -104,7 +104,7 @@ class ClosedTold(Observation, frozen=True, kw_only=True):
 
 
 class Acted(Observation, frozen=True, kw_only=True):
-    """An application did something. `what`: joined, ready, done, left, failed, closed, drained, or a scenario's own word."""
+    """An application did something. `what`: joined, ready, done, left, failed, closed, drained, or a word of its own."""
 
     what: str
     detail: str = ""

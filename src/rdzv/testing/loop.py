@@ -4,9 +4,9 @@ Time stands still while anything can run and jumps to the next timer when nothin
 and no real sleeping: whatever happens follows from the code and the seeds given to it, as long as that code does not
 iterate over sets of objects or strings, whose order differs from one process to the next.
 
-The loop also knows *processes*: every callback belongs to the process in whose context it was made, and a process can be
-held back as a whole, in the way SIGSTOP holds back a real one. Nothing needs to cooperate for that, which is the point:
-the code under test cannot tell.
+The loop also knows *processes*: every callback belongs to the process in whose context it was made, and a process can
+be held back as a whole, in the way SIGSTOP holds back a real one. Nothing needs to cooperate for that, which is the
+point: the code under test cannot tell.
 
 A run that cannot end says why: `OutOfTime`, `Livelock`, `Stuck`. A task that failed unnoticed fails the run.
 """
@@ -165,6 +165,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._callbacks_max = 0
         self._ready: deque[Call] = deque()
         self._timers: list[tuple[float, int, Call]] = []
+        """A heap. Void ones stay until their time comes, or until they are the majority."""
         self._timers_made = 0
         self._timers_void = 0
         self._tasks: dict[asyncio.Future[Any], str] = {}
@@ -172,6 +173,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._raised: list[tuple[str, BaseException | None]] = []
         self.outside = contextvars.Context()
         """Of no process: what runs in it is never held back."""
+
+    def __del__(self) -> None:
+        """A loop that was never run holds nothing that had to be closed."""
 
     # ---- running
 
@@ -232,53 +236,58 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.extend(calls)
 
     def _run_once(self) -> None:
-        """One instant: whatever can run, then the jump to the next."""
+        """Instant after instant until the loop is stopped: whatever can run, then the jump to the next."""
         ready = self._ready
-        ran = 0
-        for ran in range(INSTANT_CALLBACKS_MAX):  # noqa: B007
-            if not ready:
-                break
-            call = ready.popleft()
-            if call.void:
-                continue
-            process = call.context.get(_process)
-            if process is not None and process.held is not None:
-                process.held.append(call)
-                continue
-            try:
-                call.context.run(call.callback, *call.args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # noqa: BLE001
-                self._raised.append((f"callback {call.callback!r}", error))
-                self.stop()
-        else:
-            raise Livelock(f"{ran + 1} callbacks at {self._now:.6f} s and time does not pass; {self._state()}")
-        self.callbacks += ran
-        if not self._stopping:
-            self._advance()
+        while not self._stopping:
+            ran = 0
+            for ran in range(INSTANT_CALLBACKS_MAX):  # noqa: B007
+                if not ready:
+                    break
+                call = ready.popleft()
+                if call.void:
+                    continue
+                context = call.context
+                process = context.get(_process)
+                if process is not None and process.held is not None:
+                    process.held.append(call)
+                    continue
+                try:
+                    context.run(call.callback, *call.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001
+                    self._raised.append((f"callback {call.callback!r}", error))
+                    self.stop()
+            else:
+                raise Livelock(f"{ran + 1} callbacks at {self._now:.6f} s and time does not pass; {self._state()}")
+            self.callbacks += ran
+            if not self._stopping:
+                self._advance()
 
     def _advance(self) -> None:
         """Jump to the next timer; all those set to the same instant become ready together."""
-        timers = self._timers
-        while timers and timers[0][2].void:
-            heappop(timers)
+        timers, ready = self._timers, self._ready
+        while timers:
+            now, _, call = heappop(timers)
+            call.waits = None
+            if not call.void:
+                break
             self._timers_void -= 1
-        if not timers:
+        else:
             raise Stuck(f"at {self._now:.6f} s nothing can run and no timer is set; {self._state()}")
-        now = timers[0][0]
         if now > self._limit_s:
             raise OutOfTime(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
         if self.callbacks > self._callbacks_max:
             raise Livelock(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
         self._now = now
+        ready.append(call)
         while timers and timers[0][0] == now:
             call = heappop(timers)[2]
             call.waits = None
             if call.void:
                 self._timers_void -= 1
             else:
-                self._ready.append(call)
+                ready.append(call)
 
     def sweep(self) -> None:
         """A timer was cancelled. Timeouts nearly always are, so the heap would else hold little but void ones."""
@@ -290,7 +299,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(self, *args: Any) -> Any:  # type: ignore[override]
         """There are no threads in a simulation."""
-        raise RuntimeError(f"run_in_executor{args!r} in a simulation, which has neither threads nor real input and output")
+        raise RuntimeError(f"run_in_executor{args!r} in a simulation, which has neither threads nor real input")
 
     # ---- tasks, and how they end
 
@@ -340,15 +349,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for process in self.processes:
             process.resume()
         try:
-            left = list(self._tasks)
-            for future in left:
-                future.cancel()
-            if left:
-                self.run_until_complete(asyncio.Task(_outlast(left), loop=self, name="unwinding"))
+            self.run_until_complete(asyncio.Task(self._outlast(self._now + UNWIND_S), loop=self, name="unwinding"))
             if self._tasks:
                 raise RunError(f"tasks that ignore their cancellation: {self._state()}")
         finally:
             self.close()
+
+    async def _outlast(self, until: float) -> None:
+        """Cancel each task once, those that others make while cleaning up included, and wait for them."""
+        cancelled: set[asyncio.Future[Any]] = set()
+        while self._tasks and self._now < until:
+            for future in self._tasks.keys() - cancelled:
+                future.cancel()
+                cancelled.add(future)
+            await asyncio.wait(list(self._tasks), timeout=1.0)
 
     def _state(self) -> str:
         names = list(self._tasks.values())
@@ -359,8 +373,3 @@ class VirtualLoop(asyncio.BaseEventLoop):
 def _error(future: asyncio.Future[Any]) -> BaseException | None:
     """Like `future.exception()`, which would count as having looked."""
     return cast("BaseException | None", getattr(future, "_exception", None))
-
-
-async def _outlast(futures: list[asyncio.Future[Any]]) -> None:
-    await asyncio.wait(futures, timeout=UNWIND_S)
-    await asyncio.sleep(0)  # Their done callbacks, ours among them, run after the wait's own.

@@ -1,9 +1,9 @@
 """A simulated network between machines and servers, as bad as a real one.
 
 A connection is two channels. Each keeps its order and delays every message by a time of its own, so that connections
-overtake each other. A connection may break at any message, before or after the request took effect. A direction that is
-*cut* loses nothing at once: as with TCP, messages wait for the healing, and may then arrive long after their sender gave
-them up; that is how a request takes effect late. Or they are lost together with the connection, never from its middle.
+overtake each other. A connection may break at any message, before or after the request took effect. A direction that
+is *cut* loses nothing at once: as with TCP, messages wait for the healing, and may then arrive long after their sender
+gave them up; that is how a request takes effect late. Or they are lost with the connection, never from its middle.
 
 `server.py` holds what is at one end, `driver.py` what is at the other.
 """
@@ -66,7 +66,7 @@ class Channel:
         self._network = network
         self._server = server
         self._receiver: Process = server if way == "requests" else machine
-        self._route = (machine.name, server.name, way)
+        self.route = (machine.name, server.name, way)
         self._free_at = 0.0
         self._stuck: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.broken = False
@@ -76,7 +76,7 @@ class Channel:
         """Call that in the receiver's process, after what was sent before."""
         if self.broken:
             return
-        if self._stuck or self._route in self._network.cuts:
+        if self._stuck or self.route in self._network.cuts:
             self._stuck.append((deliver, args))
             return
         self._transmit(deliver, args, 0.0)
@@ -113,6 +113,8 @@ class Connection:
     ) -> None:
         self.machine = machine
         self.server = server
+        self.number = next(network.loop.serial)
+        """Later ones have higher numbers, in whatever order their messages arrive."""
         self.open = True
         """As far as the client knows."""
         self.on_lost: Callable[[], None] = lambda: None
@@ -122,7 +124,8 @@ class Connection:
         self._network = network
         self._endpoint = endpoint
         self._counters = network.counters.setdefault(machine.name, Counters())
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """How long an answer may take."""
         self._alarm: Timer | None = None
         self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
         self._asked = 0
@@ -137,7 +140,7 @@ class Connection:
         waiter: asyncio.Future[Any] = self._network.loop.create_future()
         self._waiters[number] = (self.machine.now(), waiter)
         if self._alarm is None:
-            self._alarm = self.machine.call_later(self._timeout_s, self._check)
+            self._alarm = self.machine.call_later(self.timeout_s, self._check)
         self._ask(number, verb, args)
         try:
             return await waiter
@@ -150,11 +153,11 @@ class Connection:
         if not self.open or not self._waiters:
             return
         oldest_at, _ = next(iter(self._waiters.values()))
-        left_s = self._timeout_s - (self.machine.now() - oldest_at)
+        left_s = self.timeout_s - (self.machine.now() - oldest_at)
         if left_s > 0:
             self._alarm = self.machine.call_later(left_s, self._check)
         else:
-            self.lose("no answer", self._timeout_s)
+            self.lose("no answer", self.timeout_s)
 
     def tell(self, verb: str, *args: Any) -> None:
         """Ask without waiting."""
@@ -260,7 +263,8 @@ class Network:
 
     def forget(self, connection: Connection) -> None:
         """Both ends know that it is over."""
-        if self._connections.pop(connection, connection) is None:
+        if connection in self._connections:
+            del self._connections[connection]
             connection.machine.on_crash.remove(connection.machine_crashed)
 
     # ---- faults
@@ -273,8 +277,8 @@ class Network:
         """The partition ends. A connection that has messages waiting either goes on with them or breaks."""
         self.cuts.difference_update((machine.name, server.name, way) for way in ways or BOTH)
         for connection in self._between(machine, server):
-            for channel, way in ((connection.requests, BOTH[0]), (connection.answers, BOTH[1])):
-                if not channel.stuck or (machine.name, server.name, way) in self.cuts:
+            for channel in (connection.requests, connection.answers):
+                if not channel.stuck or channel.route in self.cuts:
                     continue
                 if self.rng.random() < 0.5:
                     channel.heal()
@@ -310,7 +314,7 @@ class Network:
     def breaks(self, connection: Connection, way: Way) -> bool:
         """This message is the connection's last."""
         if self._doomed:
-            route = (connection.machine.name, connection.server.name, way)
+            route = (connection.requests if way == "requests" else connection.answers).route
             if route in self._doomed:
                 self._doomed.remove(route)
                 return True

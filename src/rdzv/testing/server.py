@@ -1,14 +1,18 @@
 """An engine's process in the simulation: the reference engine, with a real server's ways to be slow, stuck or gone.
 
-It judges leases the way the embedded server does. Time passes in ticks; of a longer stop only one tick counts, so a stall
-is credited to all leases; and whatever has arrived is read before a tick is judged. And time passes only while somebody
-is heard: a server that nobody can reach cannot tell its own isolation from the death of everybody.
+It judges leases the way the embedded server does. Time passes in ticks; of a longer stop only one tick counts, so a
+stall is credited to all leases; whatever has arrived is read before a tick is judged; and a connection that was given
+up during a stall was given up because of it. Time passes only while somebody is connected and heard: a server that nobody
+can reach cannot tell its own isolation from the death of everybody. When somebody is heard again, every presence starts
+anew: the first to be back must not condemn those who are about to be.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +24,7 @@ from .network import Connection, Network
 TICK_S = 0.1
 LINGER_S = 1.0
 LINGER_TTL_MAX_S = 30.0
-"""Longer leases are not a member's presence (they hold a run's head, or a close): they outlive their connection."""
+"""A longer lease is not a member's presence (it holds a run's records): it outlives its connection."""
 TXN_MAX = 100_000
 
 CommitHook = Callable[["SimServer", str, Batch, str, tuple[Compare, ...], tuple[Operation, ...]], None]
@@ -38,6 +42,14 @@ class Welcome:
         self.durable = server.durable
         self.compares_max = server.compares_max
         self.writes_max = server.writes_max
+
+
+@dataclass
+class _Held:
+    """A lease, and the connection that it hangs on if it is a member's presence."""
+
+    ttl_s: float
+    home: Connection | None
 
 
 class SimServer(Process):
@@ -87,10 +99,10 @@ class SimServer(Process):
         self._committed: list[Batch] = []
         self.engine.observers.append(self._committed.append)
         self._peers: dict[Connection, dict[int, Callable[[], None]]] = {}
-        self._homes: dict[int, Connection] = {}
-        self._quiet_max_s = float("inf")
+        self._leases: dict[int, _Held] = {}
+        self._quiet_max_s = math.inf
         self._heard_at = self._judged_at = self.loop.time()
-        self._ticking: Call = self.loop.call_later(self._tick_s, self._tick, context=self.context)
+        self._ticking: Call = self.loop.call_later(self._tick_s, self._tick, self.engine, context=self.context)
 
     # ---- faults
 
@@ -125,7 +137,7 @@ class SimServer(Process):
         if self.dead or (connection not in self._peers and verb != "hello"):
             connection.refuse()
             return
-        self._heard_at = self.loop.time()
+        self._hear()
         if verb == "hello":
             answer: Any = self._hello(connection, *args)
         elif verb == "bye":
@@ -141,9 +153,9 @@ class SimServer(Process):
 
     def hung_up(self, connection: Connection) -> None:
         """The connection is gone, and its member perhaps with it: if the member is not back soon, its leases end."""
-        if self._forget(connection):
-            for lease, home in self._homes.items():
-                if home is connection:
+        if self._forget(connection) and not self._stalled():
+            for lease, held in self._leases.items():
+                if held.home is connection:
                     self.engine.leases.hang_up(lease, self._linger_s)
 
     def _forget(self, connection: Connection) -> bool:
@@ -157,10 +169,17 @@ class SimServer(Process):
         """`leases` are those of a session that comes back to `instance`; at another one they mean nothing."""
         self._peers[connection] = {}
         for lease in leases if instance == self.engine.instance else ():
-            if lease in self._homes and lease in self.engine.leases:
+            if lease in self.engine.leases and self._move(lease, connection):
                 self.engine.leases.come_back(lease)
-                self._homes[lease] = connection
         return Welcome(self)
+
+    def _move(self, lease: int, connection: Connection) -> bool:
+        """The lease hangs on this connection now, unless what arrived is a late message of one that it left already."""
+        held = self._leases.get(lease)
+        if held is None or held.home is None or held.home.number > connection.number:
+            return False
+        held.home = connection
+        return True
 
     # ---- requests
 
@@ -177,21 +196,31 @@ class SimServer(Process):
         return outcome
 
     def _grant(self, connection: Connection, ttl_s: float) -> int:
-        """A lease granted right before a tick is charged all of it, so that much is added."""
+        """A lease granted right before a tick is charged all of it, so that much is added.
+
+        The port does not say which lease is a member's presence, and only that one may end with its connection. It is
+        the first: a close is written under a second one, which must last even if the one who closed goes.
+        """
         lease = self.engine.grant(ttl_s + self._tick_s)
-        # Half of the shortest lease: one member that renews in thirds is heard, and isolation ends nobody's lease.
-        self._quiet_max_s = min(self._quiet_max_s, ttl_s / 2)
-        if ttl_s <= self._linger_ttl_max_s:
-            self._homes[lease] = connection
+        self._drop_ended()
+        present = any(held.home is connection for held in self._leases.values())
+        self._leases[lease] = _Held(ttl_s, None if present or ttl_s > self._linger_ttl_max_s else connection)
+        self._measure_quiet()
         return lease
+
+    def _drop_ended(self) -> None:
+        self._leases = {lease: held for lease, held in self._leases.items() if lease in self.engine.leases}
+        self._measure_quiet()
+
+    def _measure_quiet(self) -> None:
+        """Half of the shortest presence: a member that renews in thirds is heard, and isolation ends nobody's lease."""
+        self._quiet_max_s = min((held.ttl_s / 2 for held in self._leases.values() if held.home), default=math.inf)
 
     def _renew(self, connection: Connection, lease: int) -> None:
         self.engine.renew(lease)
-        if lease in self._homes:
-            self._homes[lease] = connection
+        self._move(lease, connection)
 
     def _revoke(self, connection: Connection, lease: int) -> None:
-        self._homes.pop(lease, None)
         self.engine.revoke(lease)
         self._publish(connection.machine.name, "revoked")
 
@@ -216,27 +245,40 @@ class SimServer(Process):
             return
         committed = self._committed.copy()
         self._committed.clear()
-        for batch in committed:
+        for batch in () if self.loop.unwinding else committed:
             for hook in self.commits:
                 hook(self, actor, batch, kind, compares, operations)
 
     # ---- time
 
-    def _tick(self) -> None:
-        stalled = self.loop.time() - self._judged_at > 1.5 * self._tick_s
-        if stalled:
-            # All that arrived meanwhile is ready to run at this instant; the judgement comes after it.
-            self.loop.call_soon(self._judge, context=self.context)
-        else:
-            self._judge()
+    def _hear(self) -> None:
+        now = self.loop.time()
+        if len(self._leases) != len(self.engine.leases):
+            self._drop_ended()
+        if now - self._heard_at > self._quiet_max_s:
+            for lease, held in self._leases.items():
+                if held.home is not None:
+                    self.engine.renew(lease)
+        self._heard_at = now
 
-    def _judge(self) -> None:
-        if self.dead:
+    def _stalled(self) -> bool:
+        """This is the first pass after a stop, and reads what waited."""
+        return self.loop.time() - self._judged_at > 1.5 * self._tick_s
+
+    def _tick(self, engine: Engine) -> None:
+        if self._stalled():
+            # All that arrived meanwhile is ready to run at this instant; the judgement comes after it.
+            self.loop.call_soon(self._judge, engine, context=self.context)
+        else:
+            self._judge(engine)
+
+    def _judge(self, engine: Engine) -> None:
+        if self.dead or engine is not self.engine or self.loop.unwinding:
             return
         now = self.loop.time()
         elapsed_s = min(now - self._judged_at, self._tick_s)
         self._judged_at = now
-        if now - self._heard_at <= self._quiet_max_s:
-            self.engine.pass_time(elapsed_s)
+        if self._peers and now - self._heard_at <= self._quiet_max_s:
+            engine.pass_time(elapsed_s)
             self._publish("", "expired")
-        self._ticking = self.loop.call_later(self._tick_s, self._tick, context=self.context)
+        self._ticking = self.loop.call_later(self._tick_s, self._tick, engine, context=self.context)

@@ -1,0 +1,116 @@
+"""The asyncio face: one member of one run, for code that has an event loop.
+
+    async with rdzv.aio.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=4) as r:
+        world = await r.join()
+
+`rdzv.Rendezvous` is the same for code without one. The member itself is in `member`; here is only how it is made, and what the
+end of an `async with` block means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import TracebackType
+
+from .core.status import Status
+from .core.told import Change
+from .drivers.choose import open_driver
+from .endpoint import Endpoint
+from .errors import Closed, Drained
+from .machine import RealMachine
+from .member import Member
+from .notices import Observer
+from .settings import Settings
+from .store import Store
+from .world import Peer, World
+
+__all__ = ["Peer", "Rendezvous", "Store", "World"]
+
+
+class Rendezvous:
+    """One member of one run. For one event loop; nothing happens before the first call.
+
+    The settings are checked here (SettingsError). `observer` is called with every notice, in the loop: it should be quick.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | Endpoint,
+        *,
+        run_id: str,
+        min_nodes: int | str,
+        max_nodes: int | str,
+        observer: Observer | None = None,
+        **options: object,
+    ) -> None:
+        settings = Settings.make(
+            endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options
+        )
+        self.run_id = settings.run_id
+        self._member = Member(open_driver(settings), settings, RealMachine(), observer)
+
+    async def __aenter__(self) -> Rendezvous:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed, reason = parting(error)
+        await self.leave(failed=failed, reason=reason)
+
+    async def join(self, timeout_s: float | None = None) -> World:
+        """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
+
+        The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it must. Raises
+        JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        """
+        return await self._member.join(timeout_s)
+
+    @property
+    def changed(self) -> Change | None:
+        """Why the world we hold no longer stands, or None while it does. A local read. Who reads an eviction has been told."""
+        return self._member.changed
+
+    async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
+        """The change, as soon as there is one; None when the time ran out first, or we leave."""
+        return await self._member.wait_changed(timeout_s)
+
+    async def status(self) -> Status:
+        """The whole run, with the reason for what it waits for. Asks the engine; raises Unreachable."""
+        return await self._member.status()
+
+    async def done(self) -> None:
+        """Our work succeeded. We stay until we leave; when all of the round are done, the run closes with success."""
+        await self._member.done()
+
+    async def drain(self, reason: str = "asked to go") -> None:
+        """Say that we are about to go, so that the others re-form without waiting for us to be gone."""
+        await self._member.drain(reason)
+
+    async def leave(self, *, failed: bool = False, reason: str = "") -> None:
+        """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
+
+        `failed` says that our work cannot be done here: if quorum is then out of reach, the run is closed with our reason
+        (unless on_failure=wait).
+        """
+        await self._member.leave(failed=failed, reason=reason)
+
+    async def close_run(self, reason: str = "finished") -> None:
+        """End the run for everybody. Raises RoundOver if the others have gone on without us."""
+        await self._member.close_run(reason)
+
+
+def parting(error: BaseException | None) -> tuple[bool, str]:
+    """What the end of a `with` block says to the others: whether we failed, and the reason.
+
+    Who is told to go, or stops a program by hand, has not failed; neither has one whose run is over because all succeeded.
+    """
+    if error is None:
+        return False, "its work here is over"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0), text
+    if isinstance(error, Closed):
+        return not error.success, text
+    return not isinstance(error, (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, Drained)), text

@@ -1,0 +1,236 @@
+"""The checkers of what must happen in time, and of what must not happen without a cause: G5, G6, G7."""
+
+from __future__ import annotations
+
+from ..core.model import Phase, Why
+from .checkers import DRIFT, EPSILON_S, Case, Checker, _new_head
+from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
+from .replay import State
+
+LOSS_SLACK_S = 3.0
+"""Where connections break at random, one more round trip and a reconnection may be needed."""
+
+
+class G5Progress(Checker):
+    """With quorum alive and nothing wrong, the leader does what is owed, and members take what they were given."""
+
+    name = "G5 progress"
+    prefix = "seal", "evict"
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._owed: dict[str, tuple[str, str, float, float]] = {}
+        """By engine instance: what, by which leader, how long it may take, since when."""
+        self._dead: set[str] = set()
+        self._newest: dict[str, str] = {}
+        self._given: dict[str, str] = {}
+        self._gone: set[str] = set()
+        self._moved: set[str] = set()
+        self._started: dict[str, float] = {}
+
+    @property
+    def slack_s(self) -> float:
+        """What every bound is allowed on top."""
+        return EPSILON_S + (LOSS_SLACK_S if self.case.loss else 0.0)
+
+    def after(self, commit: Commit, state: State) -> None:
+        """Is anything owed now, and was it paid in time?"""
+        if self._newest.get(commit.server, state.instance) != state.instance:
+            self._owed.pop(self._newest[commit.server], None)
+        self._newest[commit.server] = state.instance
+        before = self._owed.get(state.instance)
+        if before is not None:
+            self._judge(commit.at, before)
+        owed, leader = state.owed(), state.leader
+        if owed is None or leader is None or not owed[0].startswith(self.prefix):
+            self._owed.pop(state.instance, None)
+            return
+        since = before[3] if before is not None and before[:2] == (owed[0], leader.id) else commit.at
+        self._owed[state.instance] = (owed[0], leader.id, owed[1], since)
+
+    def _judge(self, at: float, owed: tuple[str, str, float, float]) -> None:
+        what, _, allowed_s, since = owed
+        calm = self.case.calm.since(at)
+        if calm is None:
+            return
+        waited_s = at - max(since, calm)
+        if waited_s > (allowed_s + self.slack_s) * DRIFT:
+            self.say(at, f"owed for {waited_s:.2f} s and not done: {what} (allowed: {allowed_s:.2f} s)")
+
+    def see(self, one: Observation) -> None:
+        """Remember who has what; at the end of the calm nothing may be owed, and everybody must be where he belongs."""
+        if isinstance(one, Given):
+            self._given[one.actor] = one.table
+        elif isinstance(one, Acted):
+            self._acted(one)
+        elif isinstance(one, ClosedTold):
+            self._gone.add(one.actor)
+        elif isinstance(one, Fault):
+            if one.kind in ("crash", "power cut") and not one.stop:
+                self._gone.add(one.target)
+            elif one.kind == "moved":
+                self._moved.add(one.target)
+            elif one.kind == "finish":
+                self._end_of_calm(one.at)
+
+    def _acted(self, one: Acted) -> None:
+        if one.what in ("joined", "ready"):
+            self._given.pop(one.actor, None)
+            self._started.setdefault(one.actor, one.at)
+        elif one.what in ("gone", "refused", "left", "failed", "drained", "done", "closed"):
+            self._gone.add(one.actor)
+
+    def _end_of_calm(self, at: float) -> None:
+        for owed in self._owed.values():
+            self._judge(at, owed)
+        if type(self) is not G5Progress:
+            return
+        state = self.case.states.get(self._newest.get("engine", ""))
+        if state is None or state.head is None or state.head.phase is Phase.CLOSED:
+            return
+        present = {self.case.owner(state, id): id for id in state.members}
+        for machine, started_at in self._started.items():
+            settled = self.case.calm.since(at)
+            if machine in self._gone | self._moved | self.case.slow_stop or settled is None or at - max(started_at, settled) < 15.0:
+                continue
+            if machine not in present:
+                self.say(at, f"{machine} is alive and wants to be in, but is not present on the engine")
+            elif state.head.phase is Phase.SEALED and present[machine] in state.lines:
+                if self._given.get(machine) != state.head.table:
+                    self.say(at, f"{machine} is in round {state.head.number}, but has not been given it")
+
+
+class G6Notice(G5Progress):
+    """A loss is published at once, and everybody who holds the round is told at once."""
+
+    name = "G6 notice"
+    prefix = "break", "break"
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._holds: dict[str, str] = {}
+        self._due: dict[str, tuple[float, str]] = {}
+
+    def after(self, commit: Commit, state: State) -> None:
+        """A break or close makes notices due."""
+        super().after(commit, state)
+        self._check_due(commit.at)
+        head = _new_head(commit, state)
+        if head is None or head.phase not in (Phase.BROKEN, Phase.CLOSED):
+            return
+        if head.phase is Phase.CLOSED and head.cause is not None and head.cause.kind is Why.SUCCESS:
+            return
+        for machine, table in self._holds.items():
+            if table == head.table:
+                self._due.setdefault(machine, (commit.at, head.phase.value))
+
+    def see(self, one: Observation) -> None:
+        """Being told, or acting by itself, pays what is due."""
+        super().see(one)
+        self._check_due(one.at)
+        if isinstance(one, Given):
+            self._holds[one.actor] = one.table
+        elif isinstance(one, Changed | EvictedTold | ClosedTold | Acted):
+            self._holds.pop(one.actor, None)
+            self._due.pop(one.actor, None)
+        elif isinstance(one, Fault):
+            self._holds.pop(one.target, None)
+            self._due.pop(one.target, None)
+
+    def _check_due(self, at: float) -> None:
+        for machine, (since, what) in list(self._due.items()):
+            if at - since > self.slack_s:
+                del self._due[machine]
+                if self.case.calm.throughout(since, since + self.slack_s):
+                    self.say(at, f"{machine} holds a round that was {what} at {since:.4f} s and was not told")
+
+
+_ENGINE_ONLY = frozenset(
+    {
+        "reset",
+        "reset all",
+        "lose request",
+        "lose answer",
+        "engine restart",
+        "engine crash",
+        "engine stall",
+        "engine slow",
+        "engine isolated",
+        "watch gap",
+        "compact",
+        "stranger",
+        "calm",
+        "finish",
+    }
+)
+"""Faults that must disturb no running round."""
+_WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "refused", "closed"})
+"""What a member of a round can do to break it."""
+_MEMORY_S = 30.0
+"""How long before the round was sealed a fault may have begun whose effect breaks it."""
+
+
+class G7Cause(Checker):
+    """No running round is disturbed without a cause among its members, a newcomer or an operator."""
+
+    name = "G7 no restart without cause"
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._tables: dict[str, tuple[float, set[str]]] = {}
+        """By table: when it was sealed and which machines are in it."""
+        self._causes: list[tuple[float, str, str]] = []
+        """When, what, and the machine it is about ("": anybody)."""
+        self._held: dict[str, str] = {}
+        self._restarts: list[float] = []
+
+    def after(self, commit: Commit, state: State) -> None:
+        """Remember who is in which table."""
+        head = _new_head(commit, state)
+        if head is not None and head.phase is Phase.SEALED and head.table not in self._tables:
+            self._tables[head.table] = (commit.at, {self.case.owner(state, id) for id in state.lines})
+
+    def see(self, one: Observation) -> None:
+        """Collect causes; judge what members are told."""
+        if isinstance(one, Given):
+            self._held[one.actor] = one.table
+        elif isinstance(one, Fault):
+            if one.kind in ("engine restart", "engine crash"):
+                self._restarts.append(one.at)
+            if one.kind not in _ENGINE_ONLY:
+                self._causes.append((one.at, one.kind, one.target))
+        elif isinstance(one, Acted):
+            if one.what in _WILLING:
+                self._causes.append((one.at, one.what, one.actor))
+            elif one.what == "joined":
+                self._causes.append((one.at, "newcomer", ""))
+        elif isinstance(one, Changed):
+            self._judge(one.at, one.actor, one.kind, one.reason)
+        elif isinstance(one, EvictedTold):
+            self._causes.append((one.at, "evicted", one.actor))
+            self._judge(one.at, one.actor, "evicted", one.reason)
+
+    def _judge(self, at: float, machine: str, kind: str, reason: str) -> None:
+        table = self._held.get(machine, "")
+        sealed_at, seated = self._tables.get(table, (at, {machine}))
+        if kind == "closed":
+            return
+        if kind == "outage":
+            self.say(at, f"{machine} was told of an outage: {reason}")
+            return
+        own = kind == "evicted"
+        for cause_at, what, about in self._causes:
+            if cause_at < sealed_at - _MEMORY_S or cause_at > at:
+                continue
+            if own and (about == machine or what in ("second engine", "ban", "newcomer first")):
+                return
+            if own and what == "newcomer" and any(cause_at - _MEMORY_S < restart <= at for restart in self._restarts):
+                # On an emptied engine, as many newcomers as the run can hold need not wait for anybody (T2).
+                return
+            if not own and (about == "" or about in seated or what in ("second engine", "ask", "ban", "newcomer first")):
+                return
+        if own and machine in self.case.slow_stop:
+            return
+        if not own and seated & self.case.slow_stop:
+            return
+        self.say(at, f"{machine} was disturbed ({kind}: {reason}), and nothing had happened to its round")

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from smallworld import Small, hold
+
+from rdzv.testing.history import Changed, Fault, Given, History
+
+
+def busy(seed: int) -> History:
+    """Many things at once, so that anything not drawn from the seed shows."""
+
+    async def main(world):
+        world.network.loss = 0.01
+        for number in range(5):
+            world.on(number, hold(world, number, ttl_s=3.0))
+        for turn in range(6):
+            await asyncio.sleep(4)
+            victim = world.machines[turn % 5]
+            world.history.add(Fault(kind="pause", target=victim.name))
+            victim.pause()
+            world.network.cut(world.machines[(turn + 1) % 5], world.server)
+            await asyncio.sleep(2)
+            victim.resume()
+            world.history.add(Fault(kind="pause", target=victim.name, stop=True))
+            world.network.heal(world.machines[(turn + 1) % 5], world.server)
+            if turn == 3:
+                world.server.restart()
+            if turn == 4:
+                world.machines[4].crash()
+
+    world = Small(5, seed=seed)
+    world.run(main)
+    return world.history
+
+
+def test_the_same_seed_makes_the_same_history():
+    histories = [busy(7), busy(7), busy(8)]
+    digests = [history.digest() for history in histories]
+    assert digests[0] == digests[1] != digests[2]
+    assert len(histories[0]) > 20
+    assert str(histories[0]) == str(histories[1])
+
+
+def test_the_same_seed_makes_the_same_history_in_another_process():
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_history; print(test_history.busy(7).digest())"
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert said.strip() == busy(7).digest()
+
+
+def test_a_history_is_readable():
+    history = busy(7)
+    lines = str(history).splitlines()
+    assert len(lines) == len(history)
+    assert any(re.match(r" +\d+\.\d{4} n\d       commit   s0@2 then \+members/n\d$", line) for line in lines)
+    assert any("fault    end of pause n1" in line for line in lines)
+    assert any("-        commit" in line and "expired -members/" in line for line in lines)
+    assert [one.at for one in history] == sorted(one.at for one in history)
+    assert history.of(Given) == history.of(Changed) == []
