@@ -1,7 +1,7 @@
 """Elastic rendezvous for distributed training: who is in, who has which rank, and why.
 
-The names below are loaded when they are first asked for, because asyncio and msgspec take longer to import than all the rest:
-a program that may not need a rendezvous does not pay for one.
+The names below are loaded when they are first asked for, because asyncio and msgspec take longer to import than all the
+rest: a program that may not need a rendezvous does not pay for one.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ if TYPE_CHECKING:
     from .core.status import Status
     from .core.told import Change
     from .notices import Notice
+else:
+    _HOMES = {
+        "Change": "core.told",
+        "Notice": "notices",
+        "Rendezvous": "blocking",
+        "Status": "core.status",
+        "World": "blocking",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name == "aio":
+            return importlib.import_module(".aio", __name__)
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
 
 __all__ = ["Change", "Notice", "Rendezvous", "Status", "World", "__version__", "aio", "errors"]
-
-_HOMES = {
-    "Change": "core.told",
-    "Notice": "notices",
-    "Rendezvous": "blocking",
-    "Status": "core.status",
-    "World": "blocking",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name == "aio":
-        return importlib.import_module(".aio", __name__)
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

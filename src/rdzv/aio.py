@@ -3,8 +3,8 @@
     async with rdzv.aio.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=4) as r:
         world = await r.join()
 
-`rdzv.Rendezvous` is the same for code without one. The member itself is in `member`; here is only how it is made, and what the
-end of an `async with` block means.
+`rdzv.Rendezvous` is the same for code without one. The member itself is in `member`; here is only how it is made, and
+what the end of an `async with` block means.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ __all__ = ["Peer", "Rendezvous", "Store", "World"]
 class Rendezvous:
     """One member of one run. For one event loop; nothing happens before the first call.
 
-    The settings are checked here (SettingsError). `observer` is called with every notice, in the loop: it should be quick.
+    The settings are checked here (SettingsError). `observer` is called with every notice, in the loop: it should be
+    quick.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Rendezvous:
         self.run_id = settings.run_id
         self._member = Member(open_driver(settings), settings, RealMachine(), observer)
 
-    async def __aenter__(self) -> Rendezvous:
+    async def __aenter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
         return self
 
     async def __aexit__(
@@ -62,14 +63,14 @@ class Rendezvous:
     async def join(self, timeout_s: float | None = None) -> World:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
-        The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it must. Raises
-        JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
+        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
         """
         return await self._member.join(timeout_s)
 
     @property
     def changed(self) -> Change | None:
-        """Why the world we hold no longer stands, or None while it does. A local read. Who reads an eviction has been told."""
+        """Why the world we hold no longer stands, or None while it does. A local read; who reads an eviction was told."""
         return self._member.changed
 
     async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
@@ -91,8 +92,8 @@ class Rendezvous:
     async def leave(self, *, failed: bool = False, reason: str = "") -> None:
         """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
 
-        `failed` says that our work cannot be done here: if quorum is then out of reach, the run is closed with our reason
-        (unless on_failure=wait).
+        `failed` says that our work cannot be done here: if quorum is then out of reach, the run is closed with our
+        reason (unless on_failure=wait).
         """
         await self._member.leave(failed=failed, reason=reason)
 
@@ -104,7 +105,8 @@ class Rendezvous:
 def parting(error: BaseException | None) -> tuple[bool, str]:
     """What the end of a `with` block says to the others: whether we failed, and the reason.
 
-    Who is told to go, or stops a program by hand, has not failed; neither has one whose run is over because all succeeded.
+    Who is told to go, or stops a program by hand, has not failed; neither has one whose run is over because all
+    succeeded.
     """
     if error is None:
         return False, "its work here is over"

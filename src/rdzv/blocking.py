@@ -3,8 +3,8 @@
     with rdzv.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=4) as r:
         world = r.join()
 
-Every call is the asyncio face's call of the same name, run in the process's portal and waited for; no logic is here but what
-threads, forks and the end of the process need. Any thread may make any call.
+Every call is the asyncio face's call of the same name, run in the process's portal and waited for; no logic is here but
+what threads, forks and the end of the process need. Any thread may make any call.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .world import Peer
 T = TypeVar("T")
 
 EXIT_S = 2.0
-"""How long a process that ends waits for its members to leave; what could not be said by then, their leases will say."""
+"""How long a process that ends waits for its members to leave; what is not said by then, their leases will say."""
 
 _present: set[aio.Rendezvous] = set()
 """Those that have been used and have not left."""
 
 
 class _Line:
-    """A member's way through the portal. Its Rendezvous, worlds and stores share it; when all of them are dropped, it leaves."""
+    """A member's way through the portal, shared by its Rendezvous, worlds and stores. Once all are dropped, it leaves."""
 
     def __init__(self, member: aio.Rendezvous) -> None:
         self._member = member
@@ -106,7 +106,7 @@ def _gone(portal: Portal, member: aio.Rendezvous) -> None:
 
 
 def _forsaken(portal: Portal, member: aio.Rendezvous) -> None:
-    """Nobody holds the line any more. Called by the garbage collector, anywhere: it may neither wait nor take a lock."""
+    """Nobody holds the line any more. Called by the garbage collector, anywhere: it may neither wait nor lock."""
 
     async def leave() -> None:
         await member.leave(reason="its Rendezvous was dropped")
@@ -128,8 +128,8 @@ def _leave_all() -> None:
     with Portal.lock:
         portal = Portal.open()
     # Waited for a little longer than it should take: the loop itself may be stuck, in an observer.
-    concurrent.futures.wait([portal.start(leave())], EXIT_S + 0.5)
-    portal.stop()
+    if concurrent.futures.wait([portal.start(leave())], EXIT_S + 0.5).done:
+        portal.stop()
 
 
 atexit.register(_leave_all)
@@ -140,8 +140,8 @@ if hasattr(os, "register_at_fork"):
 class Rendezvous:
     """One member of one run. Nothing happens before the first call.
 
-    The settings are checked here (SettingsError). `observer` is called with every notice, in a background thread; it should
-    be quick, and must not call back. A forked child must make its own Rendezvous: this one stays the parent's.
+    The settings are checked here (SettingsError). `observer` is called with every notice, in a background thread; it
+    should be quick, and must not call back. A forked child must make its own Rendezvous: this one stays the parent's.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Rendezvous:
         self._line = _Line(self._aio)
         self.run_id = self._aio.run_id
 
-    def __enter__(self) -> Rendezvous:
+    def __enter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
         return self
 
     def __exit__(
@@ -172,8 +172,8 @@ class Rendezvous:
     def join(self, timeout_s: float | None = None) -> World:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
-        The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it must. Raises
-        JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
+        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
         """
         return World(self._line, self._line.run(self._aio.join(timeout_s)))
 
@@ -181,8 +181,8 @@ class Rendezvous:
     def changed(self) -> Change | None:
         """Why the world we hold no longer stands, or None while it does. Who reads an eviction has been told.
 
-        A local read: cheap enough for every step of a training loop, and it never raises. In a forked child nothing could ever
-        be heard, so it says that.
+        A local read: cheap enough for every step of a training loop, and it never raises. In a forked child nothing
+        could ever be heard, so it says that.
         """
         if self._line.is_forked:
             return Change(Kind.OUTAGE, str(ForkedChild(self.run_id, "changed")))
@@ -211,8 +211,9 @@ class Rendezvous:
     def leave(self, *, failed: bool = False, reason: str = "") -> None:
         """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
 
-        `failed` says that our work cannot be done here: if quorum is then out of reach, the run is closed with our reason
-        (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it does nothing.
+        `failed` says that our work cannot be done here: if quorum is then out of reach, the run is closed with our
+        reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it does
+        nothing.
         """
         self._line.leave(failed, reason)
 
@@ -249,8 +250,8 @@ class World:
 class Store:
     """The round's key-value space, for trainers and agents. Values are bytes; text is encoded as UTF-8.
 
-    Every call raises RoundOver once the round is broken or over, and the waiting ones end with it. Those that wait raise
-    StoreTimeout, all of them Unreachable if the engine stays away for `timeout_s`.
+    Every call raises RoundOver once the round is broken or over, and the waiting ones end with it. Those that wait
+    raise StoreTimeout, all of them Unreachable if the engine stays away for `timeout_s`.
     """
 
     def __init__(self, line: _Line, store: aio.Store) -> None:

@@ -24,6 +24,7 @@ from .drivers.base import (
     Created,
     Delete,
     DeletePrefix,
+    Empty,
     Gap,
     LeaseGone,
     List,
@@ -199,13 +200,16 @@ class Duty:
 
     async def _write_head(self, head: Head, reason: str, view: View) -> Outcome:
         lease = self._presence.run_lease
+        guard = self._guard(view)
         if head.phase is Phase.CLOSED:
             lease = await self._session.grant(self._presence.agreed.closed_for)
+            # A close is final, so it must not overlook somebody who came meanwhile and could have gone on.
+            guard.append(Empty(self._keys.members, view.revision))
         writes: list[Operation] = [
             Put(self._keys.head, wire.encode(head), lease),
             self._presence.journal(head, reason),
         ]
-        return await self._txn(self._guard(view), writes)
+        return await self._txn(guard, writes)
 
     async def _seal(self, act: Seal, reason: str, view: View) -> Outcome:
         """T6. The lines go ahead in batches; only the last transaction, which checks all members, makes them count."""

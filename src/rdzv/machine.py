@@ -82,7 +82,7 @@ class Bell:
         self._rung = False
         self.rings = 0
         """How often it rang: see `wait`."""
-        self._waiters: set[asyncio.Future[bool]] = set()
+        self._waiters: dict[asyncio.Future[bool], None] = {}
 
     def ring(self) -> None:
         """Wake all who wait now, or else the next one to wait."""
@@ -95,7 +95,7 @@ class Bell:
     async def wait(self, timeout_s: float | None = None, since: int | None = None) -> bool:
         """True when the bell rang, False when the time ran out first. None: no limit.
 
-        Those who share a bell pass the `rings` they knew before they looked around: a kept ring is used up by the first of them.
+        Those who share a bell pass the `rings` they knew before they looked around: the first to wait uses up a kept ring.
         """
         if since is None:
             rung, self._rung = self._rung, False
@@ -109,11 +109,11 @@ class Bell:
         timer = None
         if timeout_s is not None:
             timer = self._machine.call_later(timeout_s, lambda: _late(waiter))
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             return await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
             if timer is not None:
                 timer.cancel()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from .core.keys import Keys
 from .core.model import NO_ROUND, Cause, Entry, Head, Phase, RoundId, Told, Why
 from .core.status import Status, describe
 from .core.told import Change, Found, Kind, Step, change, step, still_ours, tell
-from .drivers.base import Driver, EngineReset, Get, List, Session
+from .drivers.base import Driver, EngineReset, Get, Session
 from .errors import (
     Closed,
     Drained,
@@ -37,11 +37,12 @@ from .errors import (
     RoundOver,
     Unreachable,
 )
+from .farewell import say_goodbye
 from .machine import Bell, Machine, sleep
-from .mirror import Mirror
 from .notices import Notice, Observer, about_head, hand_over
 from .presence import Presence, record_for
 from .settings import Settings
+from .survey import survey
 from .world import World
 
 T = TypeVar("T")
@@ -63,6 +64,8 @@ class Member:
         self._bell = Bell(machine)
         self._task: asyncio.Task[None] | None = None
         self._presence: Presence | None = None
+        self._former: Presence | None = None
+        """The last one we had, present or over."""
         self._place = ""
         self._away_at: float | None = None
         self._trouble = "not connected yet"
@@ -169,12 +172,14 @@ class Member:
         if self._world is not None:
             self._world.end("this member has left")
         self._bell.ring()
-        farewell = asyncio.get_running_loop().create_task(self._say_goodbye(failed, reason), name="rdzv goodbye")
-        timer = self._machine.call_later(LEAVE_S, farewell.cancel)
-        await asyncio.wait([farewell])
-        timer.cancel()
-        if not farewell.cancelled():
-            farewell.exception()
+        if self._presence is not None:
+            goodbye = say_goodbye(self._presence, self._holds, failed, reason)
+            farewell = asyncio.get_running_loop().create_task(goodbye, name="rdzv goodbye")
+            timer = self._machine.call_later(LEAVE_S, farewell.cancel)
+            await asyncio.wait([farewell])
+            timer.cancel()
+            if not farewell.cancelled():
+                farewell.exception()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -223,15 +228,11 @@ class Member:
                 session = await self._connect()
                 presence = self._new_presence(session)
                 try:
-                    heard = None if self._heard is None else tell(self._heard, self._heard_rank)
-                    await presence.begin(self._holds, heard, self._line)
+                    await self._come_in(presence)
                     self._arrive(presence)
                     await presence.run()
                 except EngineReset:
                     self._lose_touch("the engine was restarted")
-                except Unreachable as error:
-                    self._lose_touch(str(error))
-                    await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
                 except _AnotherRun:
                     await presence.give_back_lease()
                 except (Evicted, Closed):
@@ -248,6 +249,29 @@ class Member:
             self._failed = error
         finally:
             self._refresh()
+
+    async def _come_in(self, presence: Presence) -> None:
+        """T1, until it is certain: under one id, so that no attempt of which we lost the answer stays behind as a ghost."""
+        while True:
+            try:
+                await self._end_former(presence.session)
+                heard = None if self._heard is None else tell(self._heard, self._heard_rank)
+                await presence.begin(self._holds, heard, self._line)
+            except Unreachable as error:
+                self._lose_touch(str(error))
+                await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
+            else:
+                return
+
+    async def _end_former(self, session: Session) -> None:
+        """Back at an instance where we were before, after another one answered for a while: this is no new engine to be told
+        of our round, and our former key there is a ghost, if it is there at all."""
+        former = self._former
+        if former is None or former.session.instance != session.instance or not isinstance(former.over, EngineReset):
+            return
+        await session.revoke(former.lease)
+        self._former = None
+        raise self._evicted_by("it was led to another engine for a while, and could not renew its lease")
 
     def _new_presence(self, session: Session) -> Presence:
         record = record_for(self._settings, self._machine, session)
@@ -267,7 +291,7 @@ class Member:
         return presence
 
     def _arrive(self, presence: Presence) -> None:
-        self._presence = presence
+        self._presence = self._former = presence
         self._place = presence.session.place
         self._owes_ready = presence.record.holds is not None and self._holds is None
         if self._away_at is not None:
@@ -287,7 +311,7 @@ class Member:
                 if await self._may_follow(session):
                     return session
                 await session.close()
-            except Unreachable as error:
+            except (Unreachable, EngineReset) as error:
                 self._lose_touch(str(error))
             await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
 
@@ -435,8 +459,10 @@ class Member:
 
     async def _put_ready(self, presence: Presence) -> None:
         """T4: one put per member and round, with a fresh bootstrap socket."""
-        self._release_boot()
-        self._boot = self._machine.bind(presence.record.addr, self._settings.bootstrap_port)
+        if self._boot is None or str(self._boot) == presence.record.boot and presence.record.left < self._left:
+            # Not at a repetition after an unknown outcome: what was announced must be what we hold.
+            self._release_boot()
+            self._boot = self._machine.bind(presence.record.addr, self._settings.bootstrap_port)
         heard = presence.record.heard or presence.record.holds
         await presence.put_record(left=self._left, boot=str(self._boot), holds=None, heard=heard, done=False)
         self._owes_ready = False
@@ -497,49 +523,8 @@ class Member:
             except Evicted as evicted:
                 self._evict(evicted)
 
-    async def _say_goodbye(self, failed: bool, reason: str) -> None:
-        presence = self._presence
-        if presence is None:
-            return
-        mark: dict[str, Any] = {"went": reason[:1000] or "no reason was given"}
-        if presence.record.done:
-            mark = {"done": True}
-            while presence.duty is not None and self._all_done(presence):
-                # We lead and all are done: the duty is about to close the run, which only a live leader can.
-                await self._bell.wait(0.1)
-        elif failed:
-            mark = {"gave_up": reason[:1000] or "no reason was given"}
-        try:
-            await presence.go(self._holds.table if self._holds else "", mark)
-            await presence.session.revoke(presence.lease)
-        except (Unreachable, EngineReset):
-            pass  # Our lease will say it.
-
-    def _all_done(self, presence: Presence) -> bool:
-        head = presence.sight.head
-        mirror = presence.duty.mirror if presence.duty is not None else None
-        if mirror is None or head is None or head.phase is not Phase.SEALED:
-            return False
-        lines = mirror.tables.get(head.table, {})
-        live = mirror.members
-        return bool(lines) and all(line.done or (id in live and live[id].record.done) for id, line in lines.items())
-
     async def _status(self, session: Session, presence: Presence | None) -> Status:
-        keys = Keys(self._settings.run_id)
-        try:
-            listed = await session.txn(then=[List(keys.group)])
-        except EngineReset:
-            raise Unreachable(self._driver.endpoint, "it was restarted a moment ago") from None
-        mirror = Mirror(keys, listed.reads[0], listed.revision)
-        view = mirror.view(
-            settings=self._settings.agreed(),
-            me=presence.id if presence is not None else "",
-            instance=session.instance,
-            durable=session.durable,
-            known_s=self._machine.now() - presence.known_at if presence is not None else 0.0,
-            ages=presence.sight.ages() if presence is not None else (0.0, 0.0, 0.0),
-        )
-        return describe(self._settings.run_id, view)
+        return describe(self._settings.run_id, await survey(session, self._settings, presence))
 
     def _release_boot(self) -> None:
         if self._boot is not None:

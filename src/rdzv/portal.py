@@ -1,12 +1,12 @@
 """One event loop in one background thread, through which the blocking code of a process calls asyncio code.
 
-There is one for the whole process, started when it is first needed and stopped with its last user, so that a program which
-has left all its runs is as it was before: no thread, no descriptors.
+There is one for the whole process, started when it is first needed and stopped with its last user, so that a program
+which has left all its runs is as it was before: no thread, no descriptors.
 
-*Fork.* A child has the parent's memory but not this thread. What the loop has open is shared with the parent, down to the
-kernel's list of what it waits for: closing the loop in the child would take the parent's sockets off that list, and keeping a
-connection open would hide the parent's death from its peer. So the child replaces each of these descriptors by an empty
-one, and never runs or frees anything of the loop.
+*Fork.* A child has the parent's memory but not this thread. What the loop has open is shared with the parent, down to
+the kernel's list of what it waits for: closing the loop in the child would take the parent's sockets off that list, and
+keeping a connection open would hide the parent's death from its peer. So the child replaces each of these descriptors
+by an empty one, and never runs or frees anything of the loop.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ class Portal:
     @classmethod
     def open(cls) -> Portal:
         """The process's portal. The lock is held by the caller."""
-        if cls._current is None:
-            cls._current = Portal()
-        cls._current._users += 1
-        return cls._current
+        portal = cls._current = cls._current or Portal()
+        portal._users += 1  # noqa: SLF001  Its own.
+        return portal
 
     def close(self) -> None:
         """One user less; the last one stops it."""
@@ -74,7 +73,7 @@ class Portal:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread, and wait for that unless we are the thread. With users left only at the end of the process."""
+        """End the thread, and wait for that unless we are it. With users left only at the end of the process."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)
@@ -102,10 +101,10 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, cancel: bool = True) -> T:
-        """Run it in the loop and wait. If the waiting is interrupted, it is cancelled there, unless `cancel` is false."""
+        """Run it in the loop and wait. If the waiting is interrupted, cancel it there, unless `cancel` is false."""
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("an observer must not call its Rendezvous: it runs in the thread that would have to answer")
+            raise RuntimeError("an observer must not call a Rendezvous: it runs in the thread that would answer")
         future = self.start(coroutine)
         try:
             while not concurrent.futures.wait([future], SLICE_S).done:
@@ -119,11 +118,11 @@ class Portal:
     # ---- fork
 
     def disown(self) -> None:
-        """In a forked child: let go of what the parent has open. The tasks are kept, for freeing one would run its `finally`s."""
+        """In a forked child: let go of what the parent has open. Tasks are kept: freeing them runs their `finally`."""
         self.forked = True
         self._kept = asyncio.all_tasks(self._loop)
         empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        # Replaced, not closed: the objects that own these numbers will close them, and must not hit another's file then.
+        # Replaced, not closed: the objects that own these numbers will close them, and must not hit another file then.
         shared = {self._selector.fileno(), *(key.fd for key in self._selector.get_map().values())}
         waker = getattr(self._loop, "_csock", None)  # The end of the loop's own pipe that it only writes to.
         if waker is not None:

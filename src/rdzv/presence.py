@@ -12,16 +12,14 @@ from typing import Any
 
 import msgspec
 
-from . import settings as settings_module
 from ._version import __version__
+from .arrival import Arrival
 from .core import wire
 from .core.acts import close_head, journal_line
 from .core.keys import Keys
 from .core.model import (
     NO_ROUND,
-    Agreed,
     Ask,
-    Ban,
     Cause,
     Entry,
     Head,
@@ -36,11 +34,9 @@ from .drivers.base import (
     Compare,
     Created,
     Delete,
-    Empty,
     EngineReset,
     Gap,
     Get,
-    Item,
     LeaseGone,
     List,
     Modified,
@@ -50,7 +46,7 @@ from .drivers.base import (
     Put,
     Session,
 )
-from .errors import Banned, Closed, Evicted, RdzvError, SettingsError, Unreachable
+from .errors import Banned, Closed, Evicted, SettingsError, Unreachable
 from .leader import RUN_LEASE_S, Duty
 from .machine import Bell, Machine, sleep
 from .settings import Settings
@@ -96,107 +92,49 @@ class Presence:
         self._since = 0
         self._run_renewed_at = machine.now()
 
-    # ---- T1: coming
+    # ---- coming
 
     async def begin(self, holds: Told | None, heard: Told | None, line: Entry | None) -> None:
-        """T1, with what we tell an emptied engine (T13). Raises Closed, SettingsError, Banned, Unreachable, EngineReset."""
+        """T1, with what we tell an emptied engine (T13). After Unreachable it may be called again; other errors are final."""
         self.record = msgspec.structs.replace(self.record, holds=holds, heard=heard, left=NO_ROUND)
-        self.line = None if holds is None or line is None else msgspec.structs.replace(line, created=0)
-        seen: Outcome | None = None
+        self.line = None if holds is None else line
+        arrival = Arrival(self)
         while True:
             renewing_at = self.machine.now()
             try:
                 if not self.lease:
-                    self.lease = await self.session.grant(self.settings.lease)
-                outcome = await self._come_in(*self._plan(seen))
+                    self.lease = await self.session.grant(self.settings.lease, presence=True)
+                await arrival.come_in()
             except LeaseGone:  # We were paused between grant and put.
                 self.lease = 0
                 continue
-            except RdzvError:
+            except (Closed, SettingsError, Banned):
                 await self.give_back_lease()
                 raise
-            if outcome.succeeded:
-                break
-            seen = outcome
+            break
         self.renewed_at = renewing_at
-        newest, head = outcome.reads[-2], outcome.item(len(outcome.reads) - 1)
-        self.created = next(item.created for item in newest if item.key == self.keys.member(self.id))
-        self._predecessor = next((item.key for item in newest if item.created < self.created), "")
-        self._since = outcome.revision
-        if self.line is not None:
-            self.line = msgspec.structs.replace(self.line, created=self.created)
-            self._entry_created = self.created
-        self.sight.show(head, outcome.revision)
+        if self.created < 0:
+            raise await self._why_gone()
+        self._predecessor, self._since = arrival.predecessor, arrival.revision
+        self._entry_created = self.created
+        self.line = None if self.line is None or self.record.holds is None else self._line_again(self.line)
+        self.sight.show(arrival.head, arrival.revision)
         if self.sight.head is not None and self.sight.head.phase is Phase.CLOSED:
             await self.give_back_lease()
             raise self.closed(self.sight.head)
 
+    def _line_again(self, line: Entry) -> Entry:
+        """Our line in a table that was told: put with our key, so it bears our key's revision."""
+        return msgspec.structs.replace(line, created=self.created)
+
     async def give_back_lease(self) -> None:
         """End our key now, so that nobody takes us for present until the lease runs out."""
+        if not self.lease:
+            return
         try:
             await self.session.revoke(self.lease)
         except (Unreachable, EngineReset):
             pass  # It ends by itself.
-
-    def _look_around(self) -> list[Operation]:
-        keys = self.keys
-        return [Get(keys.settings), Get(keys.head), Get(keys.ban(self.record.host)), List(keys.members, limit=1)]
-
-    def _plan(self, seen: Outcome | None) -> tuple[list[Compare], list[Operation]]:
-        """By which transaction we can come in, after a look around; without one we take it that nobody was here before."""
-        keys, mine = self.keys, self.settings.agreed()
-        settings = head_item = ban = None
-        nobody = True
-        if seen is not None:
-            settings, head_item, ban = seen.item(0), seen.item(1), seen.item(2)
-            nobody = not seen.reads[3]
-        if ban is not None:
-            raise Banned(self.settings.run_id, self.record.host, wire.decode(Ban, ban.value).reason)
-        compares: list[Compare] = [
-            Modified(keys.settings, settings.modified if settings else 0),
-            Created(keys.member(self.id), 0),
-            Created(keys.ban(self.record.host), 0),
-        ]
-        writes: list[Operation] = []
-        head = None if head_item is None else wire.decode(Head, head_item.value)
-        if head is not None and head_item is not None and seen is not None and head.phase is Phase.CLOSED:
-            # A higher incarnation is a new attempt at the same job: it need not wait until the close has expired.
-            if not nobody or self.settings.incarnation <= head.incarnation:
-                self.sight.show(head_item, seen.revision)
-                raise self.closed(head)
-            compares += [Empty(keys.members), Modified(keys.head, head_item.modified)]
-            writes.append(Delete(keys.head))
-        self.run_lease = settings.lease if settings else 0
-        differences = [] if settings is None else _differences(mine, settings)
-        if differences and not nobody:
-            problem = f"run {self.settings.run_id!r} was started with other settings: {'; '.join(differences)}"
-            raise SettingsError(f"{problem}; give all members the same")
-        if differences:
-            compares.append(Empty(keys.members))
-        if settings is None or differences:
-            writes.append(Put(keys.settings, wire.encode(mine), self.run_lease))
-        return compares, writes
-
-    async def _come_in(self, compares: list[Compare], writes: list[Operation]) -> Outcome:
-        """Put our key, and read who was before us and the head; refused: what to plan from instead."""
-        keys = self.keys
-        own = keys.member(self.id)
-        writes = [*writes, Put(own, wire.encode(self.record), self.lease)]
-        if self.line is not None and self.record.holds is not None:
-            writes.append(Put(keys.entry(self.record.holds.table, self.id), wire.encode(self.line), self.run_lease))
-        reads: list[Operation] = [List(keys.members, Order.NEWEST, limit=2), Get(keys.head)]
-        try:
-            return await self.session.txn(compares, [*writes, *reads], self._look_around())
-        except Unreachable as error:
-            if error.applied is False:
-                raise
-        # Unknown: our id is ours alone, so the key itself says whether it was put.
-        item = (await self.session.txn(then=[Get(own)])).item(0)
-        if item is None:
-            around = await self.session.txn(then=self._look_around())
-            return msgspec.structs.replace(around, succeeded=False)
-        reads[0] = List(keys.members, Order.NEWEST, limit=2, created_below=item.created + 1)
-        return await self.session.txn([Created(own, item.created)], reads, self._look_around())
 
     def closed(self, head: Head) -> Closed:
         """The error for a closed head."""
@@ -265,8 +203,10 @@ class Presence:
         """Renew, but only while the duty makes progress: a leader that is stuck must lose its lease."""
         period = self.settings.lease / 3
         progress = -1
+        wait_s = period
         while True:
-            await sleep(self.machine, period)
+            await sleep(self.machine, wait_s)
+            wait_s = period
             duty = self.duty
             if duty is not None:
                 if not duty.idle and duty.progress == progress:
@@ -282,8 +222,8 @@ class Presence:
                 silent_s = self.machine.now() - self.renewed_at
                 raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
             except Unreachable:
+                wait_s = period * (0.1 + 0.2 * self.machine.jitter())
                 self._on_beat()
-                await sleep(self.machine, period * (0.1 + 0.2 * self.machine.jitter()))
                 continue
             self.renewed_at = renewing_at
             self._on_beat()
@@ -367,7 +307,7 @@ class Presence:
         """T3: in one transaction, is the round of that table ours to take? Raises Evicted, Unreachable, EngineReset."""
         keys = self.keys
         outcome = await self.session.txn(
-            [Created(keys.member(self.id), self.created)],
+            [self.own_guard],
             [Get(keys.head), Get(keys.entry(table, self.id)), Get(keys.settings)],
         )
         if not outcome.succeeded:
@@ -389,12 +329,17 @@ class Presence:
         key = self.keys.member(self.id)
         try:
             outcome = await self.session.txn(
-                [Created(key, self.created)], [Put(key, wire.encode(self.record), self.lease)]
+                [self.own_guard], [Put(key, wire.encode(self.record), self.lease)]
             )
         except LeaseGone:
             raise await self._why_gone() from None
         if not outcome.succeeded:
             raise await self._why_gone()
+
+    @property
+    def own_guard(self) -> Created:
+        """Our key: while it stands, we have not been evicted."""
+        return Created(self.keys.member(self.id), self.created)
 
     def entry_guard(self, table: str) -> Created:
         """Our line in the table: while it stands, our round does, and what we write in its store counts."""
@@ -405,7 +350,7 @@ class Presence:
     async def go(self, table: str, mark: dict[str, Any]) -> None:
         """Delete our key; if we hold a round, mark our line in its table in the same transaction."""
         own = self.keys.member(self.id)
-        compares: list[Compare] = [Created(own, self.created)]
+        compares: list[Compare] = [self.own_guard]
         writes: list[Operation] = [Delete(own), Delete(self.keys.ask(self.id))]
         if table and self.line is not None and mark:
             entry = self.keys.entry(table, self.id)
@@ -436,7 +381,7 @@ class Presence:
                 return False
             closed = close_head(head, cause)
             outcome = await self.session.txn(
-                [Created(keys.member(self.id), self.created), Modified(keys.head, item.modified)],
+                [self.own_guard, Modified(keys.head, item.modified)],
                 [
                     Put(keys.head, wire.encode(closed), lease),
                     self.journal(closed, cause.text),
@@ -454,10 +399,6 @@ class Presence:
         """The journal's line for a head write, to go into the same transaction."""
         line = journal_line(head, self.record.name, reason)
         return Put(self.keys.journal_entry(head.seq), wire.encode(line), self.run_lease)
-
-
-def _differences(mine: Agreed, settings: Item) -> list[str]:
-    return settings_module.differences(mine, wire.decode(Agreed, settings.value))
 
 
 def record_for(settings: Settings, machine: Machine, session: Session) -> Member:

@@ -168,17 +168,19 @@ class Store:
                 await sleep(self._machine, 0.1 + 0.2 * self._machine.jitter())
 
     async def _txn(self, compares: Sequence[Modified], writes: list[Operation], otherwise: list[Operation]) -> Outcome:
-        """Guarded by our line in the table, which the next seal removes."""
+        """Guarded by our line in the table, which the next seal removes, and by our key, which ends when we are evicted."""
         presence = self._presence
-        guard = presence.entry_guard(self._table)
+        line, own = presence.entry_guard(self._table), presence.own_guard
         try:
-            outcome = await presence.session.txn([guard, *compares], writes, [Get(guard.key), *otherwise])
+            outcome = await presence.session.txn(
+                [line, own, *compares], writes, [Get(line.key), Get(own.key), *otherwise]
+            )
         except LeaseGone:
             raise RoundOver(self._round, "the run's records have expired") from None
         if not outcome.succeeded:
-            line = outcome.item(0)
-            if line is None or line.created != guard.revision:
-                raise RoundOver(self._round, self.over or "a later round has been sealed, or this member was evicted")
+            for guard, item in ((line, outcome.item(0)), (own, outcome.item(1))):
+                if item is None or item.created != guard.revision:
+                    raise RoundOver(self._round, self.over or "a later round has been sealed, or this member was evicted")
         return outcome
 
     async def _read(self, reads: list[Operation]) -> Outcome:
@@ -232,7 +234,7 @@ class Store:
                 if outcome.succeeded:
                     self._marked[mark] = outcome.revision
                     return result
-                seen = msgspec.structs.replace(outcome, reads=outcome.reads[1:])
+                seen = msgspec.structs.replace(outcome, reads=outcome.reads[2:])
 
         try:
             return await self._until_sure(attempt)

@@ -1,9 +1,10 @@
 """Views in few words, so that a test shows what matters for its rule and nothing else.
 
-A run is written as one text, one word per member in the order in which they came: `"a b c:ready d:lost e:new"`. A word alone is a
-member of the head's table that runs its workers or, where there is no table, one that waits to be in the first. What may stand
-behind the colon is in `STATES`. The member called a has the id A and the host node-a, so that a rule that mixes these up is
-found out. Those in the table have the ranks 0, 1, 2 ... in the order in which they are written.
+A run is written as one text, one word per member in the order in which they came: `"a b c:ready d:lost e:new"`. A word
+alone is a member of the head's table that runs its workers or, where there is no table, one that waits to be in the
+first. What may stand behind the colon is in `STATES`. The member called a has the id A and the host node-a, so that a
+rule that mixes these up is found out. Those in the table have the ranks 0, 1, 2 ... in the order in which they are
+written.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ def _people(
         if record is not None:
             members[name.upper()] = live(name, created, **{**record, **records.get(name, {})})
         if line is not None:
-            values = {"created": created, **line, **lines.get(name, {})}
-            entries[name.upper()] = entry(name, len(entries), **values)
+            values = {"rank": len(entries), "created": created, **line, **lines.get(name, {})}
+            entries[name.upper()] = entry(name, **values)
     return members, entries
 
 

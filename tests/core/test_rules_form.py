@@ -67,8 +67,9 @@ def test_below_quorum_only_an_event_helps():
 )
 def test_what_is_missing_is_counted_in_whole_units(people, low, unit, missing):
     """T5.5: three are not a quorum of 3 if the size must be even."""
-    verdict = lead(opened(people, min=low, unit=unit))
-    assert verdict == Verdict(None, f"{len(people.split())} of {low if low == 4 else f'{low}..4'} nodes: waiting for {missing} more")
+    wanted = "4" if low == 4 else f"{low}..4"
+    reason = f"{len(people.split())} of {wanted} nodes: waiting for {missing} more"
+    assert lead(opened(people, min=low, unit=unit)) == Verdict(None, reason)
 
 
 def test_quorum_starts_the_last_call():
@@ -159,7 +160,9 @@ def test_the_sealed_head_is_complete():
 
 def test_the_lines_of_the_first_table_are_complete():
     """T6.11."""
-    seal = seal_of(lead(opened("a b", call=Call.LAST, age=30.0, records={"a": {"topology": "s1"}, "b": {"order": "9"}})))
+    seal = seal_of(
+        lead(opened("a b", call=Call.LAST, age=30.0, records={"a": {"topology": "s1"}, "b": {"order": "9"}}))
+    )
     assert seal.lines == {
         "A": Entry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
         "B": Entry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),

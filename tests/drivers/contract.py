@@ -1,8 +1,8 @@
 """What a driver brings to be run through the contract, and the tools the contract is written with.
 
-The contract is `test_contract.py` and `test_contract_watches.py`. A driver is added to it by adding its rig to `RIGS`. The
-tests know nothing but the port and the rig: they keep to keys below `rig.root`, and to revisions relative to those they
-were told, but nobody else may write to the engine meanwhile.
+The contract is `test_contract.py` and `test_contract_watches.py`. A driver is added to it by adding its rig to `RIGS`.
+The tests know nothing but the port and the rig: they keep to keys below `rig.root`, and to revisions relative to those
+they were told, but nobody else may write to the engine meanwhile.
 """
 
 from __future__ import annotations

@@ -198,6 +198,28 @@ async def test_empty_follows_the_last_key(rig: Rig) -> None:
 
 
 @contract
+async def test_empty_since_a_revision(rig: Rig) -> None:
+    """Keys created up to that revision do not count, however late they were modified; re-created ones do."""
+    session = await rig.connect()
+    await put(session, rig.root + "a/1")
+    since = await put(session, rig.root + "a/2")
+
+    async def nobody_came(prefix: str) -> bool:
+        return (await session.txn([Empty(rig.root + prefix, since)])).succeeded
+
+    await put(session, rig.root + "a/1", b"modified")
+    await put(session, rig.root + "b")
+    assert await nobody_came("a/")
+    assert not await nobody_came("")
+    assert not (await session.txn([Empty(rig.root + "a/", since - 1)])).succeeded
+    await delete(session, rig.root + "a/1")
+    assert await nobody_came("a/")
+    await put(session, rig.root + "a/1", b"re-created")
+    assert not await nobody_came("a/")
+    assert await nobody_came("a/2")
+
+
+@contract
 async def test_many_compares(rig: Rig) -> None:
     """As many keys as the session says can be compared at once, and one that differs is noticed."""
     session = await rig.connect()
@@ -374,6 +396,18 @@ async def test_renewing_keeps_a_lease(rig: Rig) -> None:
 
 
 @contract
+async def test_a_lease_that_stands_for_a_process(rig: Rig) -> None:
+    """As long as the connection is there it is a lease like any other: it keeps its keys and can be revoked."""
+    session = await rig.connect()
+    lease = await session.grant(60, presence=True)
+    await put(session, rig.root + "k", b"", lease)
+    await session.renew(lease)
+    assert await keys(session, rig.root) == ["k"]
+    await session.revoke(lease)
+    assert await keys(session, rig.root) == []
+
+
+@contract
 async def test_revoking_a_lease(rig: Rig) -> None:
     """Deletes its keys at once and at one revision; doing it again, from anywhere, is no error."""
     session, other = await rig.connect(), await rig.connect()
@@ -403,7 +437,8 @@ async def test_a_put_moves_a_key_to_its_lease(rig: Rig) -> None:
     await put(session, rig.root + "freed")
     await delete(session, rig.root + "again")
     await put(session, rig.root + "again")
-    assert [(await get(session, rig.root + name)).lease for name in ("first", "moved", "freed")] == [first, second, 0]  # type: ignore[union-attr]
+    listed = await write(session, List(rig.root, Order.OLDEST))
+    assert [item.lease for item in listed.reads[0]] == [second, 0, first, 0]
     await session.revoke(first)
     assert await keys(session, rig.root) == ["again", "freed", "moved"]
     await session.revoke(second)

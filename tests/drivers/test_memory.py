@@ -201,7 +201,7 @@ async def test_a_lease_ends_while_its_own_loop_is_stuck():
 
 @run
 async def test_threads_with_loops_of_their_own_share_an_engine():
-    """Counting by compare-and-set from many threads loses nothing, and each thread's watch sees every count in order."""
+    """Counting by compare-and-set from many threads loses nothing; each thread's watch sees every count in order."""
     threads, count = 6, 100
     seen: list[list[int]] = []
 

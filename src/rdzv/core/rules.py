@@ -1,4 +1,4 @@
-"""What the leader does: a pure function from what it sees to one write, with the reason.
+r"""What the leader does: a pure function from what it sees to one write, with the reason.
 
 Theory of operation
 -------------------
@@ -9,7 +9,7 @@ names it, or the deletion of a member's key. Then it looks again. Nothing else d
 The head moves through four phases:
 
     (none) --T2--> open --T6--> sealed --T7--> broken --T6--> sealed ...
-       \\                          |               |
+       \                           |               |
         +--T14--> sealed           +-----T11-------+--> closed
         +--T15--> broken
 
@@ -245,14 +245,14 @@ def _flaps(view: View) -> dict[str, int]:
 
 def stop_call(view: View) -> Verdict | None:
     """T5: quorum was lost while its timer ran."""
-    short = {
-        Call.LAST: not view.fitting(len(view.ready)),
-        Call.REGROUP: not view.fitting(len(view.survivors)),
-    }
     head = _head(view)
-    if not short.get(head.call, False):
+    if head.call is Call.LAST and not view.fitting(len(view.ready)):
+        why = "quorum lost"
+    elif head.call is Call.REGROUP and not view.fitting(len(view.survivors)):
+        why = f"too few of round {head.number} are left to go on without others"
+    else:
         return None
-    return Verdict(WriteHead(call_for(head, Call.NONE)), f"{view.here}: quorum lost")
+    return Verdict(WriteHead(call_for(head, Call.NONE)), f"{view.here}: {why}")
 
 
 def evict_stragglers(view: View) -> Verdict | None:

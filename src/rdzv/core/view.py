@@ -80,12 +80,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def is_ready(self, live: Live) -> bool:
         """It wants to be in the next round and runs no workers of the present one."""
+        record = live.record
         if not self._stays(live):
             return False
-        if self.head is None:
-            # Nobody knows the table yet, but who holds a round of a forgotten engine still runs its workers.
-            return live.record.holds is None
-        return live.id not in self.in_table or live.record.left >= self.round
+        if record.holds is not None and record.left < record.holds.round:
+            # It came to an emptied engine with its workers running. Whatever the head is by now, it must first learn what
+            # became of its round: without this it was sealed into another while they ran.
+            return False
+        return live.id not in self.in_table or record.left >= self.round
 
     @property
     def round(self) -> RoundId:
@@ -171,12 +173,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def told(self) -> list[tuple[Live, Told]]:
         """Every round told of by somebody live, held or heard."""
-        pairs = []
-        for live in self.members.values():
-            for told in (live.record.holds, live.record.heard):
-                if told is not None:
-                    pairs.append((live, told))
-        return pairs
+        return [
+            (live, told)
+            for live in self.members.values()
+            for told in (live.record.holds, live.record.heard)
+            if told is not None
+        ]
 
 
 def candidate(live: Live) -> Candidate:

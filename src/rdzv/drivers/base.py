@@ -82,9 +82,10 @@ class AllCreated(msgspec.Struct, frozen=True, array_like=True, tag="all_created"
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True, tag="empty"):
-    """No key with that prefix exists."""
+    """No key with that prefix exists that was created after revision `since`; 0: none at all."""
 
     prefix: str
+    since: int = 0
 
 
 Compare = Created | Modified | AllCreated | Empty
@@ -201,8 +202,11 @@ class Session(Protocol):
     ) -> Outcome:
         """Judge and apply at one revision. Raises Unreachable, EngineReset, LeaseGone (a put under a lease that ended)."""
 
-    async def grant(self, ttl_s: float) -> int:
-        """Make a lease; the engine may round its time to live up, never down."""
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
+        """Make a lease; the engine may round its time to live up, never down.
+
+        `presence`: it stands for this process. An engine that sees connections may end it soon after ours is lost.
+        """
 
     async def renew(self, lease: int) -> None:
         """Start the lease's time anew; LeaseGone if it has ended."""

@@ -114,11 +114,14 @@ class _Tree:
             found.sort(key=lambda item: item.created, reverse=newest)
         return tuple(found[:limit] if limit else found)
 
-    def empty(self, prefix: str) -> bool:
-        """No key has that prefix. A directory is only kept while it has keys."""
+    def empty(self, prefix: str, since: int) -> bool:
+        """No key that was created after revision `since` has that prefix."""
         for directory, whole in self._within(prefix):
-            if whole or any(item.key.startswith(prefix) for item in directory.walk(self.items, False, 0)):
-                return False
+            for item in directory.walk(self.items, newest=True, below=0):
+                if item.created <= since:
+                    break
+                if whole or item.key.startswith(prefix):
+                    return False
         return True
 
     def _within(self, prefix: str) -> Iterator[tuple[_Directory, bool]]:
@@ -216,7 +219,7 @@ class Engine:
                 (item.created if (item := items.get(key)) else 0) == revision
                 for key, revision in compare.revisions.items()
             )
-        return self._tree.empty(compare.prefix)
+        return self._tree.empty(compare.prefix, compare.since)
 
     def _apply(self, operation: Operation, events: list[Event]) -> tuple[Item, ...]:
         tree = self._tree

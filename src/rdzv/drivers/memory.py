@@ -148,8 +148,8 @@ class MemorySession:
         with self._lock():
             return self.engine.txn(compares, then, otherwise)
 
-    async def grant(self, ttl_s: float) -> int:
-        """The longest step is added, because one may be due right after this."""
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
+        """The longest step is added, because one may be due right after this. There is no connection to lose."""
         with self._lock():
             return self.engine.grant(ttl_s + STEP_MAX_S)
 

@@ -46,16 +46,17 @@ class Calm:
     def __init__(self, faults: list[Fault], margin_s: float) -> None:
         self.margin_s = margin_s
         self._spans: list[tuple[float, float]] = []
-        open_since: dict[tuple[str, str], float] = {}
+        open_since: dict[tuple[str, str], list[float]] = {}
         for fault in faults:
             key = (fault.kind, fault.target)
             if fault.kind in ("calm", "finish"):
                 continue
             if fault.stop:
-                self._spans.append((open_since.pop(key, fault.at), fault.at + margin_s))
+                starts = open_since.get(key) or [fault.at]
+                self._spans.append((starts.pop(0), fault.at + margin_s))
             else:
-                open_since[key] = fault.at
-        self._spans += [(start, float("inf")) for start in open_since.values()]
+                open_since.setdefault(key, []).append(fault.at)
+        self._spans += [(start, float("inf")) for starts in open_since.values() for start in starts]
 
     def since(self, at: float) -> float | None:
         """From when on it has been calm at that time; None: it is not."""
@@ -226,8 +227,8 @@ class G8Fencing(Checker):
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        self._held: dict[str, tuple[str, str]] = {}
-        """By machine: instance and id under which it was given its world."""
+        self._held: dict[str, tuple[str, str, str]] = {}
+        """By machine: instance and id under which it was given its world, and the run's incarnation."""
 
     def before(self, commit: Commit, state: State) -> None:
         """Who writes this, and may it?"""
@@ -252,14 +253,14 @@ class G8Fencing(Checker):
     def see(self, one: Observation) -> None:
         """An evicted member hears of it before it is given anything again."""
         if isinstance(one, Given):
-            self._held[one.actor] = (one.instance, one.member)
+            instance, member, run = self._held.get(one.actor, ("", "", ""))
+            state = self.case.states.get(instance)
+            ended = state is not None and len(state.lives.get(member, ())) > 1
+            if ended and instance == one.instance and member != one.member and run == one.run:
+                self.say(one.at, f"{one.actor} was given a world under a new id without being told that it was evicted")
+            self._held[one.actor] = (one.instance, one.member, one.run)
         elif isinstance(one, EvictedTold) or (isinstance(one, Changed) and one.kind == "evicted"):
             self._held.pop(one.actor, None)
-        elif isinstance(one, Acted) and one.what in ("closed", "done"):
-            instance, member = self._held.get(one.actor, ("", ""))
-            state = self.case.states.get(instance)
-            if one.what == "closed" and state is not None and len(state.lives.get(member, ())) > 1:
-                self.say(one.at, f"{one.actor} closed the run although its key had ended")
 
 
 class G9Closing(Checker):

@@ -97,10 +97,10 @@ class SimSession:
         outcome: Outcome = await connection.call("txn", *args)
         return outcome
 
-    async def grant(self, ttl_s: float) -> int:
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """See the port."""
         connection = self._connection or await self._connected()
-        lease: int = await connection.call("grant", ttl_s)
+        lease: int = await connection.call("grant", ttl_s, presence)
         self._leases[lease] = None
         return lease
 

@@ -27,6 +27,7 @@ class G5Progress(Checker):
         self._gone: set[str] = set()
         self._moved: set[str] = set()
         self._started: dict[str, float] = {}
+        self._head_at = 0.0
 
     @property
     def slack_s(self) -> float:
@@ -38,6 +39,8 @@ class G5Progress(Checker):
         if self._newest.get(commit.server, state.instance) != state.instance:
             self._owed.pop(self._newest[commit.server], None)
         self._newest[commit.server] = state.instance
+        if _new_head(commit, state) is not None:
+            self._head_at = commit.at
         before = self._owed.get(state.instance)
         if before is not None:
             self._judge(commit.at, before)
@@ -95,7 +98,7 @@ class G5Progress(Checker):
                 continue
             if machine not in present:
                 self.say(at, f"{machine} is alive and wants to be in, but is not present on the engine")
-            elif state.head.phase is Phase.SEALED and present[machine] in state.lines:
+            elif state.head.phase is Phase.SEALED and present[machine] in state.lines and at - self._head_at > self.slack_s:
                 if self._given.get(machine) != state.head.table:
                     self.say(at, f"{machine} is in round {state.head.number}, but has not been given it")
 
@@ -158,7 +161,6 @@ _ENGINE_ONLY = frozenset(
         "engine isolated",
         "watch gap",
         "compact",
-        "stranger",
         "calm",
         "finish",
     }
@@ -168,6 +170,10 @@ _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers fai
 """What a member of a round can do to break it."""
 _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""
+
+
+_IN_FLIGHT_S = 1.5
+"""Two slow messages: what a leader acts on may be gone for so long."""
 
 
 class G7Cause(Checker):
@@ -183,10 +189,29 @@ class G7Cause(Checker):
         """When, what, and the machine it is about ("": anybody)."""
         self._held: dict[str, str] = {}
         self._restarts: list[float] = []
+        self._grown: set[str] = set()
+        self._useful_at: dict[str, float] = {}
+
+    def before(self, commit: Commit, state: State) -> None:
+        """Is a growth worth its price?"""
+        head, settings = state.head, state.settings
+        if head is None or settings is None or head.phase is not Phase.SEALED:
+            return
+        if state.size_of(len(state.survivors) + len(state.newcomers)) > head.size:
+            self._useful_at[state.instance] = commit.at
+        written = [event.item for event in commit.events if event.key == self.case.keys.head and event.item is not None]
+        if not written or b'"kind":"growth"' not in written[0].value or b'"phase":"broken"' not in written[0].value:
+            return
+        if commit.at - self._useful_at.get(state.instance, -10.0) > _IN_FLIGHT_S or settings.grow == "never":
+            self.say(commit.at, f"round {head.number} was broken for newcomers that it has no use for")
+        if state.some_done:
+            self.say(commit.at, f"round {head.number} was broken for newcomers when some were done already")
 
     def after(self, commit: Commit, state: State) -> None:
         """Remember who is in which table."""
         head = _new_head(commit, state)
+        if head is not None and head.cause is not None and head.cause.kind is Why.GROWTH:
+            self._grown.add(head.table)
         if head is not None and head.phase is Phase.SEALED and head.table not in self._tables:
             self._tables[head.table] = (commit.at, {self.case.owner(state, id) for id in state.lines})
 
@@ -213,9 +238,11 @@ class G7Cause(Checker):
     def _judge(self, at: float, machine: str, kind: str, reason: str) -> None:
         table = self._held.get(machine, "")
         sealed_at, seated = self._tables.get(table, (at, {machine}))
-        if kind == "closed":
+        if kind == "closed" or (kind == "round" and table in self._grown):
             return
         if kind == "outage":
+            if any(what == "stranger" for _, what, _ in self._causes) and self._restarts:
+                return  # It came first to an emptied engine, and its settings became the run's.
             self.say(at, f"{machine} was told of an outage: {reason}")
             return
         own = kind == "evicted"

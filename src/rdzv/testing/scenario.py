@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..settings import Settings
+from .ambush import AMBUSHES
 
 TROUBLE_S = 90.0
 """Faults begin within this time."""
@@ -42,6 +43,7 @@ FAULTS = (
     "newcomer",
     "newcomer first",
     "stranger",
+    *AMBUSHES,
 )
 WEIGHTS = {
     "crash": 5,
@@ -113,7 +115,7 @@ def draw(seed: int, members: int | None = None) -> Scenario:
     if rng.random() < 0.5:
         for life in lives:
             life.start_at *= 0.05
-    troubles = sorted((_trouble(rng, lives) for _ in range(rng.randint(0, 7))), key=lambda trouble: trouble.at)
+    troubles = sorted((_trouble(rng, lives) for _ in range(rng.randint(0, 8))), key=lambda trouble: trouble.at)
     over = max([TROUBLE_S * 0.3, *(trouble.at + trouble.lasts_s for trouble in troubles)])
     slowest = max([0.0, *(life.stop_s for life in lives)])
     calm_at = over + 2.0
@@ -178,6 +180,7 @@ def _life(rng: random.Random, name: str, options: dict[str, Any]) -> Life:
 def _trouble(rng: random.Random, lives: list[Life]) -> Trouble:
     kind = rng.choices(FAULTS, [WEIGHTS.get(kind, 1.0) for kind in FAULTS])[0]
     lasts_s = rng.choice([0.3, 2.0, 6.0, 20.0, 40.0])
-    if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact"):
+    if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES):
         lasts_s = 0.0
-    return Trouble(rng.uniform(0.5, TROUBLE_S), kind, rng.choice(lives).name, lasts_s)
+    at = rng.uniform(0.5, TROUBLE_S) if kind not in AMBUSHES else rng.choice([0.1, rng.uniform(0.1, TROUBLE_S / 2)])
+    return Trouble(at, kind, rng.choice(lives).name, lasts_s)

@@ -23,8 +23,6 @@ from .network import Connection, Network
 
 TICK_S = 0.1
 LINGER_S = 1.0
-LINGER_TTL_MAX_S = 30.0
-"""A longer lease is not a member's presence (it holds a run's records): it outlives its connection."""
 TXN_MAX = 100_000
 
 CommitHook = Callable[["SimServer", str, Batch, str, tuple[Compare, ...], tuple[Operation, ...]], None]
@@ -64,7 +62,6 @@ class SimServer(Process):
         place: str = "",
         tick_s: float = TICK_S,
         linger_s: float = LINGER_S,
-        linger_ttl_max_s: float = LINGER_TTL_MAX_S,
         history_max: int = 65536,
         compares_max: int = TXN_MAX,
         writes_max: int = TXN_MAX,
@@ -79,10 +76,11 @@ class SimServer(Process):
         self.slow_s = 0.0
         """Added to every message, in both directions."""
         self.commits: list[CommitHook] = []
+        self.arrivals: list[Callable[[str, str, tuple[Any, ...]], None]] = []
+        """Called with machine, verb and arguments of a request before it takes effect: for faults at the worst moment."""
         self._network = network
         self._tick_s = tick_s
         self._linger_s = linger_s
-        self._linger_ttl_max_s = linger_ttl_max_s
         self._history_max = history_max
         self._verbs: dict[str, Callable[..., Any]] = {
             "txn": self._txn,
@@ -122,6 +120,12 @@ class SimServer(Process):
         self.dead = False
         self._start()
 
+    def expire(self, lease: int) -> None:
+        """The lease runs out at this very moment."""
+        self._leases.pop(lease, None)
+        self.engine.revoke(lease)
+        self._publish("", "expired")
+
     def drop_watches(self) -> None:
         """Every watch gets a Gap, as if its reader had been too slow."""
         for connection, watches in self._peers.items():
@@ -138,6 +142,11 @@ class SimServer(Process):
             connection.refuse()
             return
         self._hear()
+        for ambush in list(self.arrivals):
+            ambush(connection.machine.name, verb, args)
+        if self.dead or (connection not in self._peers and verb != "hello"):
+            connection.refuse()
+            return
         if verb == "hello":
             answer: Any = self._hello(connection, *args)
         elif verb == "bye":
@@ -195,16 +204,10 @@ class SimServer(Process):
         self._publish(connection.machine.name, kind, compares, operations)
         return outcome
 
-    def _grant(self, connection: Connection, ttl_s: float) -> int:
-        """A lease granted right before a tick is charged all of it, so that much is added.
-
-        The port does not say which lease is a member's presence, and only that one may end with its connection. It is
-        the first: a close is written under a second one, which must last even if the one who closed goes.
-        """
+    def _grant(self, connection: Connection, ttl_s: float, presence: bool) -> int:
+        """A lease granted right before a tick is charged all of it, so that much is added."""
         lease = self.engine.grant(ttl_s + self._tick_s)
-        self._drop_ended()
-        present = any(held.home is connection for held in self._leases.values())
-        self._leases[lease] = _Held(ttl_s, None if present or ttl_s > self._linger_ttl_max_s else connection)
+        self._leases[lease] = _Held(ttl_s, connection if presence else None)
         self._measure_quiet()
         return lease
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .. import operate
+from ..core import wire
 from ..core.keys import Keys
 from ..core.model import NO_ROUND, Agreed, RoundId
-from ..drivers.base import EngineReset, Get
+from ..core.model import Member as Record
+from ..drivers.base import EngineReset, Get, Item, List
 from ..errors import (
     Banned,
     Closed,
@@ -27,6 +29,7 @@ from ..errors import (
 from ..machine import Bell
 from ..member import Member
 from ..world import World
+from .ambush import AMBUSHES, Ambush
 from .driver import SimDriver
 from .history import Acted, Changed, ClosedTold, EvictedTold, Fault, Given, History
 from .loop import VirtualLoop
@@ -34,6 +37,10 @@ from .machines import SimMachine
 from .network import Network
 from .scenario import Life, Scenario, Trouble
 from .server import SimServer
+
+
+CALLBACKS_MAX = 2_000_000
+"""Ten times what the busiest runs need: more is a loop without end."""
 
 
 class App:
@@ -220,6 +227,7 @@ class Stage:
         """By machine: the settings it was started with."""
         self.operator = SimMachine(self.loop, "operator", scenario.seed)
         self._born = 0
+        self._isolated = 0
 
     def _server(self, name: str) -> SimServer:
         server = SimServer(self.network, name, self.scenario.seed, writes_max=self.scenario.writes_max)
@@ -234,7 +242,7 @@ class Stage:
 
     def play(self) -> History:
         """Run it to its end."""
-        self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0)
+        self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
         return self.history
 
     async def _play(self) -> None:
@@ -264,6 +272,8 @@ class Stage:
         self._born += 1
         name = life.name if life.name not in self.apps else f"{life.name}.{self._born}"
         machine = SimMachine(self.loop, name, self.scenario.seed, host=f"host-{life.name}")
+        if self._isolated:
+            self.network.cut(machine, self.engine)
         app = App(self, life, machine)
         self.apps[name] = app
         self.agreed[name] = app.settings.agreed()
@@ -274,12 +284,23 @@ class Stage:
         """Applications whose machine lives, of that member if given."""
         return [app for app in self.apps.values() if not app.machine.dead and name in ("", app.life.name)]
 
+    def present(self) -> list[tuple[Item, str]]:
+        """Every member's key on the engine, and the machine it belongs to."""
+        keys = Keys("sim")
+        owners = {(app.machine.host, app.machine.pid): name for name, app in self.apps.items()}
+        items = self.engine.engine.txn((), [List(keys.members)], ()).reads[0]
+        records = [(item, wire.decode(Record, item.value)) for item in items]
+        return [(item, owners.get((record.host, record.pid), "?")) for item, record in records]
+
     # ---- faults
 
     async def _inflict(self, trouble: Trouble, index: int) -> None:
         await self._until(trouble.at)
         targets = self.living(trouble.target)
         app = targets[-1] if targets else None
+        if trouble.kind in AMBUSHES:
+            Ambush(self, trouble.kind)
+            return
         kind = trouble.kind.replace(" ", "_")
         deed: Callable[[App | None, Trouble], object] = getattr(self, f"_{kind}")
         target = app.machine.name if app is not None else trouble.target
@@ -314,7 +335,12 @@ class Stage:
             return None
         server = self.network.route(app.machine) or self.engine
         self.network.cut(app.machine, server, *ways)  # type: ignore[arg-type]
-        return lambda: self.network.heal(app.machine, server, *ways)  # type: ignore[arg-type]
+
+        def heal() -> None:
+            if not self._isolated:
+                self.network.heal(app.machine, server, *ways)  # type: ignore[arg-type]
+
+        return heal
 
     def _cut_requests(self, app: App | None, trouble: Trouble) -> Callable[[], object] | None:
         return self._cut(app, trouble, "requests")
@@ -353,13 +379,14 @@ class Stage:
         return lambda: setattr(self.engine, "slow_s", 0.0)
 
     def _engine_isolated(self, _app: App | None, _: Trouble) -> Callable[[], object]:
-        machines = [app.machine for app in self.living()]
-        for machine in machines:
-            self.network.cut(machine, self.engine)
+        for app in self.living():
+            self.network.cut(app.machine, self.engine)
+        self._isolated += 1
 
         def heal() -> None:
-            for machine in machines:
-                self.network.heal(machine, self.engine)
+            self._isolated -= 1
+            for app in self.living():
+                self.network.heal(app.machine, self.engine)
 
         return heal
 

@@ -1,0 +1,48 @@
+"""How a member goes: its line says why, its key and lease end, and a run that is over does not stay open behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .core import wire
+from .core.acts import WriteHead
+from .core.model import Phase, Told
+from .core.rules import close_after_success
+from .drivers.base import Empty, EngineReset, List, Modified, Put
+from .errors import Unreachable
+from .presence import Presence
+from .survey import survey
+
+REASON_MAX = 1000
+
+
+async def say_goodbye(presence: Presence, holds: Told | None, failed: bool, reason: str) -> None:
+    """T11. What cannot be said because the engine is away, our lease will say."""
+    why = reason[:REASON_MAX] or "no reason was given"
+    is_done = presence.record.done
+    mark: dict[str, Any] = {"done": True} if is_done else {"gave_up": why} if failed else {"went": why}
+    try:
+        await presence.go(holds.table if holds else "", mark)
+        await presence.session.revoke(presence.lease)
+        if is_done:
+            await _close_if_last(presence)
+    except (Unreachable, EngineReset):
+        pass
+
+
+async def _close_if_last(presence: Presence) -> None:
+    """T11: a leader closes a run whose members are all done; when they go at once, the last leaves none behind to do it."""
+    keys, session = presence.keys, presence.session
+    if (await session.txn(then=[List(keys.members, limit=1)])).reads[0]:
+        return
+    view = await survey(session, presence.settings, presence)
+    if view.members or view.head is None or view.head.phase is not Phase.SEALED:
+        return
+    verdict = close_after_success(view)
+    if verdict is not None and isinstance(verdict.act, WriteHead):
+        head = verdict.act.head
+        lease = await session.grant(presence.agreed.closed_for)
+        await session.txn(
+            [Empty(keys.members), Modified(keys.head, view.head_modified)],
+            [Put(keys.head, wire.encode(head), lease), presence.journal(head, verdict.reason)],
+        )

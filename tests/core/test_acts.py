@@ -1,0 +1,57 @@
+"""What a verdict may ask for: how a head counts its writes, and what the journal keeps of one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from build import sealed
+
+from rdzv.core.acts import call_for, close_head, journal_line
+from rdzv.core.model import Call, Cause, JournalEntry, Phase, Why
+
+CAUSE = Cause(kind=Why.CLOSED, text="enough (by ops)")
+
+
+def test_h19_a_write_that_changes_the_call_starts_its_age_anew():
+    """T5.4: everybody measures from the write that `call_seq` names."""
+    head = call_for(sealed("a").head, Call.SETTLE)
+    assert (head.call, head.call_seq, head.seq) == (Call.SETTLE, 8, 8)
+
+
+@pytest.mark.parametrize("call", list(Call))
+def test_h19_a_write_that_leaves_the_call_leaves_its_age(call):
+    """T5.4."""
+    head = call_for(sealed("a", call=call).head, call)
+    assert (head.call, head.call_seq, head.seq) == (call, 5, 8)
+
+
+def test_nothing_else_changes_with_the_call():
+    """T5.4."""
+    before = sealed("a", flaps={"x": 1}).head
+    after = call_for(before, Call.SETTLE)
+    assert msgspec.structs.replace(after, seq=before.seq, call=before.call, call_seq=before.call_seq) == before
+
+
+@pytest.mark.parametrize(("call", "call_seq"), [(Call.NONE, 5), (Call.LAST, 8)])
+def test_closing_stops_the_call_and_names_the_cause(call, call_seq):
+    """T11.10."""
+    before = sealed("a b", call=call).head
+    assert close_head(before, CAUSE) == msgspec.structs.replace(
+        before, phase=Phase.CLOSED, cause=CAUSE, call=Call.NONE, call_seq=call_seq, seq=8
+    )
+
+
+def test_the_journal_keeps_what_a_post_mortem_needs():
+    head = sealed("a b", call=Call.SETTLE, cause=CAUSE).head
+    assert journal_line(head, "a", "c waiting to come in") == JournalEntry(
+        seq=7,
+        run="r1",
+        era=head.era,
+        number=3,
+        phase=Phase.SEALED,
+        size=2,
+        call=Call.SETTLE,
+        by="a",
+        reason="c waiting to come in",
+        cause=CAUSE,
+    )

@@ -1,0 +1,182 @@
+"""What a member does about a head, and what it is told: T3, T4, T10, T13 and T15."""
+
+from __future__ import annotations
+
+import pytest
+from build import ERA, entry, sealed, told
+
+from rdzv.core.model import NO_ROUND, Call, Cause, Era, Head, Phase, RoundId, Why
+from rdzv.core.told import Change, Found, Kind, Step, change, found, step, still_ours, tell
+
+LOST = Cause(kind=Why.LOST, text="c lost", members=("c",))
+
+
+def head(phase=Phase.SEALED, **fields):
+    base = {"run": "r1", "era": ERA, "next_era": ERA, "number": 3, "table": "t3", "size": 2}
+    return Head(**{**base, "phase": phase, **fields})
+
+
+# ---- T3, T4: taking
+
+
+@pytest.mark.parametrize(
+    ("seen", "left", "examined", "expected"),
+    [
+        (head(), NO_ROUND, "", Step.EXAMINE),
+        (head(Phase.BROKEN), NO_ROUND, "", Step.EXAMINE),
+        (head(), RoundId(ERA, 2), "t2", Step.EXAMINE),
+        (head(number=1, era=Era(2, "e0")), RoundId(ERA, 9), "", Step.EXAMINE),
+        # Nothing to take.
+        (None, NO_ROUND, "", Step.WAIT),
+        (head(Phase.OPEN, number=0, table=""), NO_ROUND, "x", Step.WAIT),
+        (head(Phase.CLOSED), NO_ROUND, "", Step.WAIT),
+        # Kept for those who hold it.
+        (head(adopted=True), NO_ROUND, "", Step.WAIT),
+        (head(Phase.BROKEN, adopted=True), NO_ROUND, "", Step.WAIT),
+        # Asked already.
+        (head(), NO_ROUND, "t3", Step.WAIT),
+        # G3: at or below what we gave up.
+        (head(), RoundId(ERA, 3), "", Step.WAIT),
+        (head(), RoundId(ERA, 4), "", Step.WAIT),
+        (head(number=9), RoundId(Era(2, "e0"), 1), "", Step.WAIT),
+    ],
+)
+def test_a_table_is_examined_once_and_only_if_its_round_could_be_ours(seen, left, examined, expected):
+    """T3.1."""
+    assert step(seen, left, examined) is expected
+
+
+MINE = entry("a", 0, created=11)
+
+
+def test_h4_a_world_is_given_by_one_read_of_head_and_line():
+    """T3.3: whatever we remember of an earlier head counts for nothing."""
+    assert found(head(), "t3", MINE, 11) is Found.GIVEN
+
+
+@pytest.mark.parametrize(
+    ("seen", "line", "expected"),
+    [
+        # T3.4
+        (None, MINE, Found.LOOK_AGAIN),
+        (head(table="t4", number=4), MINE, Found.LOOK_AGAIN),
+        (head(table="t4", number=4), None, Found.LOOK_AGAIN),
+        (head(Phase.CLOSED), MINE, Found.LOOK_AGAIN),
+        # T3.5
+        (head(), None, Found.NOT_OURS),
+        (head(Phase.BROKEN), None, Found.NOT_OURS),
+        (head(adopted=True), MINE, Found.NOT_OURS),
+        (head(Phase.BROKEN, adopted=True), MINE, Found.NOT_OURS),
+    ],
+)
+def test_nothing_else_gives_a_world(seen, line, expected):
+    """T3.4, T3.5."""
+    assert found(seen, "t3", line, 11) is expected
+
+
+@pytest.mark.parametrize("phase", [Phase.SEALED, Phase.BROKEN])
+def test_h5_a_line_of_a_former_life_is_not_ours(phase):
+    """T3.5: the id is the same, the create revision is not."""
+    assert found(head(phase), "t3", MINE, 12) is Found.NOT_OURS
+
+
+def test_h3_a_round_that_was_broken_before_it_was_taken_is_given_up():
+    """T4.1: else the others would wait for us to stop workers that we never started."""
+    assert found(head(Phase.BROKEN, cause=LOST), "t3", MINE, 11) is Found.GIVE_UP
+
+
+# ---- T10: told
+
+HOLDS = told(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        # T10.1
+        (None, None),
+        # T10.2
+        (head(Phase.CLOSED, cause=Cause(kind=Why.SUCCESS, text="all done")), None),
+        # T10.3
+        (
+            head(Phase.CLOSED, cause=Cause(kind=Why.GAVE_UP, text="b gave up")),
+            Change(Kind.CLOSED, "the run was closed: b gave up"),
+        ),
+        (head(Phase.CLOSED), Change(Kind.CLOSED, "the run was closed: no reason was given")),
+        # T10.4
+        (head(run="r2"), Change(Kind.EVICTED, "the run id has begun a new life without us")),
+        (head(Phase.BROKEN, run="r2"), Change(Kind.EVICTED, "the run id has begun a new life without us")),
+        # T10.5
+        (head(Phase.BROKEN, cause=LOST), Change(Kind.ROUND, "c lost")),
+        (head(Phase.BROKEN), Change(Kind.ROUND, "round 3 is broken")),
+        # T10.6
+        (head(number=4, table="t4"), Change(Kind.ROUND, "round 4 has replaced round 3")),
+        (head(Phase.BROKEN, number=4, table="t4", cause=LOST), Change(Kind.ROUND, "round 4 has replaced round 3")),
+        (head(era=Era(2, "e2")), Change(Kind.ROUND, "round 3 has replaced round 3")),
+        (head(table="other"), Change(Kind.ROUND, "round 3 has replaced round 3")),
+        # T10.7
+        (head(), None),
+        (head(call=Call.SETTLE, call_seq=9, seq=9), None),
+        (head(adopted=True, next_era=Era(2, "e2")), None),
+    ],
+)
+def test_h24_what_a_holder_is_told_is_a_function_of_its_round_and_the_head(seen, expected):
+    """T10.1, T10.2, T10.3, T10.4, T10.5, T10.6, T10.7."""
+    assert change(HOLDS, seen) == expected
+
+
+def test_h24_it_is_level_and_not_edge():
+    """T10.5: who missed the break and the next seal is told by the head there is, and as often as it asks."""
+    newest = head(number=5, table="t5")
+    assert change(HOLDS, newest) == change(HOLDS, newest) == Change(Kind.ROUND, "round 5 has replaced round 3")
+
+
+def test_h15_a_round_of_another_incarnation_is_not_ours_though_its_number_is():
+    """T10.4: paused since a former life, it finds the same number and, by accident, even the same table."""
+    assert change(told(rank=0, run="r0"), head()).kind is Kind.EVICTED
+
+
+def test_h25_success_is_nothing_to_react_to():
+    """T10.2: even for one that missed what came before it."""
+    assert change(HOLDS, head(Phase.CLOSED, number=4, table="t4", cause=Cause(kind=Why.SUCCESS, text="x"))) is None
+
+
+# ---- T13, T15: coming back
+
+
+@pytest.mark.parametrize(
+    ("seen", "ours"),
+    [
+        (None, True),
+        (head(), True),
+        (head(Phase.BROKEN), True),
+        (head(Phase.CLOSED, run="r2", table="t9"), True),
+        (head(number=4, table="t4"), False),
+        (head(run="r2"), False),
+    ],
+)
+def test_a_holder_that_comes_back_goes_on_or_is_evicted(seen, ours):
+    """T15.6."""
+    assert still_ours(HOLDS, seen) is ours
+
+
+def test_what_is_told_is_all_that_makes_the_head_again():
+    """T13.2: with the own rank, which the head does not know."""
+    seen = head(
+        Phase.BROKEN, digest="d", boot="node-a:29500", top=4, grown=2, incarnation=5, next_era=Era(2, "e2"), cause=LOST
+    )
+    assert tell(seen, 1) == told(
+        phase=Phase.BROKEN,
+        rank=1,
+        boot="node-a:29500",
+        top=4,
+        grown=2,
+        incarnation=5,
+        next_era=Era(2, "e2"),
+        cause=LOST,
+    )
+
+
+def test_whoever_never_learned_its_rank_tells_none():
+    """T13.2."""
+    assert tell(sealed("a b").head, -1).rank == -1

@@ -1,0 +1,229 @@
+"""Stories of runs, told by commands and the exact output: tests/transcripts/*.txt.
+
+`pytest --rewrite` writes what happened instead of comparing it. Read the diff, and keep it only if you understand it.
+
+A transcript is a list of blocks: some commands, a line `----`, what came of them, an empty line. Lines that begin with
+`#` before the commands are for the reader. The commands are the methods of `Teller`. Of a write of the head the fields
+are shown that it changed, so that what it did not touch is not in the way.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+from story import Story
+
+from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
+from rdzv.core.model import Agreed, Era, Head
+from rdzv.core.status import describe
+from rdzv.core.view import View
+
+TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"))
+_SHOWN = [
+    "run",
+    "era",
+    "next_era",
+    "number",
+    "phase",
+    "table",
+    "size",
+    "boot",
+    "call",
+    "adopted",
+    "top",
+    "grown",
+    "flaps",
+]
+
+
+class Teller:
+    """Runs the commands of one transcript. A command's method returns the lines to show."""
+
+    def __init__(self) -> None:
+        self.story = Story(Agreed(min_nodes=1, max_nodes=1))
+
+    def run(self, *words: str) -> list[str]:
+        """`run min=2 max=4 settle=1`: begin, with these settings. `forgetful` is an engine that can come back empty."""
+        given = dict(word.split("=") for word in words if word != "forgetful")
+        named = {{"min": "min_nodes", "max": "max_nodes"}.get(name, name): value for name, value in given.items()}
+        self.story = Story(durable="forgetful" not in words, settings=msgspec.convert(named, Agreed, strict=False))
+        return []
+
+    def join(self, *names: str) -> list[str]:
+        """`join a b`: as new members."""
+        for name in names:
+            self.story.join(name)
+        return []
+
+    def ready(self, *names: str) -> list[str]:
+        """`ready a`: its workers have stopped, and it wants to be in the next round."""
+        for name in names:
+            self.story.ready(name)
+        return []
+
+    def die(self, *names: str) -> list[str]:
+        """`die a`: its lease ends."""
+        for name in names:
+            self.story.die(name)
+        return []
+
+    def drain(self, reason: str, *names: str) -> list[str]:
+        """`drain SIGTERM a b`: they say that they are about to go."""
+        for name in names:
+            self.story.put(name, drain=reason)
+        return []
+
+    def done(self, *names: str) -> list[str]:
+        """`done a`: its work succeeded; it waits for the others."""
+        for name in names:
+            self.story.put(name, done=True)
+        return []
+
+    def leave(self, *names: str) -> list[str]:
+        """`leave a`: it goes; if it was done, its line says so, else that it went."""
+        for name in names:
+            record = self.story.members[self.story.people[name].id].record
+            mark = {"done": True} if record.done else {"went": record.drain or "no reason was given"}
+            self.story.go(name, **mark)
+        return []
+
+    def fail(self, reason: str, *names: str) -> list[str]:
+        """`fail 'exit code 1' a`: it gives up for good."""
+        for name in names:
+            self.story.go(name, gave_up=reason)
+        return []
+
+    def ask(self, reason: str, name: str) -> list[str]:
+        """`ask maintenance a`: an operator asks it to drain."""
+        self.story.ask(name, reason)
+        return []
+
+    def ban(self, reason: str, name: str) -> list[str]:
+        """`ban 'bad memory' a`: an operator bans its host."""
+        self.story.ban(f"node-{name}", reason)
+        return []
+
+    def forget(self) -> list[str]:
+        """The engine restarts and knows nothing."""
+        self.story.forget()
+        return []
+
+    def back(self, *names: str) -> list[str]:
+        """`back a b`: they come to the emptied engine and tell."""
+        return [f"{name}: {self.story.back(name)}" for name in names]
+
+    def lead(self) -> list[str]:
+        """The leader looks until there is nothing to do."""
+        lines: list[str] = []
+        for view, verdict in self.story.rest():
+            lines += _shown(view, verdict)
+        return lines or ["nobody leads"]
+
+    def wait(self, seconds: str) -> list[str]:
+        """`wait 30`: time passes, and the leader looks whenever it said it would."""
+        lines: list[str] = []
+        until = self.story.now + float(seconds)
+        while True:
+            looks = self.story.rest()
+            for view, verdict in looks:
+                # Where nothing was done, nothing is new: `lead` shows what is waited for.
+                lines += _shown(view, verdict) if verdict.act is not None else []
+            again = looks[-1][1].look_again_s if looks else None
+            if again is None or self.story.now + again > until:
+                break
+            self.story.now += again
+            lines.append(f"{self.story.now:g} s:")
+        self.story.now = until
+        return lines or ["nothing happens"]
+
+    def members(self) -> list[str]:
+        """Everybody looks at the head and does what it says."""
+        return [f"{name}: {self.story.notice(name)}" for name in sorted(self.story.people)]
+
+    def status(self) -> list[str]:
+        """What people see."""
+        return [str(describe("job", self.story.view()))]
+
+
+def _shown(view: View, verdict: Verdict) -> list[str]:
+    act = verdict.act
+    if isinstance(act, WriteHead):
+        return [f"write: {verdict.reason}", *_changes(view.head, act.head)]
+    if isinstance(act, Seal):
+        ranks = sorted(act.lines.values(), key=lambda line: line.rank)
+        listed = ", ".join(f"{line.rank} {line.name}" for line in ranks)
+        return [f"seal: {verdict.reason}", *_changes(view.head, act.head), f"  ranks: {listed}"]
+    if isinstance(act, Evict):
+        return [f"evict: {verdict.reason}", f"  {', '.join(view.members[id].record.name for id in act.ids)}"]
+    if isinstance(act, Sweep):
+        return [f"sweep: {verdict.reason}", f"  {', '.join(act.tables)}"]
+    again = "" if verdict.look_again_s is None else f" (again in {verdict.look_again_s:g} s)"
+    return [f"rest: {verdict.reason}{again}"]
+
+
+def _changes(old: Head | None, new: Head) -> list[str]:
+    """What a write did to the head, field by field; the cause last, because it is long."""
+    lines = []
+    for field in _SHOWN:
+        before, after = getattr(old, field, None), getattr(new, field)
+        if before != after and (before is not None or after):
+            was = "" if before is None else f"{_plain(before)} -> "
+            lines.append(f"  {field}: {was}{_plain(after)}")
+    if new.cause is not None and (old is None or new.cause != old.cause):
+        about = f" {list(new.cause.members)}" if new.cause.members else ""
+        lines.append(f"  cause: {new.cause.kind.value}{about} {new.cause.text}")
+    return lines
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Era):
+        return f"{value.level}@{value.instance}"
+    return str(getattr(value, "value", value)) or "''"
+
+
+def blocks(text: str) -> list[tuple[str, str, str]]:
+    """(what stands before them, commands, expected output) of each block."""
+    found = re.findall(r"((?:^(?:#.*)?\n)*)((?:^[^#\n-].*\n)+)^----\n((?:.+\n)*)", text, re.MULTILINE)
+    again = "".join(f"{before}{commands}----\n{output}" for before, commands, output in found)
+    assert again == text, "not a transcript"
+    return found
+
+
+def tell(text: str) -> str:
+    """The transcript with the output that comes of its commands."""
+    teller, parts = Teller(), []
+    for before, commands, _ in blocks(text):
+        parts.append(f"{before}{commands}----\n")
+        for command in commands.splitlines():
+            verb, *words = shlex.split(command)
+            parts += [f"{line}\n" for line in getattr(teller, verb)(*words)]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=[path.stem for path in TRANSCRIPTS])
+def test_the_story_goes_as_it_was_told(path, request):
+    text = path.read_text()
+    told = tell(text)
+    if request.config.getoption("--rewrite"):
+        path.write_text(told)
+    else:
+        assert told.splitlines() == text.splitlines()
+
+
+def test_there_are_stories():
+    assert len(TRANSCRIPTS) >= 8
+
+
+@pytest.mark.parametrize("text", ["join a\n", "join a\n----", "----\n", "# only a remark\n"])
+def test_what_is_not_a_transcript_is_not_taken_for_one(text):
+    with pytest.raises(AssertionError, match="not a transcript"):
+        blocks(text)
+
+
+def test_a_story_that_goes_otherwise_is_noticed():
+    told = tell(TRANSCRIPTS[0].read_text().replace("max=", "last_call=7 max="))
+    assert told != TRANSCRIPTS[0].read_text()

@@ -1,0 +1,203 @@
+"""The asyncio face: how a member is made, and what the end of its block says to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from party import LONG_S, QUICK, memory, run
+from rdzv import aio, errors
+from rdzv.aio import parting
+from rdzv.core.told import Kind
+
+
+def rendezvous(endpoint: str, slot: str = "", **options: object) -> aio.Rendezvous:
+    return aio.Rendezvous(endpoint, **{"run_id": "job", "min_nodes": 1, "max_nodes": 2, "slot": slot, **QUICK, **options})
+
+
+# ---- making one
+
+
+def test_a_wrong_setting_is_refused_when_the_object_is_made():
+    with pytest.raises(errors.SettingsError, match="unknown setting 'last_cal': did you mean 'last_call'"):
+        rendezvous(memory(), last_cal=3)
+    with pytest.raises(errors.SettingsError, match="min_nodes is 3 and max_nodes is 2"):
+        rendezvous(memory(), min_nodes=3)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("etcd://a:2379", "etcd://a:2379"),
+        ("host:29400", "rdzv://host:29400"),
+        ("c10d://host", "c10d://host:29400"),
+        ("file:///x", "file:///x"),
+    ],
+)
+def test_an_engine_that_this_version_has_not_is_refused_in_one_sentence(endpoint, shown):
+    with pytest.raises(errors.SettingsError) as refused:
+        rendezvous(endpoint)
+    scheme = shown.partition(":")[0]
+    assert str(refused.value) == (
+        f"endpoint '{shown}': this version has no driver for {scheme}://, only for memory://"
+    )
+
+
+def test_the_engine_in_memory_has_no_options():
+    with pytest.raises(errors.SettingsError, match="unknown option 'x'"):
+        rendezvous("memory://?x=1")
+
+
+def test_what_the_batch_system_knows_is_asked_of_the_environment(monkeypatch):
+    async def scenario():
+        endpoint = memory()
+        monkeypatch.setenv("SLURM_NODEID", "1")
+        first = rendezvous(endpoint, min_nodes=2)
+        monkeypatch.setenv("SLURM_NODEID", "0")
+        second = rendezvous(endpoint, min_nodes=2)
+        async with first, second:
+            worlds = await asyncio.gather(first.join(), second.join())
+            assert [world.rank for world in worlds] == [1, 0]
+
+    run(scenario)
+
+
+def test_an_object_that_is_never_used_needs_no_loop_and_leaves_nothing():
+    assert rendezvous(memory()).run_id == "job"
+
+
+# ---- using it
+
+
+def test_a_member_joins_works_is_told_and_joins_again():
+    async def scenario():
+        endpoint, notices = memory(), []
+        a, b = rendezvous(endpoint, "a", observer=notices.append), rendezvous(endpoint, "b")
+        async with a:
+            async with b:
+                worlds = await asyncio.gather(a.join(), b.join())
+                assert sorted(world.rank for world in worlds) == [0, 1]
+                assert (await a.status()).size == 2
+                assert a.changed is None
+                assert await a.wait_changed(timeout_s=0.01) is None
+            change = await a.wait_changed()
+            assert change.kind is Kind.ROUND
+            assert change.reason.endswith("/b left: its work here is over")
+            assert a.changed == change
+            world = await a.join(timeout_s=LONG_S)
+            assert (world.round, world.size) == (2, 1)
+            await a.done()
+        assert [notice.kind for notice in notices][:3] == ["present", "sealed", "given"]
+        with pytest.raises(errors.LeftAlready):
+            await a.join()
+
+    run(scenario)
+
+
+def test_a_member_can_drain_and_close():
+    async def scenario():
+        endpoint = memory()
+        async with rendezvous(endpoint, "a") as a, rendezvous(endpoint, "b") as b:
+            await asyncio.gather(a.join(), b.join())
+            await b.drain("SIGTERM")
+            assert (await a.wait_changed(LONG_S)).reason.endswith("/b draining: SIGTERM")
+            with pytest.raises(errors.Drained):
+                await b.join()
+            await a.join()
+            await a.close_run()
+            with pytest.raises(errors.Closed, match="finished"):
+                await a.join()
+
+    run(scenario)
+
+
+# ---- the end of the block
+
+
+class Ours(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (None, (False, "its work here is over")),
+        (Ours("lost a GPU"), (True, "Ours: lost a GPU")),
+        (Ours(), (True, "Ours")),
+        (asyncio.CancelledError(), (False, "CancelledError")),
+        (KeyboardInterrupt(), (False, "KeyboardInterrupt")),
+        (GeneratorExit(), (False, "GeneratorExit")),
+        (SystemExit(), (False, "SystemExit")),
+        (SystemExit(0), (False, "SystemExit: 0")),
+        (SystemExit(3), (True, "SystemExit: 3")),
+        (SystemExit("out of disk"), (True, "SystemExit: out of disk")),
+        (errors.Closed("job", "all done", success=True), (False, "Closed: run 'job' is closed: all done")),
+        (errors.Closed("job", "b gave up"), (True, "Closed: run 'job' is closed: b gave up")),
+        (
+            errors.Drained("job", "a", "upkeep"),
+            (False, "Drained: member a is drained from run 'job': upkeep; leave, do not join again"),
+        ),
+    ],
+    ids=repr,
+)
+def test_the_error_that_ends_a_block_decides_what_the_others_hear(error, said):
+    assert parting(error) == said
+
+
+def test_a_block_that_fails_gives_up_with_the_error_as_reason():
+    async def scenario():
+        endpoint = memory()
+
+        async def work(a: aio.Rendezvous) -> None:
+            async with rendezvous(endpoint, "b") as b:
+                await asyncio.gather(a.join(), b.join())
+                raise Ours("lost a GPU")
+
+        async with rendezvous(endpoint, "a") as a:
+            with pytest.raises(Ours):
+                await work(a)
+            assert (await a.wait_changed(LONG_S)).reason.endswith("/b gave up: Ours: lost a GPU")
+
+    run(scenario)
+
+
+def test_a_block_that_is_cancelled_has_left_when_the_cancel_gets_through():
+    async def scenario():
+        endpoint = memory()
+        a, b, at_work = rendezvous(endpoint, "a"), rendezvous(endpoint, "b"), asyncio.Event()
+
+        async def work() -> None:
+            async with b:
+                await b.join()
+                at_work.set()
+                await b.wait_changed()
+
+        async with a:
+            working = asyncio.create_task(work())
+            assert (await a.join()).size == 2
+            await at_work.wait()
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            with pytest.raises(errors.LeftAlready):
+                await b.join()
+            assert (await a.wait_changed(LONG_S)).reason.endswith("/b left: CancelledError")
+
+    run(scenario)
+
+
+# ---- the package
+
+
+def test_the_package_offers_what_it_promises():
+    import rdzv
+
+    assert set(rdzv.__all__) <= set(dir(rdzv))
+    for name in rdzv.__all__:
+        assert getattr(rdzv, name) is not None
+    assert rdzv.aio is sys.modules["rdzv.aio"]
+    assert rdzv.Rendezvous.__module__ == "rdzv.blocking"
+    with pytest.raises(AttributeError, match="module 'rdzv' has no attribute 'rendezvous'"):
+        rdzv.rendezvous  # noqa: B018
