@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -201,6 +202,24 @@ def test_a_block_that_fails_gives_up_with_the_error_as_reason():
         assert members[0].wait_changed(LONG_S).reason.endswith("/1 gave up: ZeroDivisionError: oops")
 
 
+def test_a_blocking_and_an_asyncio_member_meet(pool):
+    endpoint = memory()
+    options = {"run_id": "job", "min_nodes": 2, "max_nodes": 2, **QUICK}
+
+    async def other() -> int:
+        async with rdzv.aio.Rendezvous(endpoint, slot="b", **options) as r:
+            world = await r.join()
+            await world.store.set("word", "hello")
+            await r.wait_changed(LONG_S)
+            return world.rank
+
+    with rdzv.Rendezvous(endpoint, slot="a", **options) as r:
+        running = pool.submit(asyncio.run, other())
+        world = r.join()
+        assert world.store.get("word") == b"hello"
+    assert {world.rank, running.result(LONG_S)} == {0, 1}
+
+
 # ---- several threads on one object
 
 
@@ -366,6 +385,32 @@ def test_an_interrupt_gets_through_a_join_and_ends_it(tmp_path):
     assert python(INTERRUPTED, tmp_path).splitlines() == [
         "interrupted True", "members: 1", "joins under way: 0", "and can be tried again"
     ]  # fmt: skip
+
+
+IMPATIENT = """
+import asyncio, os, signal, threading
+from rdzv.portal import Portal
+
+finished = threading.Event()
+
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0.3)
+    finished.set()
+
+for cancel in (True, False):
+    with Portal.lock:
+        portal = Portal.open()
+    try:
+        portal.run(work(), cancel=cancel)
+    except KeyboardInterrupt:
+        print(cancel, finished.wait(1.0))
+    portal.close()
+"""
+
+
+def test_an_interrupt_ends_what_was_waited_for_unless_it_must_be_finished(tmp_path):
+    assert python(IMPATIENT, tmp_path).splitlines() == ["True False", "False True"]
 
 
 FORKED = """

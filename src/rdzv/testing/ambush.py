@@ -6,11 +6,10 @@ would need millions of runs to meet them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.keys import Keys
-from ..drivers.base import AllCreated, Put
+from ..drivers.base import Batch, Put
 from .history import Fault
 
 if TYPE_CHECKING:
@@ -54,59 +53,48 @@ class Ambush:
     def _arrival(self, actor: str, verb: str, args: tuple[Any, ...]) -> None:
         if verb != "txn":
             return
-        compares, writes, _ = args
-        seals = any(isinstance(compare, AllCreated) for compare in compares)
-        puts = [write.key for write in writes if isinstance(write, Put)]
-        if self._kind == "expire at seal" and seals:
-            self._expire(actor, next(one for one in compares if isinstance(one, AllCreated)).revisions)
-        elif self._kind == "pause leader at seal" and seals:
+        puts = {write.key: write.value for write in args[1] if isinstance(write, Put)}
+        head = puts.get(self._keys.head, b"")
+        if self._kind == "expire at seal" and _seals(head):
+            self._expire(actor)
+        elif self._kind == "pause leader at seal" and _seals(head):
             self._spring(actor)
             machine = self._stage.apps[actor].machine
             machine.pause()
             self._stage.loop.call_later(self._stage.rng.choice([1.0, 15.0]), machine.resume)
-        elif self._kind == "gap at head write" and self._keys.head in puts:
+        elif self._kind == "gap at head write" and head:
             self._spring("")
             self._engine.drop_watches()
         elif self._kind == "gap at member write" and any(key.startswith(self._keys.members) for key in puts):
             self._spring("")
             self._engine.drop_watches()
 
-    def _commit(self, _server: object, actor: str, batch: Any, *_: object) -> None:
-        if not any(event.key == self._keys.head and event.item for event in batch.events):
+    def _commit(self, _server: object, actor: str, batch: Batch, *_: object) -> None:
+        heads = [event.item.value for event in batch.events if event.key == self._keys.head and event.item is not None]
+        if not heads or not _seals(heads[0]):
             return
-        head = next(event.item for event in batch.events if event.key == self._keys.head)
-        if b'"phase":"sealed"' not in head.value or b'"adopted"' in head.value:
-            return
-        lines = [event.key for event in batch.events if event.key.startswith(self._keys.ranks) and event.item]
-        members = {self._keys.member(key.rpartition("/")[2]): 0 for key in lines}
-        if self._kind == "expire after seal" and members:
-            self._stage.loop.call_later(self._stage.rng.uniform(0, 0.01), self._expire, actor, members)
+        if self._kind == "expire after seal":
             self.disarm()
+            self._stage.loop.call_later(self._stage.rng.uniform(0, 0.01), self._expire, actor)
         elif self._kind == "restart at seal":
             self._spring("")
             self._stage.loop.call_soon(self._restart)
 
-    def _expire(self, actor: str, members: Any) -> None:
-        """The lease of one of those members, of another machine than the actor's, runs out."""
-        found = self._find(lambda key, owner: key in members and owner != actor)
-        if found is not None:
-            key, owner, lease = found
+    def _expire(self, actor: str) -> None:
+        """The lease of a member of another machine runs out."""
+        others = [(owner, item.lease) for item, owner in self._stage.present() if owner != actor]
+        if others:
+            owner, lease = self._stage.rng.choice(others)
             self._spring(owner)
             self._engine.expire(lease)
 
-    def _find(self, wanted: Callable[[str, str], bool]) -> tuple[str, str, int] | None:
-        stage = self._stage
-        candidates = [
-            (item.key, owner, item.lease)
-            for item, owner in stage.present()
-            if wanted(item.key, owner)
-        ]
-        return stage.rng.choice(candidates) if candidates else None
-
     def _restart(self) -> None:
-        """The engine is gone before anybody heard of the seal, and some come back much later than others."""
+        """The engine is gone right after the seal: some heard of it and come back late, the others know nothing of it."""
         stage = self._stage
         away = [app.machine for app in stage.living() if stage.rng.random() < 0.4]
+        for app in stage.living():
+            if app.machine not in away:
+                stage.network.reset(app.machine, self._engine)
         for machine in away:
             stage.history.add(Fault(kind="cut", target=machine.name))
             stage.network.cut(machine, self._engine)
@@ -118,3 +106,7 @@ class Ambush:
                 stage.history.add(Fault(kind="cut", target=machine.name, stop=True))
 
         stage.loop.call_later(stage.rng.choice([1.0, 6.0, 12.0]), heal)
+
+
+def _seals(head: bytes) -> bool:
+    return b'"phase":"sealed"' in head and b'"adopted"' not in head

@@ -13,7 +13,7 @@ from typing import Any
 from ..settings import Settings
 from .ambush import AMBUSHES
 
-TROUBLE_S = 90.0
+TROUBLE_S = 60.0
 """Faults begin within this time."""
 
 FAULTS = (
@@ -117,7 +117,9 @@ def draw(seed: int, members: int | None = None) -> Scenario:
             life.start_at *= 0.05
     troubles = sorted((_trouble(rng, lives) for _ in range(rng.randint(0, 8))), key=lambda trouble: trouble.at)
     over = max([TROUBLE_S * 0.3, *(trouble.at + trouble.lasts_s for trouble in troubles)])
-    slowest = max([0.0, *(life.stop_s for life in lives)])
+    slowest = max(life.stop_s for life in lives)
+    # Long enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for one round more.
+    tail_s = 45.0 + options["last_call"] + (options["regroup"] + slowest if slowest > 10.0 else 0.0)
     calm_at = over + 2.0
     return Scenario(
         seed=seed,
@@ -127,7 +129,7 @@ def draw(seed: int, members: int | None = None) -> Scenario:
         loss=rng.choice([0.0, 0.0, 0.0, 0.002]),
         writes_max=rng.choice([100_000, 100_000, 6]),
         calm_at=calm_at,
-        end_at=calm_at + options["regroup"] + options["last_call"] + slowest + 60.0,
+        end_at=calm_at + tail_s,
     )
 
 
@@ -179,7 +181,7 @@ def _life(rng: random.Random, name: str, options: dict[str, Any]) -> Life:
 
 def _trouble(rng: random.Random, lives: list[Life]) -> Trouble:
     kind = rng.choices(FAULTS, [WEIGHTS.get(kind, 1.0) for kind in FAULTS])[0]
-    lasts_s = rng.choice([0.3, 2.0, 6.0, 20.0, 40.0])
+    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 25.0])
     if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES):
         lasts_s = 0.0
     at = rng.uniform(0.5, TROUBLE_S) if kind not in AMBUSHES else rng.choice([0.1, rng.uniform(0.1, TROUBLE_S / 2)])
