@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rdzv.core import wire
@@ -95,3 +95,10 @@ async def until(holds: Callable[[], Awaitable[object]]) -> None:
     """Ask until it is so, where there is nothing to wait on; `run` bounds it."""
     while not await holds():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
+
+
+def assert_one_world(worlds: Sequence[World], number: int) -> None:
+    assert {(world.round, world.size, world.digest, str(world.bootstrap)) for world in worlds} == {
+        (number, len(worlds), worlds[0].digest, str(worlds[0].bootstrap))
+    }
+    assert sorted(world.rank for world in worlds) == list(range(len(worlds)))

@@ -17,7 +17,7 @@ import socket
 import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from . import aio
 from .aio import parting
@@ -34,7 +34,9 @@ T = TypeVar("T")
 EXIT_S = 2.0
 """How long a process that ends waits for its members to leave; what is not said by then, their leases will say."""
 
-_present: set[aio.Rendezvous] = set()
+_Stay: TypeAlias = "weakref.finalize[[Portal, aio.Rendezvous], _Line]"
+"""Alive from a member's first use until it has left; meanwhile the portal has it for a user."""
+_present: dict[aio.Rendezvous, _Stay] = {}
 """Those that have been used and have not left."""
 
 
@@ -45,8 +47,7 @@ class _Line:
         self._member = member
         self._pid = os.getpid()
         self._left = False
-        self._stay: weakref.finalize[[Portal, aio.Rendezvous], _Line] | None = None
-        """Exists from the first use on, and while it is alive the portal has the member for a user."""
+        self._stay: _Stay | None = None
 
     @property
     def is_forked(self) -> bool:
@@ -69,13 +70,13 @@ class _Line:
         if self.is_forked:
             raise ForkedChild(self._member.run_id, call)
         with Portal.lock:
-            if self._left:
+            if self._left or (self._stay is not None and not self._stay.alive):
                 raise LeftAlready(self._member.run_id, call)
             portal = Portal.open()
             if self._stay is None:
                 self._stay = weakref.finalize(self, _forsaken, Portal.open(), self._member)
                 self._stay.atexit = False
-                _present.add(self._member)
+                _present[self._member] = self._stay
             return portal
 
     def leave(self, failed: bool, reason: str) -> None:
@@ -93,7 +94,7 @@ class _Line:
         finally:
             portal.close()
 
-    async def _leave(self, stay: weakref.finalize[[Portal, aio.Rendezvous], _Line], failed: bool, reason: str) -> None:
+    async def _leave(self, stay: _Stay, failed: bool, reason: str) -> None:
         await self._member.leave(failed=failed, reason=reason)
         held = stay.detach()  # Only one of several who leave at once gets it.
         if held is not None:
@@ -101,7 +102,7 @@ class _Line:
 
 
 def _gone(portal: Portal, member: aio.Rendezvous) -> None:
-    _present.discard(member)
+    _present.pop(member, None)
     portal.close()
 
 
@@ -118,15 +119,18 @@ def _forsaken(portal: Portal, member: aio.Rendezvous) -> None:
 
 def _leave_all() -> None:
     """At the end of the process, so that the others see a leave now and not a loss after the lease."""
+    with Portal.lock:
+        members = dict(_present)
+        if not members:
+            return
+        portal = Portal.open()
+        for stay in members.values():
+            stay.detach()
 
     async def leave() -> None:
-        tasks = [asyncio.ensure_future(member.leave(reason="its process ended")) for member in tuple(_present)]
+        tasks = [asyncio.ensure_future(member.leave(reason="its process ended")) for member in members]
         await asyncio.wait(tasks, timeout=EXIT_S)
 
-    if not _present:
-        return
-    with Portal.lock:
-        portal = Portal.open()
     # Waited for a little longer than it should take: the loop itself may be stuck, in an observer.
     if concurrent.futures.wait([portal.start(leave())], EXIT_S + 0.5).done:
         portal.stop()

@@ -120,6 +120,8 @@ class Portal:
     def disown(self) -> None:
         """In a forked child: let go of what the parent has open. Tasks are kept: freeing them runs their `finally`."""
         self.forked = True
+        if self._loop.is_closed():
+            return
         self._kept = asyncio.all_tasks(self._loop)
         empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # Replaced, not closed: the objects that own these numbers will close them, and must not hit another file then.

@@ -150,6 +150,18 @@ def test_a_spare_is_promoted_in_the_place_of_a_lost_member():
     assert ranks_of(verdict) == {"a": 0, "d": 1, "c": 2}
 
 
+def test_a_replacement_has_the_rank_of_the_lost_member_it_resembles():
+    """T6.7, R2: d bears the name of b, and so has its rank; c, who came before it, has the other."""
+    view = broken("a:ready b:lost x:lost c:new d:new", min=1, call=Call.REGROUP, records={"d": {"name": "b"}})
+    assert ranks_of(lead(view)) == {"a": 0, "b": 1, "c": 2}
+
+
+def test_when_rank_0_is_lost_the_address_is_that_of_the_new_one():
+    """T6.10."""
+    seal = seal_of(lead(broken("a:lost b:ready c:ready d:new", call=Call.REGROUP)))
+    assert (seal.first, seal.head.boot) == ("D", "node-d:29500")
+
+
 def test_the_next_head_is_complete():
     """T6.8, T6.9, T6.10: every field of it."""
     view = broken("a:ready b:ready c:lost", call=Call.REGROUP, cause=CAUSE, flaps={"node-x": 1}, grown=2, adopted=True)

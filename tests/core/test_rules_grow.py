@@ -25,6 +25,11 @@ def test_a_useful_newcomer_starts_the_settling():
     )
 
 
+def test_a_short_time_to_settle_is_a_time_to_settle():
+    """T7.9, T7.12."""
+    assert lead(sealed("a b c:new", settle=0.25)).act.head.call is Call.SETTLE
+
+
 def test_newcomers_are_gathered_while_it_settles():
     """T7.11."""
     view = sealed("a b c:new", call=Call.SETTLE, age=0.5)
@@ -110,8 +115,9 @@ def test_settling_stops_when_newcomers_have_become_useless(people, changes, reas
 
 def test_a_run_that_grew_a_moment_ago_does_not_grow_again():
     """T7.8, T7.13: it looks again when it may."""
-    view = sealed("a b c:new", grown=2, grown_age=45.0)
-    assert lead(view) == Verdict(None, "round 3 runs with 2 nodes; c waiting: the run grew a moment ago", 15.0)
+    for age, wait in ((45.0, 15.0), (59.5, 0.5)):
+        view = sealed("a b c:new", grown=2, grown_age=age)
+        assert lead(view) == Verdict(None, "round 3 runs with 2 nodes; c waiting: the run grew a moment ago", wait)
 
 
 @pytest.mark.parametrize(

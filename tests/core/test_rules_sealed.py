@@ -179,6 +179,12 @@ def test_newcomers_can_take_the_place_of_those_who_drain():
     assert lead(view) == breaks(view, Why.DRAINED, "b draining: SIGTERM", "b", call=Call.NONE)
 
 
+def test_one_survivor_is_enough_if_one_is_a_quorum():
+    """T7.4."""
+    view = sealed("a b:drains", min=1, drain_age=1.0)
+    assert lead(view) == breaks(view, Why.DRAINED, "b draining: SIGTERM", "b")
+
+
 def test_with_members_draining_newcomers_wait_for_more_than_a_unit():
     """T7.5, T7.13."""
     assert lead(sealed("a:drains b:drains c:drains d:new", max=4, drain_age=5.0)) == Verdict(
@@ -220,10 +226,11 @@ def test_h26_a_host_that_is_lost_soon_after_it_came_is_noted(sealed_age, since, 
     assert lead(view) == breaks(view, Why.LOST, "c lost", "c", flaps=noted)
 
 
-def test_nobody_flaps_in_the_first_round():
+@pytest.mark.parametrize(("number", "noted"), [(1, {}), (2, {"node-c": 1})])
+def test_nobody_flaps_in_the_first_round(number, noted):
     """T7.6: it came with all the others, and made nobody restart."""
-    view = sealed("a b c:lost", number=1, lines={"c": {"since": 1}})
-    assert lead(view).act.head.flaps == {}
+    view = sealed("a b c:lost", number=number, lines={"c": {"since": number}})
+    assert lead(view).act.head.flaps == noted
 
 
 def test_h21_only_the_worst_flaps_are_kept():

@@ -76,6 +76,11 @@ def test_those_who_drain_leave_room_and_those_who_are_done_too():
     ]
 
 
+def test_newcomers_that_drain_take_no_room():
+    """S2."""
+    assert states(sealed("a b:new_drains c:new", max=2)) == [("a", "in"), ("b", "draining"), ("c", "waiting")]
+
+
 @pytest.mark.parametrize("people", ["a", "a:done", "a:drains", "a:new"])
 def test_a_ban_is_what_matters_most(people):
     """S1."""

@@ -141,6 +141,11 @@ def test_h25_success_is_nothing_to_react_to():
     assert change(HOLDS, head(Phase.CLOSED, number=4, table="t4", cause=Cause(kind=Why.SUCCESS, text="x"))) is None
 
 
+def test_the_kinds_of_change_keep_their_names():
+    """T10.3: programs tell them apart by these."""
+    assert [kind.value for kind in Kind] == ["round", "evicted", "closed", "outage"]
+
+
 # ---- T13, T15: coming back
 
 

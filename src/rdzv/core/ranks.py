@@ -28,19 +28,17 @@ class Candidate(msgspec.Struct, frozen=True):
     created: int
 
 
-def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+def natural(text: str) -> tuple[tuple[int, str], ...]:
     """Sort key by which node2 comes before node10.
 
     Numbers are compared as text, the shorter first, and never converted: a name may hold more digits than Python converts,
     or digits that it does not, and no name that a member chose may stop its leader.
     """
     key = []
-    for part in _DIGITS.split(text):
+    for index, part in enumerate(_DIGITS.split(text)):
+        # Every second part is a number, so that a number is only ever compared with a number.
         digits = part.lstrip("0")
-        if _DIGITS.fullmatch(part):
-            key.append((0, len(digits), digits))
-        elif part:
-            key.append((1, 0, part))
+        key.append((len(digits), digits) if index % 2 else (0, part))
     return tuple(key)
 
 

@@ -75,7 +75,9 @@ def go_on_broken(view: View) -> Verdict | None:
         return None
     here = len(tellers(view, told.table))
     all_here = told.number > 0 and here >= told.size
-    if view.young and not all_here and not view.is_full:
+    # Spares that are back first must not break a round whose members are a moment behind, however many they are.
+    full = view.is_full and told.number == 0
+    if view.young and not all_here and not full:
         reason = f"{here} of {told.size} members of round {told.number} have come back to the engine"
         if told.number == 0:
             reason = f"{view.here} on an engine that came back empty"

@@ -297,7 +297,7 @@ def start_call(view: View) -> Verdict | None:
 
 
 def keep_waiting(view: View) -> Verdict:
-    """Say what is missing, and until when."""
+    """Say what is missing, and until when. None of the times is over: the rules before this one would have acted."""
     head, settings = _head(view), view.settings
     age = view.call_age_s
     if not view.fitting(len(view.ready)):
@@ -307,15 +307,15 @@ def keep_waiting(view: View) -> Verdict:
             reason += f" ({names(view.stragglers)} stopping their workers)"
         return Verdict(None, reason)
     if view.stragglers:
-        wait = max(settings.regroup - age, 0.0)
+        wait = settings.regroup - age
         reason = f"{view.here}: waiting for {names(view.stragglers)} to stop their workers, at most {wait:.0f} s more"
         return Verdict(None, reason, wait)
     if view.young and retell.missing(view):
         return Verdict(None, f"{view.here}: waiting for members of round {head.number} to come back", BACK_S - view.known_s)
     if head.call is Call.REGROUP:
-        wait = max(settings.replace_wait - age, 0.0)
+        wait = settings.replace_wait - age
         return Verdict(None, f"{view.here}: waiting {wait:.0f} s for a replacement", wait)
-    wait = max(settings.last_call - age, 0.0)
+    wait = settings.last_call - age
     return Verdict(None, f"{view.here}: last call, {wait:.0f} s left", wait)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from .. import leader as leader_module
 from .. import presence as presence_module
 from .. import settings as settings_module
 from ..core import retell, rules, told, wire
@@ -19,7 +18,7 @@ from ..core.acts import Verdict, close_head
 from ..core.keys import Keys
 from ..core.model import Entry, Head, Phase
 from ..core.view import Live, View
-from ..drivers.base import Created, Empty, Gap, Get, LeaseGone, Put
+from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, Put
 from ..errors import Unreachable
 from ..leader import Duty
 from ..machine import sleep
@@ -226,7 +225,7 @@ def _gap_ignored() -> list[Patch]:
 
     async def look(self: Presence) -> None:
         if self._predecessor or self.duty is not None:
-            self._since = (await self.session.txn(then=[])).revision
+            self._since = (await self.patiently(lambda: self.session.txn(then=[]))).revision
             return
         await right(self)
 
@@ -264,22 +263,30 @@ def _follow_any() -> list[Patch]:
 
 @_bug("evicted member acts")
 def _evicted_acts() -> list[Patch]:
-    async def put(self: Presence, **changes: Any) -> None:
-        self.record = msgspec.structs.replace(self.record, **changes)
-        try:
-            self.lease = self.lease or await self.session.grant(self.settings.lease)
-            await self.session.renew(self.lease)
-        except LeaseGone:
-            self.lease = await self.session.grant(self.settings.lease)
-        key = self.keys.member(self.id)
-        await self.session.txn(then=[Put(key, wire.encode(self.record), self.lease)])
+    """It takes a new lease and goes on under its old id, as if nothing had happened."""
 
-    async def why_gone(self: Presence) -> Any:
-        self.lease = await self.session.grant(self.settings.lease)
-        await put(self)
-        return Unreachable("nobody", "try again")
+    async def heartbeat(self: Presence) -> None:
+        while True:
+            await sleep(self.machine, self.settings.lease / 3)
+            try:
+                await self.session.renew(self.lease)
+            except LeaseGone:
+                self.lease = await self.session.grant(self.settings.lease, presence=True)
+                await self.session.txn(then=[Put(self.keys.member(self.id), wire.encode(self.record), self.lease)])
+            except Unreachable:
+                continue
+            self.renewed_at = self.machine.now()
 
-    return [(Presence, "put_record", put), (Presence, "_why_gone", why_gone)]
+    async def why_gone(self: Presence) -> Exception:
+        await sleep(self.machine, 0.5)
+        return EngineReset("again")
+
+    no_guard = property(lambda _self: Created("nothing", 0))
+    return [
+        (Presence, "_heartbeat", heartbeat),
+        (Presence, "_why_gone", why_gone),
+        (Presence, "own_guard", no_guard),
+    ]
 
 
 @_bug("world is given from memory")
@@ -306,14 +313,6 @@ def _always_ready() -> list[Patch]:
         (View, "is_ready", lambda self, live: self._stays(live)),
         (View, "stragglers", _cached(lambda _view: [])),
     ]
-
-
-@_bug("holder on an emptied engine counts as ready")
-def _holder_ready() -> list[Patch]:
-    def is_ready(self: View, live: Live) -> bool:
-        return self._stays(live) and (live.id not in self.in_table or live.record.left >= self.round)
-
-    return [(View, "is_ready", is_ready)]
 
 
 @_bug("engine's return is not waited for")
@@ -352,14 +351,6 @@ def _hasty_close() -> list[Patch]:
         return right(nobody)
 
     return [_in_rules(rules.close_after_failure, close)]
-
-
-@_bug("close overlooks who came meanwhile")
-def _blind_close() -> list[Patch]:
-    def blind(_prefix: str, _since: int = 0) -> Empty:
-        return Empty("no such prefix")
-
-    return [(leader_module, "Empty", blind)]
 
 
 def _in_rules(right: object, wrong: object) -> Patch:

@@ -98,9 +98,18 @@ class G5Progress(Checker):
                 continue
             if machine not in present:
                 self.say(at, f"{machine} is alive and wants to be in, but is not present on the engine")
-            elif state.head.phase is Phase.SEALED and present[machine] in state.lines and at - self._head_at > self.slack_s:
-                if self._given.get(machine) != state.head.table:
-                    self.say(at, f"{machine} is in round {state.head.number}, but has not been given it")
+            elif present[machine] in state.lines and at - self._head_at > self.slack_s:
+                self._check_seated(at, machine, state, present[machine])
+
+
+    def _check_seated(self, at: float, machine: str, state: State, id: str) -> None:
+        """A member in the table holds its round, or, if it is broken and nothing of it runs there, has said so."""
+        head = state.head
+        assert head is not None, "a table has a head"
+        if head.phase is Phase.SEALED and self._given.get(machine) != head.table:
+            self.say(at, f"{machine} is in round {head.number}, but has not been given it")
+        if head.phase is Phase.BROKEN and machine not in self._given and not state.has_left(state.members[id]):
+            self.say(at, f"{machine} runs nothing of round {head.number}, which is broken, but has not given it up")
 
 
 class G6Notice(G5Progress):
@@ -172,6 +181,8 @@ _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""
 
 
+_ANYBODY = frozenset({"second engine", "ask", "ban", "newcomer first"})
+"""Causes whose victims are not all named in the history."""
 _IN_FLIGHT_S = 1.5
 """Two slow messages: what a leader acts on may be gone for so long."""
 
@@ -186,7 +197,7 @@ class G7Cause(Checker):
         self._tables: dict[str, tuple[float, set[str]]] = {}
         """By table: when it was sealed and which machines are in it."""
         self._causes: list[tuple[float, str, str]] = []
-        """When, what, and the machine it is about ("": anybody)."""
+        """When, what, and the machine it is about."""
         self._held: dict[str, str] = {}
         self._restarts: list[float] = []
         self._grown: set[str] = set()
@@ -228,7 +239,7 @@ class G7Cause(Checker):
             if one.what in _WILLING:
                 self._causes.append((one.at, one.what, one.actor))
             elif one.what == "joined":
-                self._causes.append((one.at, "newcomer", ""))
+                self._causes.append((one.at, "newcomer", one.actor))
         elif isinstance(one, Changed):
             self._judge(one.at, one.actor, one.kind, one.reason)
         elif isinstance(one, EvictedTold):
@@ -249,13 +260,15 @@ class G7Cause(Checker):
         for cause_at, what, about in self._causes:
             if cause_at < sealed_at - _MEMORY_S or cause_at > at:
                 continue
-            if own and (about == machine or what in ("second engine", "ban", "newcomer first")):
+            if what in _ANYBODY:
                 return
-            if own and what == "newcomer" and any(cause_at - _MEMORY_S < restart <= at for restart in self._restarts):
+            if what == "newcomer":
                 # On an emptied engine, as many newcomers as the run can hold need not wait for anybody (T2).
-                return
-            if not own and (about == "" or about in seated or what in ("second engine", "ask", "ban", "newcomer first")):
-                return
+                if own and about not in seated and any(cause_at - _MEMORY_S < restart <= at for restart in self._restarts):
+                    return
+            elif about == machine if own else about in seated:
+                if not (own and what in _WILLING):
+                    return
         if own and machine in self.case.slow_stop:
             return
         if not own and seated & self.case.slow_stop:

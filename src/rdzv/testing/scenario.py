@@ -56,6 +56,7 @@ WEIGHTS = {
     "newcomer first": 2,
     "operator close": 0.3,
     "ban": 0.5,
+    **dict.fromkeys(AMBUSHES, 2.0),
 }
 
 

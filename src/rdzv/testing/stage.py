@@ -193,6 +193,8 @@ class App:
             self._told_closed(closed)
         except RoundOver:
             return True
+        except (SettingsError, Banned, EngineMoved) as error:
+            self.act("refused", f"{type(error).__name__}: {error}")
         return False
 
     async def _linger(self) -> bool:

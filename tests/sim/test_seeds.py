@@ -1,0 +1,46 @@
+"""A thousand runs of the real member on a hostile network, every guarantee checked in each. More in `make soak`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rdzv.testing.sim import simulate
+
+SEEDS = int(os.environ.get("RDZV_SEEDS", "1000"))
+FIRST = int(os.environ.get("RDZV_FIRST_SEED", "0"))
+CHUNK = 25
+
+REGRESSIONS = [
+    int(line.split()[0])
+    for line in (Path(__file__).parent / "regressions.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+def judge(seeds):
+    """Fail with the command that shows the first wrong one again."""
+    for seed in seeds:
+        result = simulate(seed)
+        assert not result.wrong, "\n".join([f"seed {seed} is wrong; replay it: {result.replay}", *result.wrong[:10]])
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
+def test_every_guarantee_holds(first):
+    """Members 2 to 12, all kinds of faults."""
+    judge(range(first, min(first + CHUNK, FIRST + SEEDS)))
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_once_failed_holds(seed):
+    """Each seed that ever failed."""
+    judge([seed])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(1_000_000, 1_020_000, 250))
+def test_every_guarantee_holds_in_twenty_thousand_more(first):
+    """Other seeds than those of every day."""
+    judge(range(first, first + 250))
