@@ -10,7 +10,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-SEEDS := tests/sim/test_seeds.py
+SEEDS := tests/sim/test_seeds.py tests/sim/test_bugs.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS)
 
@@ -41,9 +41,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy --strict src
 
-# Tracing makes the simulator several times slower, and its seeds reach no line that the other tests should not reach too.
+# Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too.
 unit: $(STAMP)
-	$(PYTEST) -m "not soak" --cov --cov-report= --ignore=$(SEEDS) $(ARGS)
+	$(PYTEST) -m "not soak" --cov --cov-report= $(addprefix --ignore=,$(SEEDS)) $(ARGS)
 
 seeds: $(STAMP)
 	$(PYTEST) -m "not soak" $(SEEDS) $(ARGS)

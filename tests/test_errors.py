@@ -85,8 +85,10 @@ CASES = [
     (NotJoined("job", "done"), "done: this member has not joined run 'job'; call join() first"),
     (
         ForkedChild("job", "join"),
-        "join: this member of run 'job' belongs to the process that this one was forked from; make a new Rendezvous here "
-        "to take part",
+        (
+            "join: this member of run 'job' belongs to the process that this one was forked from; "
+            "make a new Rendezvous here to take part"
+        ),
     ),
     (LimitExceeded("record 'ask'", 2000, 1024), "record 'ask' has 2000 bytes, at most 1024 are allowed"),
     (Incompatible("record 'ask'", "it is too new"), "record 'ask' cannot be read: it is too new"),

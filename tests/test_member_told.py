@@ -137,7 +137,7 @@ def test_a_straggler_is_evicted_and_comes_back_as_new():
             again = asyncio.create_task(b.join())
             assert (await a.wait_changed(LONG_S)).kind is Kind.ROUND
             assert (await again).size == 1, "it goes on without the one that does not stop"
-            await asyncio.wait([a._task])
+            await asyncio.wait([a._attendance._task])
             assert a.changed.kind is Kind.EVICTED
             back = asyncio.create_task(a.join())
             await b.wait_changed(LONG_S)
@@ -151,7 +151,7 @@ def test_who_has_not_looked_is_told_of_its_eviction_by_the_next_join_and_once_on
         async with Party(1, 1) as party:
             (a,), _ = await party.form("a")
             await evict(party, a)
-            await asyncio.wait([a._task])
+            await asyncio.wait([a._attendance._task])
             with pytest.raises(Evicted) as evicted:
                 await a.join()
             assert (evicted.value.run_id, evicted.value.member) == ("job", "a")
@@ -251,7 +251,7 @@ def test_a_leave_that_nobody_waits_for_is_finished_all_the_same():
                 await leaving
             assert (await a.wait_changed(LONG_S)).reason == "b left: in a hurry"
             await b.leave()
-            assert b._task.done(), "the second leave waits for the first"
+            assert b._attendance._task.done(), "the second leave waits for the first"
 
     run(scenario)
 

@@ -1,8 +1,8 @@
 """T1: how a member comes into a run.
 
-One transaction puts its key, if the settings are still those that were read, its id is new and its host is not banned; the first
-to come creates the settings in the same transaction. It is tried before anything was read, because for the first that is right
-and for the others the refusal brings what they need to know.
+One transaction puts its key, if the settings are still those that were read, its id is new and its host is not banned; the
+first to come creates the settings in the same transaction. It is tried before anything was read, because for the first that
+is right and for the others the refusal brings what they need to know.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """The member: one agent in a run. It follows the rules; it makes none.
 
-It stays present on whatever engine instance answers (`presence`), waits for rounds and takes them, and always knows what its
-holder must be told (`changed`). All its state is touched by one event loop only.
-
-What it does about trouble:
-- The engine is away: keep the world, say nothing, try again; after `outage_grace` say so (G7).
-- Another instance answers at the same place: it came back empty; tell it what we hold and heard, go on (T13).
-- Another instance answers at another place: refuse it if we have held or heard a round (T16).
-- Our key is gone: Evicted, before anything else is answered (G8).
+It stays present (`attendance`), waits for rounds and takes them, and always knows what its holder must be told (`changed`).
+All its state is touched by one event loop only.
 """
 
 from __future__ import annotations
@@ -19,16 +13,16 @@ from typing import TypeVar
 import msgspec
 
 from . import bootstrap
+from .attendance import AnotherRun, Attendance
 from .bootstrap import Bootstrap
-from .core.keys import Keys
-from .core.model import NO_ROUND, Cause, Entry, Head, Phase, RoundId, Told, Why
+from .core.model import NO_ROUND, Cause, Entry, Head, Phase, Told, Why
+from .core.model import Member as Record
 from .core.status import Status, describe
 from .core.told import Change, Found, Kind, Step, change, step, still_ours, tell
-from .drivers.base import Driver, EngineReset, Get, Session
+from .drivers.base import Driver, EngineReset, Session
 from .errors import (
     Closed,
     Drained,
-    EngineMoved,
     Evicted,
     JoinTimeout,
     LeftAlready,
@@ -40,7 +34,7 @@ from .errors import (
 from .farewell import say_goodbye
 from .machine import Bell, Machine, sleep
 from .notices import Notice, Observer, about_head, hand_over
-from .presence import Presence, record_for
+from .presence import Presence
 from .settings import Settings
 from .survey import survey
 from .world import World
@@ -62,13 +56,7 @@ class Member:
         self._machine = machine
         self._observer = observer
         self._bell = Bell(machine)
-        self._task: asyncio.Task[None] | None = None
-        self._presence: Presence | None = None
-        self._former: Presence | None = None
-        """The last one we had, present or over."""
-        self._place = ""
-        self._away_at: float | None = None
-        self._trouble = "not connected yet"
+        self._attendance = Attendance(driver, settings, machine, self)
         # What we know of rounds, over all presences.
         self._holds: Told | None = None
         self._line: Entry | None = None
@@ -131,7 +119,7 @@ class Member:
             world = self._world or await self._try_take()
             if world is not None:
                 return world
-            if self._heard is not None and self._heard.phase is Phase.SEALED and self._away_s() == 0:
+            if self._heard is not None and self._heard.phase is Phase.SEALED and self._attendance.away_s() == 0:
                 began_at = self._machine.now()
             waited_s = self._machine.now() - began_at
             if waited_s >= limit_s:
@@ -147,14 +135,14 @@ class Member:
 
     async def drain(self, reason: str = "asked to go") -> None:
         """Say that we are about to go, so that the others re-form without waiting for us to be gone."""
-        self._check_joined("drain", self._task)
+        self._check_joined("drain", self._attendance.started or None)
         self._drain = reason[:500] or "no reason was given"
         await self._insist("drain", lambda presence: presence.put_record(drain=self._drain))
         self._notice("drained", reason)
 
     async def close_run(self, reason: str = "closed by a member") -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without us."""
-        self._check_joined("close_run", self._task)
+        self._check_joined("close_run", self._attendance.started or None)
         cause = Cause(kind=Why.CLOSED, text=f"{reason[:1000]} (by {self._name})", members=(self._name,))
         holds = None if self._holds is None else self._holds.round
         if not await self._insist("close_run", lambda presence: presence.close_run(cause, holds)):
@@ -180,12 +168,9 @@ class Member:
             timer.cancel()
             if not farewell.cancelled():
                 farewell.exception()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._attendance.stop()
         self._release_boot()
         self._bell.ring()
-        await self._driver.close()
 
     async def status(self) -> Status:
         """Who is in, ready, waiting, spare, done, lost, and the reason. Remote, O(n). Raises Unreachable."""
@@ -200,20 +185,22 @@ class Member:
 
     # ---- being present
 
+    @property
+    def _presence(self) -> Presence | None:
+        return self._attendance.presence
+
     async def _be_ready(self) -> None:
         """T4: give up the round we hold, and see to it that a presence says we are ready."""
-        if self._evicted is not None and self._task is not None:
-            await asyncio.wait([self._task])
+        if self._evicted is not None:
+            await self._attendance.over()
         if self._holds is not None:
             self._owes_ready = self._evicted is None
             self._give_up(self._holds)
         self._evicted, self._done = None, False
-        if self._task is None or self._task.done():
-            if not isinstance(self._fatal, Closed):
-                self._fatal = None
-                self._away_at = self._machine.now()
-                self._task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._name}")
-        self._refresh()
+        if not self._attendance.running and not isinstance(self._fatal, Closed):
+            self._fatal = None
+            self._attendance.start()
+        self.refresh()
 
     def _give_up(self, told: Told | Head) -> None:
         self._left = max(self._left, told.round)
@@ -221,127 +208,42 @@ class Member:
             self._world.end(self._changed.reason if self._changed else "this member joined again")
         self._holds = self._line = self._world = self._changed = None
 
-    async def _stay(self) -> None:
-        """Keep a presence on whatever instance answers, until we leave, are evicted, or cannot go on."""
-        try:
-            while True:
-                session = await self._connect()
-                presence = self._new_presence(session)
-                try:
-                    await self._come_in(presence)
-                    self._arrive(presence)
-                    await presence.run()
-                except EngineReset:
-                    self._lose_touch("the engine was restarted")
-                except _AnotherRun:
-                    await presence.give_back_lease()
-                except (Evicted, Closed):
-                    await presence.give_back_lease()
-                    raise
-                finally:
-                    self._presence = None
-                    await session.close()
-        except Evicted as evicted:
-            self._evict(evicted)
-        except RdzvError as error:
-            self._fatal = error
-        except Exception as error:  # noqa: BLE001  A defect of ours: must reach whoever calls next, not vanish in a task.
-            self._failed = error
-        finally:
-            self._refresh()
-
-    async def _come_in(self, presence: Presence) -> None:
-        """T1, until it is certain: under one id, so that no attempt of which we lost the answer stays behind as a ghost."""
-        while True:
-            try:
-                await self._end_former(presence.session)
-                heard = None if self._heard is None else tell(self._heard, self._heard_rank)
-                await presence.begin(self._holds, heard, self._line)
-            except Unreachable as error:
-                self._lose_touch(str(error))
-                await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
-            else:
-                return
-
-    async def _end_former(self, session: Session) -> None:
-        """Back at an instance where we were before, after another one answered for a while: this is no new engine to be told
-        of our round, and our former key there is a ghost, if it is there at all."""
-        former = self._former
-        if former is None or former.session.instance != session.instance or not isinstance(former.over, EngineReset):
-            return
-        await session.revoke(former.lease)
-        self._former = None
-        raise self._evicted_by("it was led to another engine for a while, and could not renew its lease")
-
-    def _new_presence(self, session: Session) -> Presence:
-        record = record_for(self._settings, self._machine, session)
+    def introduce(self, record: Record) -> Record:
+        """A new presence has a fresh bootstrap socket and no line in any table of this engine yet."""
         self._release_boot()
         self._boot = self._machine.bind(record.addr, self._settings.bootstrap_port)
-        record = msgspec.structs.replace(record, boot=str(self._boot), drain=self._drain, done=self._done)
         self._examined = ""
         self._owes_ready = False
-        presence = Presence(
-            session,
-            self._settings,
-            self._machine,
-            record,
-            lambda old, new: self._on_head(presence, old, new),
-            self._refresh,
-        )
-        return presence
+        return msgspec.structs.replace(record, boot=str(self._boot), drain=self._drain, done=self._done)
 
-    def _arrive(self, presence: Presence) -> None:
-        self._presence = self._former = presence
-        self._place = presence.session.place
+    def recall(self) -> tuple[Told | None, Told | None, Entry | None]:
+        """What an emptied engine must be told (T13)."""
+        heard = None if self._heard is None else tell(self._heard, self._heard_rank)
+        return self._holds, heard, self._line
+
+    def arrived(self, presence: Presence) -> None:
+        """If we came with a round that was given up meanwhile, the engine does not know that yet."""
         self._owes_ready = presence.record.holds is not None and self._holds is None
-        if self._away_at is not None:
-            self._away_at = None
-            self._notice("present", f"on engine {self._driver.endpoint}")
+        self._notice("present", f"on engine {self._driver.endpoint}")
         if self._holds is not None and presence.line is not None:
             self._line = presence.line
             if self._world is not None:
                 self._world.moved_to(presence)
-        self._refresh()
+        self.refresh()
 
-    async def _connect(self) -> Session:
-        """Until an engine answers that we may follow."""
-        while True:
-            try:
-                session = await self._driver.connect()
-                if await self._may_follow(session):
-                    return session
-                await session.close()
-            except (Unreachable, EngineReset) as error:
-                self._lose_touch(str(error))
-            await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
+    def lost_touch(self, trouble: str) -> None:
+        """The workers go on; only the observer hears of it for now."""
+        self._notice("engine lost", trouble)
 
-    async def _may_follow(self, session: Session) -> bool:
-        """T16: an engine elsewhere may not know that the one we knew still serves others."""
-        if not self._place or session.place == self._place or self._heard is None:
-            return True
-        allowed = await session.txn(then=[Get(Keys(self._settings.run_id).adopt)])
-        if allowed.item(0) is not None:
-            return True
-        moved = EngineMoved(self._settings.run_id, self._place, session.place)
-        self._lose_touch(str(moved))
-        if self._away_s() >= self._settings.outage_grace:
-            await session.close()
-            raise moved
-        return False
-
-    def _lose_touch(self, trouble: str) -> None:
-        self._trouble = trouble
-        if self._away_at is None:
-            self._away_at = self._machine.now()
-            self._notice("engine lost", trouble)
-        self._refresh()
-
-    def _away_s(self) -> float:
-        """How long the engine has given no sign of life; 0 while our lease cannot have ended."""
-        now = self._machine.now()
-        if self._presence is not None:
-            return 0.0 if self._presence.is_fresh else now - self._presence.renewed_at
-        return now - self._away_at if self._away_at is not None else 0.0
+    def ended(self, error: Exception) -> None:
+        """Evicted, or something final."""
+        if isinstance(error, Evicted):
+            self._evict(error)
+        elif isinstance(error, RdzvError):
+            self._fatal = error
+        else:
+            self._failed = error
+        self.refresh()
 
     def _evict(self, evicted: Evicted) -> None:
         if self._evicted is None:
@@ -350,7 +252,7 @@ class Member:
 
     # ---- heads
 
-    def _on_head(self, presence: Presence, old: Head | None, new: Head | None) -> None:
+    def saw_head(self, presence: Presence, old: Head | None, new: Head | None) -> None:
         """The head as this presence saw it change; some changes end the presence."""
         if new is None:
             presence.end(self._without_head(presence, old))
@@ -361,7 +263,7 @@ class Member:
                 presence.end(self._evicted_by("the run id has begun a new life without it"))
                 return
             if old is not None:
-                presence.end(_AnotherRun())
+                presence.end(AnotherRun())
         if self._heard is None or self._heard.table != new.table:
             self._heard_rank = -1
         self._heard = new
@@ -370,18 +272,18 @@ class Member:
             return
         for notice in about_head(self._settings.run_id, self._name, old, new):
             self._tell(notice)
-        self._refresh()
+        self.refresh()
 
     def _without_head(self, presence: Presence, old: Head | None) -> Exception:
         """The head is gone. If it was closed, it has expired, and nobody may take us for a member of the next life."""
         if old is not None and old.phase is Phase.CLOSED:
             return presence.closed(old)
-        return _AnotherRun() if self._holds is None else self._evicted_by("the run's records are gone")
+        return AnotherRun() if self._holds is None else self._evicted_by("the run's records are gone")
 
     def _evicted_by(self, reason: str) -> Evicted:
         return Evicted(self._settings.run_id, self._name, reason)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """T10: what the holder is told is a function of the present, computed anew."""
         told: Change | None = None
         if self._evicted is not None:
@@ -394,8 +296,9 @@ class Member:
         elif self._holds is not None:
             if self._heard is not None:
                 told = change(self._holds, self._heard)
-            if told is None and self._away_s() >= self._settings.outage_grace:
-                told = Change(Kind.OUTAGE, f"the engine has been away for {self._away_s():.0f} s: {self._trouble}")
+            if told is None and self._attendance.away_s() >= self._settings.outage_grace:
+                away = self._attendance
+                told = Change(Kind.OUTAGE, f"the engine has been away for {away.away_s():.0f} s: {away.trouble}")
         self._changed = told
         if told is not None and self._world is not None:
             self._world.end(told.reason)
@@ -418,8 +321,7 @@ class Member:
                 await self._put_ready(presence)
             elif presence.is_fresh and head is not None and step(head, self._left, self._examined) is Step.EXAMINE:
                 return await self._examine(presence, head.table)
-        except (EngineReset, Unreachable) as error:
-            self._trouble = str(error)
+        except (EngineReset, Unreachable):
             await sleep(self._machine, 0.1 + 0.1 * self._machine.jitter())
             self._bell.ring()
         except Evicted as evicted:
@@ -453,13 +355,13 @@ class Member:
         elif own is not None:
             own.release()
         self._world = World(presence, head, line, address, self._settings, self._machine)
-        self._refresh()
+        self.refresh()
         self._notice("given", f"rank {line.rank} of {head.size}")
         return self._world
 
     async def _put_ready(self, presence: Presence) -> None:
         """T4: one put per member and round, with a fresh bootstrap socket."""
-        if self._boot is None or str(self._boot) == presence.record.boot and presence.record.left < self._left:
+        if self._boot is None or (str(self._boot) == presence.record.boot and presence.record.left < self._left):
             # Not at a repetition after an unknown outcome: what was announced must be what we hold.
             self._release_boot()
             self._boot = self._machine.bind(presence.record.addr, self._settings.bootstrap_port)
@@ -469,8 +371,8 @@ class Member:
 
     async def _timed_out(self, waited_s: float) -> JoinTimeout:
         """With who is here and what is missing, if the engine can be asked at all."""
-        reason, present = f"the engine is away: {self._trouble}", []
-        if self._presence is not None and self._away_s() == 0:
+        reason, present = f"the engine is away: {self._attendance.trouble}", []
+        if self._presence is not None and self._attendance.away_s() == 0:
             try:
                 status = await self._status(self._presence.session, self._presence)
             except RdzvError as error:
@@ -494,7 +396,7 @@ class Member:
             raise self._failed
 
     def _check(self, call: str) -> None:
-        """Before any call is answered: have we left, been evicted, or met something final?"""
+        """Before any call is answered: that we have left, were evicted or met something final."""
         self._check_usable(call)
         if self._evicted is not None:
             self._told_of = self._evicted
@@ -517,8 +419,7 @@ class Member:
                 continue
             try:
                 return await act(presence)
-            except (Unreachable, EngineReset) as error:
-                self._trouble = str(error)
+            except (Unreachable, EngineReset):
                 await sleep(self._machine, 0.1 + 0.2 * self._machine.jitter())
             except Evicted as evicted:
                 self._evict(evicted)
@@ -538,10 +439,3 @@ class Member:
     def _tell(self, notice: Notice) -> None:
         if self._observer is not None:
             hand_over(self._observer, notice)
-
-
-class _AnotherRun(Exception):  # noqa: N818  Not an error: a new life of the run id began while we waited.
-    """Come again, as new."""
-
-
-__all__ = ["Member", "RoundId"]

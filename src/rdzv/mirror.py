@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -57,10 +58,8 @@ class Mirror:
     def _member(self, id: str, item: Item | None) -> None:
         self.members.pop(id, None)
         if item is not None:
-            try:
+            with suppress(Incompatible):
                 self.members[id] = Live(id, wire.decode(Member, item.value), item.created, item.modified)
-            except Incompatible:
-                pass
 
     def _line(self, table: str, id: str, item: Item | None) -> None:
         lines = self.tables.setdefault(table, {})
@@ -75,7 +74,7 @@ class Mirror:
         elif not lines:
             del self.tables[table]
 
-    def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[Ask] | type[Ban]) -> None:
+    def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[Ask | Ban]) -> None:
         notes.pop(name, None)
         if item is not None:
             try:

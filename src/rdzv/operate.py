@@ -1,5 +1,6 @@
-"""What an operator may ask of a run from outside: drain, ban, close, adopt. One writer per key: none of these touches a record
-that a member or the leader writes, except that anyone may close.
+"""What an operator may ask of a run from outside: drain, ban, close, adopt.
+
+One writer per key: none of these touches a record that a member or the leader writes, except that anyone may close.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -131,10 +132,8 @@ class Presence:
         """End our key now, so that nobody takes us for present until the lease runs out."""
         if not self.lease:
             return
-        try:
+        with suppress(Unreachable, EngineReset):  # Then it ends by itself.
             await self.session.revoke(self.lease)
-        except (Unreachable, EngineReset):
-            pass  # It ends by itself.
 
     def closed(self, head: Head) -> Closed:
         """The error for a closed head."""

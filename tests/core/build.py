@@ -52,15 +52,15 @@ STATES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
 }
 
 
-def member(name: str, **record: Any) -> Member:
+def member(called: str, **record: Any) -> Member:
     """A record as its member would write it."""
-    values = {"name": name, "host": f"node-{name}", "boot": f"node-{name}:29500", **record}
+    values = {"name": called, "host": f"node-{called}", "boot": f"node-{called}:29500", **record}
     return Member(**values)
 
 
-def live(name: str, created: int = FIRST_CREATED, **record: Any) -> Live:
+def live(called: str, created: int = FIRST_CREATED, **record: Any) -> Live:
     """A member whose key exists."""
-    return Live(name.upper(), member(name, **record), created, created + 100)
+    return Live(called.upper(), member(called, **record), created, created + 100)
 
 
 def entry(name: str, rank: int, created: int = 0, **line: Any) -> Entry:

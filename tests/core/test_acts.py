@@ -34,7 +34,7 @@ def test_nothing_else_changes_with_the_call():
 
 @pytest.mark.parametrize(("call", "call_seq"), [(Call.NONE, 5), (Call.LAST, 8)])
 def test_closing_stops_the_call_and_names_the_cause(call, call_seq):
-    """T11.10."""
+    """T11.11."""
     before = sealed("a b", call=call).head
     assert close_head(before, CAUSE) == msgspec.structs.replace(
         before, phase=Phase.CLOSED, cause=CAUSE, call=Call.NONE, call_seq=call_seq, seq=8

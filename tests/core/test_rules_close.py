@@ -55,7 +55,7 @@ def test_success_comes_before_a_failure_of_somebody_who_had_left_the_round():
 
 
 def test_to_close_stops_the_call_and_keeps_the_rest():
-    """T11.10."""
+    """T11.11."""
     view = sealed("a:done b:done", call=Call.SETTLE, grown=2, flaps={"node-x": 1})
     before, head = view.head, lead(view).act.head
     assert (head.call, head.call_seq, head.seq) == (Call.NONE, 8, 8)

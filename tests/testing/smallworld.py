@@ -46,7 +46,7 @@ async def hold(world: Small, number: int, ttl_s: float = 10.0) -> None:
     while True:
         try:
             session = await SimDriver(world.network, machine).connect()
-            lease = await session.grant(ttl_s)
+            lease = await session.grant(ttl_s, presence=True)
             await session.txn([], [Put(f"members/{machine.name}", b"here", lease)])
             break
         except Unreachable:

@@ -163,7 +163,7 @@ def test_a_goodbye_leaves_leases_alone():
     async def main(world):
         world.on(0, hold(world, 0))
         session = await world.session(1)
-        lease = await world.on(1, session.grant(10))
+        lease = await world.on(1, session.grant(10, presence=True))
         await world.on(1, session.txn([], [Put("members/n1", b"", lease)]))
         left_at = world.loop.time()
         await world.on(1, session.close())
@@ -179,7 +179,7 @@ def test_only_the_lease_of_its_presence_ends_with_a_connection():
         world.on(0, hold(world, 0))
         session = await world.session(1)
         for key, ttl_s in (("presence", 10), ("closed", 4), ("run", 86_400)):
-            lease = await world.on(1, session.grant(ttl_s))
+            lease = await world.on(1, session.grant(ttl_s, presence=key == "presence"))
             await world.on(1, session.txn([], [Put(key, b"", lease)]))
         world.machines[1].crash()
         await asyncio.sleep(2)
@@ -212,7 +212,7 @@ def test_what_arrived_during_a_stall_is_read_before_leases_are_judged():
     async def main(world):
         world.on(1, hold(world, 1, ttl_s=2.0))
         session = await world.session()
-        lease = await world.on(0, session.grant(2))
+        lease = await world.on(0, session.grant(2, presence=True))
         await world.on(0, session.txn([], [Put("members/n0", b"", lease)]))
         leases = world.server.engine.leases
         for _ in range(20):

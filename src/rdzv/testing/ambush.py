@@ -6,6 +6,7 @@ would need millions of runs to meet them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ..core.keys import Keys
@@ -62,12 +63,12 @@ class Ambush:
             machine = self._stage.apps[actor].machine
             machine.pause()
             self._stage.loop.call_later(self._stage.rng.choice([1.0, 15.0]), machine.resume)
-        elif self._kind == "gap at head write" and head:
+        elif self._kind == ("gap at head write" if head else "gap at member write") and self._concerns(puts):
             self._spring("")
             self._engine.drop_watches()
-        elif self._kind == "gap at member write" and any(key.startswith(self._keys.members) for key in puts):
-            self._spring("")
-            self._engine.drop_watches()
+
+    def _concerns(self, puts: Collection[str]) -> bool:
+        return self._keys.head in puts or any(key.startswith(self._keys.members) for key in puts)
 
     def _commit(self, _server: object, actor: str, batch: Batch, *_: object) -> None:
         heads = [event.item.value for event in batch.events if event.key == self._keys.head and event.item is not None]

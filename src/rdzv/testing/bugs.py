@@ -13,6 +13,7 @@ import msgspec
 
 from .. import presence as presence_module
 from .. import settings as settings_module
+from ..attendance import Attendance
 from ..core import retell, rules, told, wire
 from ..core.acts import Verdict, close_head
 from ..core.keys import Keys
@@ -255,10 +256,10 @@ def _leaders_gap_ignored() -> list[Patch]:
 
 @_bug("two worlds from two engines")
 def _follow_any() -> list[Patch]:
-    async def may_follow(_self: Member, _session: Any) -> bool:
+    async def may_follow(_self: Attendance, _session: Any) -> bool:
         return True
 
-    return [(Member, "_may_follow", may_follow)]
+    return [(Attendance, "_may_follow", may_follow)]
 
 
 @_bug("evicted member acts")
@@ -322,8 +323,8 @@ def _never_young() -> list[Patch]:
 
 @_bug("outage is told at once")
 def _hasty_outage() -> list[Patch]:
-    right = Member._away_s
-    return [(Member, "_away_s", lambda self: right(self) * 1000.0)]
+    right = Attendance.away_s
+    return [(Attendance, "away_s", lambda self: right(self) * 1000.0)]
 
 
 @_bug("round broken before it was taken is not given up")

@@ -231,7 +231,7 @@ class G8Fencing(Checker):
         """By machine: instance and id under which it was given its world, and the run's incarnation."""
 
     def before(self, commit: Commit, state: State) -> None:
-        """Who writes this, and may it?"""
+        """Ask who writes this, and whether it may."""
         if commit.kind != "then" or commit.actor == "operator":
             return
         keys = self.case.keys
@@ -240,6 +240,8 @@ class G8Fencing(Checker):
             if event.key == keys.head and event.item is not None:
                 closes = b'"phase":"closed"' in event.item.value
                 leader = state.leader
+                if closes and not state.members:
+                    continue  # The last to go closes behind it what all have finished; G9 judges whether they had.
                 if not own or (not closes and leader not in own):
                     who = leader.record.name if leader else "nobody"
                     self.say(commit.at, f"{commit.actor} wrote the head, but {who} leads")
@@ -284,7 +286,7 @@ class G9Closing(Checker):
                 self.say(commit.at, f"{commit.actor} wrote the head after it was closed")
 
     def after(self, commit: Commit, state: State) -> None:
-        """Is a close one of those allowed?"""
+        """A close must be one of those allowed."""
         head = _new_head(commit, state)
         if head is None or head.phase is not Phase.CLOSED or len(state.heads) < 2:
             return
@@ -308,7 +310,7 @@ class G9Closing(Checker):
             self.say(commit.at, f"closed with cause {kind}")
 
     def see(self, one: Observation) -> None:
-        """Who meant to close?"""
+        """Remember who meant to close."""
         if isinstance(one, Acted) and one.what == "closing":
             self._closing.add(one.actor)
         elif isinstance(one, Fault) and one.kind == "operator close":
@@ -321,7 +323,7 @@ class G10Clocks(Checker):
     name = "G10 no wall clock"
     _LARGE = re.compile(rb"[:\[,]-?(\d{9,}(?:\.\d+)?|\d(?:\.\d+)?[eE]\+?\d+)[,}\]]")
 
-    def after(self, commit: Commit, state: State) -> None:
+    def after(self, commit: Commit, state: State) -> None:  # noqa: ARG002
         """Look for large numbers in whatever is written."""
         for event in commit.events:
             if event.item is not None and not event.key.startswith(self.case.keys.run + "kv/"):

@@ -35,7 +35,7 @@ class G5Progress(Checker):
         return EPSILON_S + (LOSS_SLACK_S if self.case.loss else 0.0)
 
     def after(self, commit: Commit, state: State) -> None:
-        """Is anything owed now, and was it paid in time?"""
+        """See what is owed now, and whether what was owed before was paid in time."""
         if self._newest.get(commit.server, state.instance) != state.instance:
             self._owed.pop(self._newest[commit.server], None)
         self._newest[commit.server] = state.instance
@@ -94,7 +94,8 @@ class G5Progress(Checker):
         present = {self.case.owner(state, id): id for id in state.members}
         for machine, started_at in self._started.items():
             settled = self.case.calm.since(at)
-            if machine in self._gone | self._moved | self.case.slow_stop or settled is None or at - max(started_at, settled) < 15.0:
+            excused = self._gone | self._moved | self.case.slow_stop
+            if machine in excused or settled is None or at - max(started_at, settled) < 15.0:
                 continue
             if machine not in present:
                 self.say(at, f"{machine} is alive and wants to be in, but is not present on the engine")
@@ -204,7 +205,7 @@ class G7Cause(Checker):
         self._useful_at: dict[str, float] = {}
 
     def before(self, commit: Commit, state: State) -> None:
-        """Is a growth worth its price?"""
+        """A growth must be worth its price."""
         head, settings = state.head, state.settings
         if head is None or settings is None or head.phase is not Phase.SEALED:
             return
@@ -267,8 +268,9 @@ class G7Cause(Checker):
                 if own and about not in seated and any(cause_at - _MEMORY_S < restart <= at for restart in self._restarts):
                     return
             elif about == machine if own else about in seated:
-                if not (own and what in _WILLING):
-                    return
+                if own and what in _WILLING:
+                    continue
+                return
         if own and machine in self.case.slow_stop:
             return
         if not own and seated & self.case.slow_stop:

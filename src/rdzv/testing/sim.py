@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 
 from ..core.keys import Keys
+from . import bugs
 from .checkers import (
     Calm,
     Case,
@@ -95,8 +96,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bug", help="plant a defect by its name, to see it caught")
     options = parser.parse_args(arguments)
     failed = 0
-    from . import bugs
-
     with bugs.planted(options.bug) if options.bug else nullcontext():
         for seed in range(options.seed, options.seed + options.count):
             result = simulate(seed, options.members)

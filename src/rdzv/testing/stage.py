@@ -38,7 +38,6 @@ from .network import Network
 from .scenario import Life, Scenario, Trouble
 from .server import SimServer
 
-
 CALLBACKS_MAX = 2_000_000
 """Ten times what the busiest runs need: more is a loop without end."""
 
@@ -317,7 +316,7 @@ class Stage:
                 await done
         self.history.add(Fault(kind=trouble.kind, target=target, stop=True, detail=f"#{index}"))
 
-    def _crash(self, app: App | None, trouble: Trouble, silent: bool = False) -> Callable[[], object] | None:
+    def _crash(self, app: App | None, _: Trouble, silent: bool = False) -> Callable[[], object] | None:
         if app is None:
             return None
         app.machine.crash(silent=silent)
@@ -464,7 +463,7 @@ class Stage:
         if app is not None:
             self.operator.spawn(self._operate("drain", app.machine.host, "maintenance"))
 
-    def _ban(self, app: App | None, trouble: Trouble) -> Callable[[], object] | None:
+    def _ban(self, app: App | None, _: Trouble) -> Callable[[], object] | None:
         if app is None:
             return None
         host = app.machine.host

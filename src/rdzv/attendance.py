@@ -1,0 +1,210 @@
+"""Staying present: on whatever engine instance answers, for as long as the member wants to be in the run.
+
+What it does about trouble:
+- The engine is away: try again, and let the member know for how long it has been (G7).
+- Another instance answers at the same place: it came back empty; come in anew and tell it what we hold and heard (T13).
+- Another instance answers at another place: refuse it if we have heard of a round (T16).
+- Our key is gone, or the run is over: stop, and say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from .core.keys import Keys
+from .core.model import Entry, Head, Member, Told
+from .drivers.base import Driver, EngineReset, Get, Session
+from .errors import Closed, EngineMoved, Evicted, Unreachable
+from .machine import Machine, sleep
+from .presence import Presence, record_for
+from .settings import Settings
+
+
+class Attender(Protocol):
+    """For whom presence is kept: the member."""
+
+    def introduce(self, record: Member) -> Member:
+        """Complete the record we come in with."""
+
+    def recall(self) -> tuple[Told | None, Told | None, Entry | None]:
+        """What to tell an emptied engine: the round held, the head heard last, our line in the table."""
+
+    def arrived(self, presence: Presence) -> None:
+        """We are in."""
+
+    def saw_head(self, presence: Presence, old: Head | None, new: Head | None) -> None:
+        """The head changed."""
+
+    def refresh(self) -> None:
+        """Something about our presence may have changed."""
+
+    def ended(self, error: Exception) -> None:
+        """We are not present any more and do not try again by ourselves."""
+
+    def lost_touch(self, trouble: str) -> None:
+        """The engine has just gone away."""
+
+
+class AnotherRun(Exception):
+    """Come again, as new."""
+
+
+class Attendance:
+    """See the module's docstring."""
+
+    def __init__(self, driver: Driver, settings: Settings, machine: Machine, attender: Attender) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._machine = machine
+        self._attender = attender
+        self._task: asyncio.Task[None] | None = None
+        self._former: Presence | None = None
+        self._place = ""
+        self._away_at: float | None = None
+        self.presence: Presence | None = None
+        self.trouble = "not connected yet"
+
+    def start(self) -> None:
+        """Be present from now on, if we are not trying already."""
+        if not self.running:
+            self._away_at = self._machine.now()
+            self._task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._machine.host}")
+
+    @property
+    def running(self) -> bool:
+        """We are present, or trying to be."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def started(self) -> bool:
+        """We have tried at least once."""
+        return self._task is not None
+
+    async def over(self) -> None:
+        """Until the present attendance has ended by itself."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def stop(self) -> None:
+        """Be present no more; whoever wants the key to end now has seen to that."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._driver.close()
+
+    def away_s(self) -> float:
+        """How long the engine has given no sign of life; 0 while our lease cannot have ended."""
+        now = self._machine.now()
+        if self.presence is not None:
+            return 0.0 if self.presence.is_fresh else now - self.presence.renewed_at
+        return now - self._away_at if self._away_at is not None else 0.0
+
+    # ---- how
+
+    async def _stay(self) -> None:
+        try:
+            while True:
+                session = await self._connect()
+                presence = self._new_presence(session)
+                try:
+                    await self._come_in(presence)
+                    self._arrive(presence)
+                    await presence.run()
+                except EngineReset:
+                    self._lose_touch("the engine was restarted")
+                except AnotherRun:
+                    await presence.give_back_lease()
+                except (Evicted, Closed):
+                    await presence.give_back_lease()
+                    raise
+                finally:
+                    self.presence = None
+                    await session.close()
+        except Exception as error:  # noqa: BLE001  Even a defect of ours must reach whoever calls next, not vanish in a task.
+            self._attender.ended(error)
+
+    def _new_presence(self, session: Session) -> Presence:
+        record = self._attender.introduce(record_for(self._settings, self._machine, session))
+        presence = Presence(
+            session,
+            self._settings,
+            self._machine,
+            record,
+            lambda old, new: self._attender.saw_head(presence, old, new),
+            self._attender.refresh,
+        )
+        return presence
+
+    async def _connect(self) -> Session:
+        """Until an engine answers that we may follow."""
+        while True:
+            try:
+                session = await self._driver.connect()
+            except Unreachable as error:
+                self._lose_touch(str(error))
+            else:
+                try:
+                    if await self._may_follow(session):
+                        return session
+                except (Unreachable, EngineReset) as error:
+                    self._lose_touch(str(error))
+                except EngineMoved:
+                    await session.close()
+                    raise
+                await session.close()
+            await self._pause()
+
+    async def _may_follow(self, session: Session) -> bool:
+        """T16: an engine elsewhere may not know that the one we knew still serves others."""
+        if not self._place or session.place == self._place or self._attender.recall()[1] is None:
+            return True
+        allowed = await session.txn(then=[Get(Keys(self._settings.run_id).adopt)])
+        if allowed.item(0) is not None:
+            return True
+        moved = EngineMoved(self._settings.run_id, self._place, session.place)
+        self._lose_touch(str(moved))
+        if self.away_s() >= self._settings.outage_grace:
+            raise moved
+        return False
+
+    async def _come_in(self, presence: Presence) -> None:
+        """T1, until it is certain: under one id, so that no attempt of which we lost the answer stays behind as a ghost."""
+        while True:
+            try:
+                await self._end_former(presence)
+                await presence.begin(*self._attender.recall())
+            except Unreachable as error:
+                self._lose_touch(str(error))
+                await self._pause()
+            else:
+                return
+
+    async def _end_former(self, presence: Presence) -> None:
+        """Tell a known instance from an emptied one.
+
+        Back where we were before, after another engine answered for a while, there is nobody to be told of our round, and
+        our former key is a ghost, if it is there at all.
+        """
+        former, session = self._former, presence.session
+        if former is None or former.session.instance != session.instance or not isinstance(former.over, EngineReset):
+            return
+        await session.revoke(former.lease)
+        self._former = None
+        raise presence.evicted("it was led to another engine for a while, and could not renew its lease")
+
+    def _arrive(self, presence: Presence) -> None:
+        self.presence = self._former = presence
+        self._place = presence.session.place
+        self._away_at = None
+        self._attender.arrived(presence)
+
+    def _lose_touch(self, trouble: str) -> None:
+        self.trouble = trouble
+        if self._away_at is None:
+            self._away_at = self._machine.now()
+            self._attender.lost_touch(trouble)
+        self._attender.refresh()
+
+    async def _pause(self) -> None:
+        await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
