@@ -230,7 +230,8 @@ def test_a_record_without_a_version_is_of_version_0():
 @pytest.mark.parametrize("data", [b'{"type":"ask","v":1,"reason":"x"}', b'{ "v":1,"type":"ask","reason":"x"}'])
 def test_a_record_that_another_program_wrote_anew_is_refused(data):
     assert refusal(Ask, data) == (
-        "record 'ask' cannot be read: it is a record of another kind, or its fields are not in the order this version writes them"
+        "record 'ask' cannot be read: it is a record of another kind, "
+        "or its fields are not in the order this version writes them"
     )
 
 
