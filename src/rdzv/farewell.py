@@ -8,7 +8,7 @@ from .core import wire
 from .core.acts import WriteHead
 from .core.model import Phase, Told
 from .core.rules import close_after_success
-from .drivers.base import Empty, EngineReset, List, Modified, Put
+from .drivers.base import Empty, EngineReset, List, Modified, Order, Put
 from .errors import Unreachable
 from .presence import Presence
 from .survey import survey
@@ -33,7 +33,7 @@ async def say_goodbye(presence: Presence, holds: Told | None, failed: bool, reas
 async def _close_if_last(presence: Presence) -> None:
     """T11: a leader closes a run whose members are all done; when they go at once, the last leaves none behind to do it."""
     keys, session = presence.keys, presence.session
-    if (await session.txn(then=[List(keys.members, limit=1)])).reads[0]:
+    if (await session.txn(then=[List(keys.members, Order.NEWEST, limit=1)])).reads[0]:
         return
     view = await survey(session, presence.settings, presence)
     if view.members or view.head is None or view.head.phase is not Phase.SEALED:

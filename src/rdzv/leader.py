@@ -88,7 +88,7 @@ class Duty:
         mirror = self.mirror = Mirror(self._keys, listed.reads[0], listed.revision)
         self._pending.clear()
         self._failed = None
-        self._presence.sight.show(mirror.head_item, listed.revision)
+        self._show(mirror, listed.revision)
         pump = asyncio.get_running_loop().create_task(self._pump(listed.revision), name="rdzv leader's watch")
         try:
             while True:
@@ -136,11 +136,17 @@ class Duty:
         while self._pending:
             batch = self._pending.popleft()
             mirror.apply(batch)
-            self._presence.sight.show(mirror.head_item, batch.revision)
+            self._show(mirror, batch.revision)
         if self._failed is not None:
             raise self._failed
         if self._presence.over is not None:
             raise self._presence.over
+
+    def _show(self, mirror: Mirror, revision: int) -> None:
+        """Our presence sees the head, unless our key is gone: that we must hear before what the others did since (T10)."""
+        own = mirror.members.get(self._presence.id)
+        if own is not None and own.created == self._presence.created:
+            self._presence.sight.show(mirror.head_item, revision)
 
     async def _await_revision(self, mirror: Mirror, revision: int) -> None:
         """Do not judge before our own write is in what we judge."""

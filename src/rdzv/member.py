@@ -331,7 +331,8 @@ class Member:
     async def _examine(self, presence: Presence, table: str) -> World | None:
         result, head = await presence.examine(table)
         over = presence is not self._presence or presence.over is not None or self._leaving is not None
-        if head is None or result is Found.LOOK_AGAIN or over:
+        # An answer that we were too slow to hear may be of a time when our key still stood: ask again once that is certain.
+        if head is None or result is Found.LOOK_AGAIN or over or not presence.is_fresh:
             self._bell.ring()
             return None
         if result is Found.GIVEN:

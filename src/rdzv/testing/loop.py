@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-INSTANT_CALLBACKS_MAX = 100_000
+INSTANT_CALLBACKS_MAX = 1_000_000
 """More callbacks than this without any passing of time is a loop that waits for nothing."""
 UNWIND_S = 3600.0
 """Virtual time that cancelled tasks are given to clean up after the run's end."""

@@ -208,7 +208,8 @@ class SimServer(Process):
         """A lease granted right before a tick is charged all of it, so that much is added."""
         lease = self.engine.grant(ttl_s + self._tick_s)
         self._leases[lease] = _Held(ttl_s, connection if presence else None)
-        self._measure_quiet()
+        if presence:
+            self._quiet_max_s = min(self._quiet_max_s, ttl_s / 2)
         return lease
 
     def _drop_ended(self) -> None:
