@@ -20,6 +20,9 @@ from .machine import Machine, sleep
 from .presence import Presence, record_for
 from .settings import Settings
 
+STOP_S = 2.0
+"""How long we try to end a key of which we do not know whether it was put."""
+
 
 class Attender(Protocol):
     """For whom presence is kept: the member."""
@@ -87,10 +90,12 @@ class Attendance:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """Be present no more; whoever wants the key to end now has seen to that."""
+        """Be present no more; whoever wants the key to end now has seen to that. Takes at most STOP_S."""
         if self._task is not None:
             self._task.cancel()
+            timer = self._machine.call_later(STOP_S, self._task.cancel)
             await asyncio.wait([self._task])
+            timer.cancel()
         await self._driver.close()
 
     def away_s(self) -> float:
@@ -117,6 +122,10 @@ class Attendance:
                     await presence.give_back_lease()
                 except (Evicted, Closed):
                     await presence.give_back_lease()
+                    raise
+                except asyncio.CancelledError:
+                    if self.presence is None:  # Our key may be there without our having heard of it.
+                        await presence.give_back_lease()
                     raise
                 finally:
                     self.presence = None

@@ -148,8 +148,9 @@ class Store:
     # ---- how
 
     def _key(self, key: str) -> str:
-        if len(key) > KEY_MAX:
-            raise LimitExceeded(f"store key {key[:40]!r}...", len(key), KEY_MAX)
+        size = len(key.encode())
+        if size > KEY_MAX:
+            raise LimitExceeded(f"store key {key[:40]!r}...", size, KEY_MAX)
         # A key that ends with '/' would be a prefix to the engine.
         return f"{self._values}{key}="
 

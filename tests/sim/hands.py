@@ -7,8 +7,8 @@ does just what the test asks of it (`join`, `leave`, `done` ...). Exact moments 
 - `hands.after(what, deed)`: when such a head has been written, before anybody hears of it;
 - `player.hold(what)`: the player's own transactions of that sort are not sent before the gate is opened.
 
-Whatever happens is put on record, and `by_hand` shows it to the checkers of every guarantee when the test's story is over. A test
-that could not fail is worth nothing, so `by_hand` also tells the story with defects planted, and each must be noticed.
+Whatever happens is put on record, and `by_hand` shows it to the checkers of every guarantee when the test's story is over.
+A test that could not fail is worth nothing, so `by_hand` also tells the story with defects planted, and each must be noticed.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class Hands:
 
     async def form(self, *names: str, **options: Any) -> list[Player]:
         """Members that live by themselves, once all of them are in a round. They come in this order."""
-        players = []
-        for name in names:
-            players += self.start(name, **options)
-            await self.until(lambda: players[-1].key is not None, what=f"{name} is present")
+        players = [self.player(name, **options) for name in names]
+        for player in players:
+            player.start()
+            await self.until(lambda player=player: player.key is not None, what=f"{player.name} is present")
         await self.until(lambda: all(player.is_in for player in players), what=f"a round of {', '.join(names)}")
         return players
 
@@ -220,7 +220,7 @@ class Hands:
     async def until(self, holds: Callable[[], object], limit_s: float = LIMIT_S, what: str = "") -> float:
         """Wait for it; the time it happened."""
         deadline = self.now + limit_s
-        while not holds():  # noqa: ASYNC110
+        while not holds():
             if self.now > deadline:
                 recent = "\n".join(str(self.history).splitlines()[-25:])
                 raise AssertionError(f"did not happen within {limit_s} s: {what}\n{self.players}\n{recent}")

@@ -289,9 +289,19 @@ class Player:
         """Put on record the moment it is told, whatever its workers are doing."""
         change = await self.member.wait_changed()
         if change is not None:
-            seen = Changed(actor=self.name, round=self._holds, kind=change.kind.value, reason=change.reason)
-            self.hands.history.add(seen)
-            self._tell(change)
+            self._record(change)
+
+    def _record(self, change: Change) -> None:
+        seen = Changed(actor=self.name, round=self._holds, kind=change.kind.value, reason=change.reason)
+        self.hands.history.add(seen)
+        self._tell(change)
+
+    def look(self) -> Change | None:
+        """Read what it is told at present, and put that on record if it is something else than before."""
+        change = self.member.changed
+        if change is not None and (not self.told or change.kind is not self.told[-1].kind):
+            self._record(change)
+        return change
 
     def _tell(self, change: Change) -> None:
         self.told.append(change)

@@ -25,7 +25,7 @@ from rdzv.presence import Presence
 
 @by_hand(min_nodes=2, max_nodes=4, catches={"ghost is sealed in": "sealed in: a, b, c"})
 async def test_h01_a_member_that_dies_as_the_round_is_sealed_is_not_in_it(hands):
-    """Its lease ends when the seal is on its way: the seal is refused, for it compares the key of everybody it seals in (T6)."""
+    """Its lease ends when the seal is on its way: the seal compares everybody's key, and is refused (T6)."""
     a, b, c = hands.start("a", "b", "c")
     hands.before(seal, lambda _: c.expire())
     await hands.until(lambda: a.worlds and b.worlds)
@@ -139,6 +139,24 @@ async def test_h04_a_member_paused_between_seeing_a_round_and_taking_it_is_evict
     assert (a.rounds, a.kinds) == ([], ["evicted"]), "a was given a round of the past"
     await hands.until(lambda: all(player.is_in for player in (a, b, c)))
     assert hands.sealed == 3
+
+
+def a_member_trusts_answers_of_any_age():
+    return [(Presence, "is_fresh", property(lambda _presence: True))]
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
+async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
+    """It asked in time and hears the answer after its lease is over: by its own clock it knows that it must ask again."""
+    b, c = hands.start("b", "c")
+    a = hands.player("a")
+    hands.before(lambda request: take(request) and request.actor == "a", lambda _: a.pause())
+    a.start()
+    await hands.until(lambda: b.holds(2) and c.holds(2))
+    a.resume()
+    await hands.until(lambda: a.told or a.worlds)
+    assert (a.rounds, a.kinds) == ([], ["evicted"]), "a was given a round of the past"
+    await hands.until(lambda: all(player.is_in for player in (a, b, c)))
 
 
 # ---- H5: former life

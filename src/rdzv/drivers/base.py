@@ -2,16 +2,18 @@
 
 The semantics are a small subset of etcd v3's, because etcd's were proven by others and fit the protocol:
 
-- One *revision* counts all writes of an engine; it only grows. A transaction that writes anything raises it by
-  exactly one, whatever the number of its writes; one that only reads leaves it as it is.
+- One *revision* counts all writes of an engine; it only grows. A transaction that changes anything raises it by
+  exactly one, whatever the number of its writes; one that only reads, or deletes what is not there, leaves it as it is.
 - Every key remembers the revision that *created* it (since it last did not exist) and the one that *modified* it.
 - A *transaction* is the only way to read or write. Its compares are judged and its operations applied at one revision, in
-  order: a read sees the writes before it in the same transaction. It writes a key at most once.
+  order: a read sees the writes before it in the same transaction. It writes a key at most once, and no prefix that it
+  deletes may hold a key that it writes.
 - A *lease* is a promise to renew. When it ends, by revoke or by silence, every key put under it is deleted, all at one
   revision. It lasts at least its time to live; how much longer is the engine's affair, so nobody may conclude from a clock
   of its own that another's lease has ended.
-- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions. Where an engine
-  cannot (it has forgotten the revisions in between), it says so with `Gap` and the caller lists again.
+- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes of one
+  transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing. Where an
+  engine cannot (it has forgotten the revisions in between), it says so with `Gap` and the caller lists again.
 
 A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is another
 instance, and every call and watch of the old session fails with `EngineReset`, for good: revisions of two instances must
@@ -21,7 +23,7 @@ never be compared. A lost connection to the same instance is the driver's to res
 A call that fails with `Unreachable` may or may not have taken effect, unless the error says `applied=False`. It must not be
 repeated blindly: read first, or let a compare decide.
 
-Who writes a driver runs it through `tests/drivers/test_contract.py`.
+Who writes a driver runs it through the contract suite, `tests/drivers/test_contract*.py`, unchanged.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ Compare = Created | Modified | AllCreated | Empty
 
 
 class Order(Enum):
-    """In which order a `List` answers. Its `limit` cuts after sorting."""
+    """In which order a `List` answers. Its `limit` cuts after sorting. Keys created at one revision are in any order."""
 
     KEY = "key"
     OLDEST = "oldest"
@@ -169,7 +171,7 @@ class Gap(Exception):
 
 
 class Watch(Protocol):
-    """Changes as they come. Ends with Gap or EngineReset, never by itself."""
+    """Changes as they come. Ends with Gap or EngineReset, or with Unreachable once its session is closed; never by itself."""
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         """The changes, batch by batch."""
