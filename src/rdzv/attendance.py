@@ -114,7 +114,9 @@ class Attendance:
                 presence = self._new_presence(session)
                 try:
                     await self._come_in(presence)
-                    self._arrive(presence)
+                    if presence.over is None:
+                        # Else the first head it saw has ended it, and why is what must be heard first.
+                        self._arrive(presence)
                     await presence.run()
                 except EngineReset:
                     self._lose_touch("the engine was restarted")

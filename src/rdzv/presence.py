@@ -214,9 +214,8 @@ class Presence:
             renewing_at = self.machine.now()
             try:
                 await self.session.renew(self.lease)
-                if duty is not None and renewing_at - self._run_renewed_at > RUN_LEASE_S / 24 and self.run_lease:
-                    self._run_renewed_at = renewing_at
-                    await self.session.renew(self.run_lease)
+                if duty is not None:
+                    await self._keep_run_alive(renewing_at)
             except LeaseGone:
                 silent_s = self.machine.now() - self.renewed_at
                 raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
@@ -226,6 +225,13 @@ class Presence:
                 continue
             self.renewed_at = renewing_at
             self._on_beat()
+
+    async def _keep_run_alive(self, now: float) -> None:
+        """T12: what outlives its writer hangs on the run's lease, which the leader keeps. If it has ended, the duty sees that."""
+        if self.run_lease and now - self._run_renewed_at > RUN_LEASE_S / 24:
+            self._run_renewed_at = now
+            with suppress(LeaseGone):
+                await self.session.renew(self.run_lease)
 
     def evicted(self, reason: str) -> Evicted:
         """The error for a presence that the others ended."""

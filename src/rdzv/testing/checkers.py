@@ -152,7 +152,8 @@ class G3Order(Checker):
         super().__init__(case)
         self._sealed: dict[str, dict[RoundId, str]] = {}
         self._taken: dict[tuple[str, str], RoundId] = {}
-        self._training: dict[str, RoundId] = {}
+        self._training: dict[str, tuple[str, RoundId]] = {}
+        """By machine: the round whose workers it runs, and of which incarnation."""
 
     def after(self, commit: Commit, state: State) -> None:
         """Look at each new head."""
@@ -176,14 +177,15 @@ class G3Order(Checker):
     def _nobody_trains(self, commit: Commit, state: State, head: Head) -> None:
         for id in state.lines:
             machine = self.case.owner(state, id)
-            if machine in self._training:
-                self.say(commit.at, f"{machine} was sealed into round {head.number} while it ran {self._training[machine]}")
+            run, round = self._training.get(machine, ("", NO_ROUND))
+            if run == head.run:
+                self.say(commit.at, f"{machine} was sealed into round {head.number} while it ran {round}")
 
     def see(self, one: Observation) -> None:
         """Look at what is given, and at who runs workers."""
         if isinstance(one, Given):
             self._given(one)
-            self._training[one.actor] = RoundId(one.era, one.number)
+            self._training[one.actor] = (one.run, RoundId(one.era, one.number))
         elif isinstance(one, Acted | EvictedTold | ClosedTold):
             self._training.pop(one.actor, None)
 

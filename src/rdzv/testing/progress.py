@@ -19,8 +19,8 @@ class G5Progress(Checker):
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        self._owed: dict[str, tuple[str, str, float, float]] = {}
-        """By engine instance: what, by which leader, how long it may take, since when."""
+        self._owed: dict[str, tuple[str, str, float, float, str]] = {}
+        """By engine instance: what, by which leader, how long it may take, since when, and the leader's machine."""
         self._dead: set[str] = set()
         self._newest: dict[str, str] = {}
         self._given: dict[str, str] = {}
@@ -49,12 +49,13 @@ class G5Progress(Checker):
             self._owed.pop(state.instance, None)
             return
         since = before[3] if before is not None and before[:2] == (owed[0], leader.id) else commit.at
-        self._owed[state.instance] = (owed[0], leader.id, owed[1], since)
+        self._owed[state.instance] = (owed[0], leader.id, owed[1], since, self.case.owner(state, leader.id))
 
-    def _judge(self, at: float, owed: tuple[str, str, float, float]) -> None:
-        what, _, allowed_s, since = owed
+    def _judge(self, at: float, owed: tuple[str, str, float, float, str]) -> None:
+        what, _, allowed_s, since, machine = owed
         calm = self.case.calm.since(at)
-        if calm is None:
+        if calm is None or machine in self._moved:
+            # A leader that was led elsewhere leaves a key behind until its lease ends, and leads nobody.
             return
         waited_s = at - max(since, calm)
         if waited_s > (allowed_s + self.slack_s) * DRIFT:
@@ -176,6 +177,8 @@ _ENGINE_ONLY = frozenset(
     }
 )
 """Faults that must disturb no running round."""
+_BLIPS = frozenset({"reset", "reset all", "lose request", "lose answer"})
+"""Faults of a connection that is restored at once, unless the engine is in trouble at the same time."""
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "refused", "closed"})
 """What a member of a round can do to break it."""
 _MEMORY_S = 30.0
@@ -201,6 +204,7 @@ class G7Cause(Checker):
         """When, what, and the machine it is about."""
         self._held: dict[str, str] = {}
         self._restarts: list[float] = []
+        self._engine_faults = 0
         self._grown: set[str] = set()
         self._useful_at: dict[str, float] = {}
 
@@ -234,7 +238,10 @@ class G7Cause(Checker):
         elif isinstance(one, Fault):
             if one.kind in ("engine restart", "engine crash"):
                 self._restarts.append(one.at)
-            if one.kind not in _ENGINE_ONLY:
+            if one.kind.startswith("engine") and one.kind != "engine restart":
+                self._engine_faults += -1 if one.stop else 1
+            blip = one.kind in _BLIPS and self._engine_faults > 0
+            if blip or one.kind not in _ENGINE_ONLY:
                 self._causes.append((one.at, one.kind, one.target))
         elif isinstance(one, Acted):
             if one.what in _WILLING:

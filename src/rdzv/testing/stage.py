@@ -231,7 +231,7 @@ class Stage:
         self._isolated = 0
 
     def _server(self, name: str) -> SimServer:
-        server = SimServer(self.network, name, self.scenario.seed, tick_s=0.2, writes_max=self.scenario.writes_max)
+        server = SimServer(self.network, name, self.scenario.seed, tick_s=0.4, writes_max=self.scenario.writes_max)
         self.history.follow(server)
         return server
 
