@@ -102,7 +102,8 @@ class Attendance:
         """How long the engine has given no sign of life; 0 while our lease cannot have ended."""
         now = self._machine.now()
         if self.presence is not None:
-            return 0.0 if self.presence.is_fresh else now - self.presence.renewed_at
+            silent_at = self.presence.silent_at
+            return 0.0 if silent_at is None or self.presence.is_fresh else now - silent_at
         return now - self._away_at if self._away_at is not None else 0.0
 
     # ---- how

@@ -8,26 +8,31 @@ from .core import wire
 from .core.acts import WriteHead
 from .core.model import Phase, Told
 from .core.rules import close_after_success
+from .core.text import clip
 from .drivers.base import Empty, EngineReset, List, Modified, Order, Put
 from .errors import Unreachable
 from .presence import Presence
 from .survey import survey
 
-REASON_MAX = 1000
-
 
 async def say_goodbye(presence: Presence, holds: Told | None, failed: bool, reason: str) -> None:
     """T11. What cannot be said because the engine is away, our lease will say."""
-    why = reason[:REASON_MAX] or "no reason was given"
+    why = clip(reason) or "no reason was given"
     is_done = presence.record.done
     mark: dict[str, Any] = {"done": True} if is_done else {"gave_up": why} if failed else {"went": why}
     try:
-        await presence.go(holds.table if holds else "", mark)
+        await presence.go(holds.table if holds else _table_of(presence), mark)
         await presence.session.revoke(presence.lease)
         if is_done:
             await _close_if_last(presence)
     except (Unreachable, EngineReset):
         pass
+
+
+def _table_of(presence: Presence) -> str:
+    """The head's table, if we have a line in it: who gives up between two rounds says so there."""
+    head = presence.sight.head
+    return head.table if head is not None and presence.line is not None else ""
 
 
 async def _close_if_last(presence: Presence) -> None:
@@ -36,7 +41,7 @@ async def _close_if_last(presence: Presence) -> None:
     if (await session.txn(then=[List(keys.members, Order.NEWEST, limit=1)])).reads[0]:
         return
     view = await survey(session, presence.settings, presence)
-    if view.members or view.head is None or view.head.phase is not Phase.SEALED:
+    if view.members or view.head is None or view.head.phase not in (Phase.SEALED, Phase.BROKEN):
         return
     verdict = close_after_success(view)
     if verdict is not None and isinstance(verdict.act, WriteHead):

@@ -15,9 +15,11 @@ import msgspec
 from . import bootstrap
 from .attendance import AnotherRun, Attendance
 from .bootstrap import Bootstrap
-from .core.model import NO_ROUND, Cause, Entry, Head, Phase, Told, Why
+from .core.acts import because
+from .core.model import NO_ROUND, Entry, Head, Phase, Told, Why
 from .core.model import Member as Record
 from .core.status import Status, describe
+from .core.text import REASON_MAX, clip
 from .core.told import Change, Found, Kind, Step, change, step, still_ours, tell
 from .drivers.base import Driver, EngineReset, Session
 from .errors import (
@@ -34,7 +36,7 @@ from .errors import (
 from .farewell import say_goodbye
 from .machine import Bell, Machine, sleep
 from .notices import Notice, Observer, about_head, hand_over
-from .presence import Presence
+from .presence import Presence, name_of
 from .settings import Settings
 from .survey import survey
 from .world import World
@@ -136,14 +138,14 @@ class Member:
     async def drain(self, reason: str = "asked to go") -> None:
         """Say that we are about to go, so that the others re-form without waiting for us to be gone."""
         self._check_joined("drain", self._attendance.started or None)
-        self._drain = reason[:500] or "no reason was given"
+        self._drain = clip(reason) or "no reason was given"
         await self._insist("drain", lambda presence: presence.put_record(drain=self._drain))
         self._notice("drained", reason)
 
     async def close_run(self, reason: str = "closed by a member") -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without us."""
         self._check_joined("close_run", self._attendance.started or None)
-        cause = Cause(kind=Why.CLOSED, text=f"{reason[:1000]} (by {self._name})", members=(self._name,))
+        cause = because(Why.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {self._name})", [self._name])
         holds = None if self._holds is None else self._holds.round
         if not await self._insist("close_run", lambda presence: presence.close_run(cause, holds)):
             raise RoundOver(holds.number if holds else 0, "the others have gone on, so it is not ours to close the run")
@@ -387,8 +389,7 @@ class Member:
 
     @property
     def _name(self) -> str:
-        slot = self._settings.slot
-        return f"{self._machine.host}/{slot}" if slot else self._machine.host
+        return name_of(self._settings, self._machine)
 
     def _check_usable(self, call: str) -> None:
         if self._leaving is not None:

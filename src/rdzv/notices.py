@@ -36,7 +36,8 @@ def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterato
     if old is not None and (old.run, old.round, old.phase) == (new.run, new.round, new.phase):
         return
     if new.phase is Phase.SEALED:
-        again = "kept after the engine came back" if new.adopted else f"{new.size} nodes"
+        size = "1 node" if new.size == 1 else f"{new.size} nodes"
+        again = "kept after the engine came back" if new.adopted else size
         yield Notice("sealed", run_id, new.number, member, again)
     elif new.phase is not Phase.OPEN:
         yield Notice(new.phase.value, run_id, new.number, member, new.cause.text if new.cause else "")

@@ -8,12 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from .core import wire
-from .core.acts import close_head, journal_line
+from .core.acts import because, close_head, journal_line
 from .core.keys import Keys
-from .core.model import Agreed, Ask, Ban, Cause, Head, Member, Phase, Why
+from .core.model import Agreed, Ask, Ban, Head, Member, Phase, Why
+from .core.text import NAME_MAX, REASON_MAX, clip
 from .drivers.base import Delete, Get, List, Modified, Operation, Put, Session
-
-REASON_MAX = 500
 
 
 async def drain(session: Session, run_id: str, who: str, reason: str) -> list[str]:
@@ -27,7 +26,7 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
         record, id = wire.decode(Member, item.value), item.key[len(keys.members) :]
         if who in (id, record.name, record.host):
             asked[id] = record.name
-    value = wire.encode(Ask(reason=reason[:REASON_MAX]))
+    value = wire.encode(Ask(reason=clip(reason, REASON_MAX // 2)))
     writes: list[Operation] = [Put(keys.ask(id), value, lease) for id in asked]
     if writes:
         await session.txn(then=writes)
@@ -39,7 +38,7 @@ async def ban(session: Session, run_id: str, host: str, reason: str) -> None:
     keys = Keys(run_id)
     settings = (await session.txn(then=[Get(keys.settings)])).item(0)
     lease = settings.lease if settings is not None else 0
-    await session.txn(then=[Put(keys.ban(host), wire.encode(Ban(reason=reason[:REASON_MAX])), lease)])
+    await session.txn(then=[Put(keys.ban(host), wire.encode(Ban(reason=clip(reason, REASON_MAX // 2))), lease)])
 
 
 async def unban(session: Session, run_id: str, host: str) -> bool:
@@ -60,8 +59,8 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
             return False
         closed_for = wire.decode(Agreed, settings.value).closed_for if settings is not None else 60.0
         lease = await session.grant(closed_for)
-        closed = close_head(head, Cause(kind=Why.CLOSED, text=f"{reason[:REASON_MAX]} (by {by})"))
-        line = wire.encode(journal_line(closed, by, reason[:REASON_MAX]))
+        closed = close_head(head, because(Why.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
+        line = wire.encode(journal_line(closed, clip(by, NAME_MAX), reason))
         journal = Put(keys.journal_entry(closed.seq), line, settings.lease if settings else lease)
         outcome = await session.txn(
             [Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal]

@@ -30,6 +30,7 @@ from .core.model import (
     Told,
     Why,
 )
+from .core.text import NAME_MAX, clip
 from .core.told import Found, found
 from .drivers.base import (
     Compare,
@@ -83,6 +84,8 @@ class Presence:
         self.asked = ""
         self.duty: Duty | None = None
         self.renewed_at = machine.now()
+        self.silent_at: float | None = None
+        """Since when no renewal has been answered; None: the last one was."""
         self.line: Entry | None = None
         self.taken_at = 0
         """Revision of the read by which the present round was given."""
@@ -221,13 +224,16 @@ class Presence:
                 raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
             except Unreachable:
                 wait_s = period * (0.1 + 0.2 * self.machine.jitter())
+                # If it took longer than any call may take, it was us who stood still, which says nothing of the engine.
+                if self.silent_at is None and self.machine.now() - renewing_at < 2 * self.settings.read_timeout:
+                    self.silent_at = renewing_at
                 self._on_beat()
                 continue
-            self.renewed_at = renewing_at
+            self.renewed_at, self.silent_at = renewing_at, None
             self._on_beat()
 
     async def _keep_run_alive(self, now: float) -> None:
-        """T12: what outlives its writer hangs on the run's lease, which the leader keeps. If it has ended, the duty sees that."""
+        """T12: what outlives its writer hangs on the run's lease, which the leader keeps. The duty sees it if it has ended."""
         if self.run_lease and now - self._run_renewed_at > RUN_LEASE_S / 24:
             self._run_renewed_at = now
             with suppress(LeaseGone):
@@ -406,12 +412,16 @@ class Presence:
         return Put(self.keys.journal_entry(head.seq), wire.encode(line), self.run_lease)
 
 
+def name_of(settings: Settings, machine: Machine) -> str:
+    """Host, and slot if there is one: stable over restarts, so that the rank can be."""
+    return clip(f"{machine.host}/{settings.slot}" if settings.slot else machine.host, NAME_MAX)
+
+
 def record_for(settings: Settings, machine: Machine, session: Session) -> Member:
     """Who we are, as the others see it."""
-    name = f"{machine.host}/{settings.slot}" if settings.slot else machine.host
     return Member(
-        name=name,
-        host=machine.host,
+        name=name_of(settings, machine),
+        host=clip(machine.host, NAME_MAX),
         addr=settings.local_addr or session.local_host or machine.host,
         pid=machine.pid,
         order=settings.order,

@@ -105,10 +105,16 @@ def test_a_quorum_is_counted_in_units():
 
 @pytest.mark.parametrize("make", [sealed, broken])
 def test_a_loss_after_others_were_done_cannot_be_made_good(make):
-    """T11.3: those who are done will not be in another round."""
-    view = make("a:done b:lost c:gone d:lost")
-    text = "b and d lost after others were done; 0 of at least 2 nodes remain"
+    """T11.3: those who are done will not be in another round, and e would wait for nothing."""
+    view = make("a:done b:lost c:gone d:lost e")
+    text = "b and d lost after others were done; 1 of at least 2 nodes remain"
     assert lead(view) == closes(view, Why.LOST, text, "b", "d")
+
+
+def test_if_only_the_done_are_left_whoever_was_lost_may_come_back():
+    """T11.3, G9: nobody waits in vain, so nobody need be told."""
+    assert lead(sealed("a:done b:lost")).act.head.phase is Phase.BROKEN
+    assert lead(broken("a:done b:lost")).act is None
 
 
 @pytest.mark.parametrize("people", ["a:done b:lost c:new d:new", "a:done b c d:lost"])

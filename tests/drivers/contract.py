@@ -17,6 +17,9 @@ import pytest
 
 from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
 from rdzv.drivers.memory import MemoryDriver, MemorySession
+from rdzv.drivers.remote import RemoteDriver
+from rdzv.endpoint import Endpoint
+from rdzv.server.server import Server
 
 DEADLINE_S = 30.0
 """No wait of a test is longer than this. It measures nothing: only a broken engine makes a test wait so long."""
@@ -82,7 +85,40 @@ async def _memory() -> AsyncIterator[Rig]:
         await rig.close()
 
 
-RIGS: dict[str, Opener] = {"memory": _memory}
+class RemoteRig(Rig):
+    """A server in this process, behind real sockets."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self.server = server
+        self._driver = RemoteDriver(Endpoint.parse(f"127.0.0.1:{server.port}"), run_id="contract")
+
+    async def open(self) -> Session:
+        return await self._driver.connect()
+
+    async def forget(self) -> None:
+        engine = self.server.runs["contract"].engine
+        engine.compact(engine.revision)
+
+    async def restart_empty(self) -> None:
+        await self.server.stop()
+        self.server = Server(("127.0.0.1", self.server.port))
+        await self.server.start()
+
+
+@asynccontextmanager
+async def _remote() -> AsyncIterator[Rig]:
+    server = Server(("127.0.0.1", 0))
+    await server.start()
+    rig = RemoteRig(server)
+    try:
+        yield rig
+    finally:
+        await rig.close()
+        await rig.server.stop()
+
+
+RIGS: dict[str, Opener] = {"memory": _memory, "remote": _remote}
 
 
 # ---- tools

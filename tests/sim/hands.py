@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from players import KEYS, RUN_ID, Picks, Player, Request
 
@@ -26,6 +27,7 @@ from rdzv import operate
 from rdzv.core import rules, wire
 from rdzv.core.model import Agreed, Ask, Entry, Head, Phase
 from rdzv.core.model import Member as Record
+from rdzv.core.view import View
 from rdzv.drivers.base import Batch, Get, Item, List, Operation, Outcome, Put
 from rdzv.testing.bugs import Patch, planted
 from rdzv.testing.checkers import Calm, Case, run
@@ -98,17 +100,22 @@ class Hands:
         """Members that live by themselves."""
         return [self.player(name, **options).start() for name in names]
 
-    async def form(self, *names: str, **options: Any) -> list[Player]:
-        """Members that live by themselves, once all of them are in a round. They come in this order."""
-        players = [self.player(name, **options) for name in names]
+    async def come(self, *who: str | Player, **options: Any) -> list[Player]:
+        """Members that live by themselves and are present. They come in this order, so the first of all leads."""
+        players = [self.player(one, **options) if isinstance(one, str) else one for one in who]
         for player in players:
             player.start()
             await self.until(lambda player=player: player.key is not None, what=f"{player.name} is present")
+        return players
+
+    async def form(self, *names: str, **options: Any) -> list[Player]:
+        """The same, once all of them are in a round."""
+        players = await self.come(*names, **options)
         await self.until(lambda: all(player.is_in for player in players), what=f"a round of {', '.join(names)}")
         return players
 
     async def form_by_hand(self, *names: str, **options: Any) -> list[Player]:
-        """The same, but they do nothing afterwards by themselves."""
+        """Members that are in a round, and do nothing by themselves."""
         players, joins = [self.player(name, **options) for name in names], []
         for player in players:
             joins.append(player.join())
@@ -257,10 +264,11 @@ class Hands:
         """Put on record what is done to the run."""
         self.history.add(Fault(kind=kind, target=player.name if player else "", stop=stop))
 
-    def restart(self) -> None:
-        """The engine comes back empty at the same place."""
+    def restart(self, instance: str = "") -> None:
+        """The engine comes back empty at the same place; that is another instance."""
         self.fault("engine restart")
         self.engine.restart()
+        self.engine.engine.instance = instance or self.engine.engine.instance
         self.fault("engine restart", stop=True)
 
     def operate(self, deed: str, *args: str, server: SimServer | None = None) -> asyncio.Future[Any]:
@@ -316,15 +324,19 @@ def defect(bug: Bug) -> Iterator[None]:
         with planted(bug):
             yield
         return
-    undo: list[Patch] = []
+    undo: list[tuple[Any, str, Any]] = []
     try:
         for target, attribute, wrong in bug():
-            undo.append((target, attribute, vars(target)[attribute]))
+            # From __dict__, so that a property or function comes back as what it was.
+            undo.append((target, attribute, vars(target).get(attribute, undo)))
             setattr(target, attribute, wrong)
         yield
     finally:
         for target, attribute, right in reversed(undo):
-            setattr(target, attribute, right)
+            if right is undo:
+                delattr(target, attribute)
+            else:
+                setattr(target, attribute, right)
 
 
 def tell(story: Callable[[Hands], Coroutine[Any, Any, None]], options: Mapping[str, Any]) -> Hands:
@@ -341,29 +353,47 @@ def tell(story: Callable[[Hands], Coroutine[Any, Any, None]], options: Mapping[s
     return hands
 
 
-def by_hand(catches: Mapping[Bug, str] | None = None, **options: Any) -> Callable[[Any], Callable[[Bug | None], None]]:
+def by_hand(
+    catches: Mapping[Bug, str] | None = None, fails: str = "", seeds: int = 1, **options: Any
+) -> Callable[[Any], Callable[[Bug | None], None]]:
     """Make a test of a story.
 
     It is told as the product is, and once with each defect of `catches`, which must then be noticed with words that match.
+    `seeds`: it is told that often, with other delays and another order of what happens at one moment.
+    `fails`: why the product is known not to be up to this story yet.
     """
     defects: dict[Bug | None, str] = {None: "", **(catches or {})}
-    names = ["as it is", *(bug if isinstance(bug, str) else bug.__name__.replace("_", " ") for bug in catches or {})]
+    known = pytest.param(None, id="as it is", marks=[pytest.mark.xfail(reason=fails, strict=True)] if fails else [])
+    planted = [pytest.param(bug, id=bug if isinstance(bug, str) else bug.__name__.replace("_", " ")) for bug in catches or {}]
 
     def make(story: Callable[[Hands], Coroutine[Any, Any, None]]) -> Callable[[Bug | None], None]:
         def test(bug: Bug | None) -> None:
             if bug is None:
-                tell(story, options)
+                tell_all()
                 return
             with defect(bug), pytest.raises(AssertionError, match=f"(?s){defects[bug]}"):
-                tell(story, options)
+                tell_all()
+
+        def tell_all() -> None:
+            for seed in range(1, seeds + 1):
+                tell(story, {"seed": seed, **options})
 
         test.__name__, test.__doc__, test.__module__ = story.__name__, story.__doc__, story.__module__
-        return pytest.mark.parametrize("bug", list(defects), ids=names)(test)
+        return pytest.mark.parametrize("bug", [known, *planted])(test)
 
     return make
 
 
-def in_rules(right: object, wrong: object) -> Patch:
-    """The tables of rules with one rule replaced."""
-    table = {phase: tuple(wrong if rule is right else rule for rule in listed) for phase, listed in rules.RULES.items()}
+def in_rules(replaced: Mapping[Any, Any]) -> Patch:
+    """The tables of rules with some rules replaced."""
+    table = {phase: tuple(replaced.get(rule, rule) for rule in listed) for phase, listed in rules.RULES.items()}
     return (rules, "RULES", table)
+
+
+def with_settings(rule: Callable[[View], Any], **changes: Any) -> Callable[[View], Any]:
+    """The rule as it would be if these settings were others."""
+
+    def changed(view: View) -> Any:
+        return rule(msgspec.structs.replace(view, settings=msgspec.structs.replace(view.settings, **changes)))
+
+    return changed

@@ -26,7 +26,7 @@ from rdzv.presence import Presence
 @by_hand(min_nodes=2, max_nodes=4, catches={"ghost is sealed in": "sealed in: a, b, c"})
 async def test_h01_a_member_that_dies_as_the_round_is_sealed_is_not_in_it(hands):
     """Its lease ends when the seal is on its way: the seal compares everybody's key, and is refused (T6)."""
-    a, b, c = hands.start("a", "b", "c")
+    a, b, c = await hands.come("a", "b", "c")
     hands.before(seal, lambda _: c.expire())
     await hands.until(lambda: a.worlds and b.worlds)
     assert hands.seals()[0][1].size == 2, f"sealed in: {', '.join(hands.seated)}"
@@ -93,7 +93,7 @@ def broken_rounds_are_given():
 @by_hand(min_nodes=2, max_nodes=3, catches={broken_rounds_are_given: "was given a round that was broken"})
 async def test_h04_a_slow_member_is_not_given_a_round_that_broke_meanwhile(hands):
     """It saw the head sealed and asks late: what counts is the head in the very read that asks (T3)."""
-    (b,) = hands.start("b")
+    (b,) = await hands.come("b")
     a = hands.player("a")
     gate = a.hold(take)
     a.start()
@@ -119,13 +119,13 @@ def a_world_is_given_from_memory():
         self.line, self._entry_created, self.taken_at = wire.decode(Entry, entry.value), entry.created, seen.revision
         return Found.GIVEN, wire.decode(Head, head.value)
 
-    return [(Presence, "examine", examine)]
+    return [(Presence, "examine", examine), *a_member_trusts_answers_of_any_age()]
 
 
 @by_hand(min_nodes=2, max_nodes=3, catches={a_world_is_given_from_memory: "was given a round of the past"})
 async def test_h04_a_member_paused_between_seeing_a_round_and_taking_it_is_evicted(hands):
     """Round 2 was sealed without it meanwhile. Its question compares its own key, which is gone."""
-    (b,) = hands.start("b")
+    (b,) = await hands.come("b")
     a = hands.player("a")
     gate = a.hold(lambda request: take(request) and request.compares)
     a.start()
@@ -148,7 +148,7 @@ def a_member_trusts_answers_of_any_age():
 @by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
 async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
     """It asked in time and hears the answer after its lease is over: by its own clock it knows that it must ask again."""
-    b, c = hands.start("b", "c")
+    b, c = await hands.come("b", "c")
     a = hands.player("a")
     hands.before(lambda request: take(request) and request.actor == "a", lambda _: a.pause())
     a.start()
@@ -208,7 +208,7 @@ async def test_h05_a_member_is_not_given_the_round_of_its_former_life(hands):
     """A's key ended after the seal and before it took the round. It comes again under the same id while the head still says
     sealed: the line is not its own."""
     hands.accepted.append(ONE_ID)
-    (b,) = hands.start("b")
+    (b,) = await hands.come("b")
     a = hands.player("a")
     gate = a.hold(take)
     a.start()
@@ -261,17 +261,14 @@ def a_full_round_is_sealed_over_stragglers():
             return Verdict(rules._seal(view, view.capacity), "full")
         return right(view)
 
-    return [in_rules(right, seal_at_once)]
+    return [in_rules({right: seal_at_once})]
 
 
 @by_hand(min_nodes=2, max_nodes=4, catches={a_full_round_is_sealed_over_stragglers: "was thrown out"})
 async def test_h17_spares_do_not_push_out_survivors_that_are_still_stopping(hands):
     """Two quick survivors and two spares are as many as fit, but C lives and needs five seconds (T6)."""
     a, b, c, d = await hands.form("a", "b", "c", "d")
-    (e,) = hands.start("e")
-    await hands.until(lambda: e.key)
-    (f,) = hands.start("f")
-    await hands.until(lambda: f.key)
+    e, f = await hands.come("e", "f")
     c.stop_s = 5.0
     d.crash()
     await hands.until(lambda: hands.sealed == 2)
@@ -291,7 +288,7 @@ def survivors_regroup_without_quorum():
         head = msgspec.structs.replace(verdict.act.head, call=Call.REGROUP)
         return msgspec.structs.replace(verdict, act=msgspec.structs.replace(verdict.act, head=head))
 
-    return [(rules, "_broken", broken), in_rules(rules.stop_call, lambda _view: None)]
+    return [(rules, "_broken", broken), in_rules({rules.stop_call: lambda _view: None})]
 
 
 @by_hand(min_nodes=4, max_nodes=8, catches={survivors_regroup_without_quorum: "sealed with 4"})
@@ -346,8 +343,7 @@ async def test_h19_leaders_that_die_one_after_the_other_do_not_put_off_the_seal(
 @by_hand(min_nodes=2, max_nodes=4, catches={"ghost is sealed in": "address is that of a"})
 async def test_h23_rank_0_dies_before_the_seal_and_the_address_is_the_new_ones(hands):
     """The seal compares rank 0's key, and copies the address of whoever is rank 0 then."""
-    (b,) = hands.start("b")
-    await hands.until(lambda: b.key)
+    (b,) = await hands.come("b")
     a, c = hands.start("a", "c")
     addresses = []
     hands.before(seal, lambda request: (addresses.append(request.head.boot), a.crash(silent=True), a.expire()))
@@ -367,8 +363,7 @@ async def test_h23_rank_0_writes_its_record_before_the_seal_and_it_is_read_again
     """What the leader has read of rank 0 is old when its seal arrives; here rank 0 has said that it is about to go."""
     b = hands.player("b")
     gate = b.hold(seal)
-    b.start()
-    await hands.until(lambda: b.key)
+    await hands.come(b)
     a = hands.player("a")
     joining = a.join()
     (c,) = hands.start("c")

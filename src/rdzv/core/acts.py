@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from .model import Call, Cause, Entry, Head, JournalEntry, Phase
+from .model import CAUSE_MEMBERS_MAX, Call, Cause, Entry, Head, JournalEntry, Phase, Why
+from .text import clip
 
 
 class WriteHead(msgspec.Struct, frozen=True):
@@ -50,6 +51,11 @@ class Verdict(msgspec.Struct, frozen=True):
     """Without an event, nothing changes before then. None: only an event changes it."""
 
 
+def because(kind: Why, text: str, members: Iterable[str] = ()) -> Cause:
+    """A cause that fits in a head, whatever names and reasons it is put together from."""
+    return Cause(kind=kind, text=clip(text), members=tuple(sorted(members)[:CAUSE_MEMBERS_MAX]))
+
+
 def call_for(head: Head, call: Call) -> Head:
     """The next head, with that timer: started anew by this write, unless it runs already."""
     seq = head.seq + 1
@@ -74,6 +80,6 @@ def journal_line(head: Head, by: str, reason: str) -> JournalEntry:
         size=head.size,
         call=head.call,
         by=by,
-        reason=reason,
+        reason=clip(reason),
         cause=head.cause,
     )

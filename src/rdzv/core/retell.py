@@ -8,7 +8,7 @@ round can never make two records of one round.
 
 from __future__ import annotations
 
-from .acts import Verdict, WriteHead
+from .acts import Verdict, WriteHead, because
 from .model import BACK_S, Call, Cause, Era, Head, Phase, Told, Why
 from .view import View
 
@@ -49,7 +49,7 @@ def close_again(view: View) -> Verdict | None:
     if told is None or told.phase is not Phase.CLOSED:
         return None
     text = told.cause.text if told.cause else "closed before the engine came back empty"
-    head = _again(view, told, Phase.CLOSED, Call.NONE, told.cause or Cause(kind=Why.CLOSED, text=text))
+    head = _again(view, told, Phase.CLOSED, Call.NONE, told.cause or because(Why.CLOSED, text))
     return Verdict(WriteHead(head), f"the run was closed: {text}")
 
 
@@ -90,7 +90,7 @@ def go_on_broken(view: View) -> Verdict | None:
         text = told.cause.text
     survivors = len(holders(view, told.table))
     call = Call.REGROUP if view.fitting(survivors) else Call.NONE
-    head = _again(view, told, Phase.BROKEN, call, Cause(kind=Why.RETOLD, text=text))
+    head = _again(view, told, Phase.BROKEN, call, because(Why.RETOLD, text))
     return Verdict(WriteHead(head), f"round {told.number} broken: {text}")
 
 

@@ -32,10 +32,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from . import retell
-from .acts import Act, Evict, Seal, Sweep, Verdict, WriteHead, call_for, close_head
+from .acts import Act, Evict, Seal, Sweep, Verdict, WriteHead, because, call_for, close_head
 from .model import (
     BACK_S,
-    CAUSE_MEMBERS_MAX,
     FLAP_WAIT_MAX_S,
     FLAP_WINDOW_S,
     FLAPS_MAX,
@@ -93,7 +92,7 @@ def close_after_success(view: View) -> Verdict | None:
     head = _head(view)
     if not view.entries or len(view.done) < head.size:
         return None
-    cause = Cause(kind=Why.SUCCESS, text=f"all {head.size} members of round {head.number} are done")
+    cause = because(Why.SUCCESS, f"all {head.size} members of round {head.number} are done")
     return Verdict(WriteHead(close_head(head, cause)), cause.text)
 
 
@@ -106,13 +105,14 @@ def close_after_failure(view: View) -> Verdict | None:
         first = min(view.gave_up.values(), key=lambda line: line.rank)
         text = f"{first.name} gave up: {first.gave_up}; {left}"
         kind, about = Why.GAVE_UP, [first]
-    elif view.done and view.lost:
+    elif view.done and view.lost and view.candidates:
+        # Those who are left would wait for nothing; if nobody is, whoever was lost may come back and go on.
         about = list(view.lost.values())
         text = f"{names(about)} lost after others were done; {left}"
         kind = Why.LOST
     else:
         return None
-    cause = Cause(kind=kind, text=text, members=_about(about))
+    cause = because(kind, text, _about(about))
     return Verdict(WriteHead(close_head(_head(view), cause)), text)
 
 
@@ -141,22 +141,20 @@ def _loss(view: View) -> Cause | None:
     banned = [line for line in lost if line.host in view.banned]
     went = [line for line in lost if line.went]
     if gave_up:
-        return Cause(
-            kind=Why.GAVE_UP, text=f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", members=_about(gave_up)
-        )
+        return because(Why.GAVE_UP, f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", _about(gave_up))
     if banned:
         text = f"{names(banned)} banned: {view.banned[banned[0].host]}"
-        return Cause(kind=Why.BANNED, text=text, members=_about(banned))
+        return because(Why.BANNED, text, _about(banned))
     if len(went) == len(lost):
-        return Cause(kind=Why.LEFT, text=f"{names(went)} left: {went[0].went}", members=_about(went))
-    return Cause(kind=Why.LOST, text=f"{names(lost)} lost", members=_about(lost))
+        return because(Why.LEFT, f"{names(went)} left: {went[0].went}", _about(went))
+    return because(Why.LOST, f"{names(lost)} lost", _about(lost))
 
 
 def _restart(view: View) -> Cause | None:
     if not view.restarted:
         return None
     text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
-    return Cause(kind=Why.RESTARTED, text=text, members=_about(view.restarted))
+    return because(Why.RESTARTED, text, _about(view.restarted))
 
 
 def break_for_drains(view: View) -> Verdict | None:
@@ -168,7 +166,7 @@ def break_for_drains(view: View) -> Verdict | None:
     if wait > 0:
         return Verdict(None, f"round {_head(view).number}: {about}, gathering others", wait)
     why = view.drains[0].record.drain or view.asked.get(view.drains[0].id, "")
-    return _broken(view, Cause(kind=Why.DRAINED, text=f"{about}: {why}", members=_about(view.drains)))
+    return _broken(view, because(Why.DRAINED, f"{about}: {why}", _about(view.drains)))
 
 
 def _can_do_without_drains(view: View) -> bool:
@@ -179,7 +177,8 @@ def grow(view: View) -> Verdict:
     """T7: let useful newcomers in once they have gathered; and say what a quiet round is waiting for."""
     head = _head(view)
     useful, why_not, wait = _useful(view)
-    calm = f"round {head.number} runs with {head.size} nodes" + (f"; {why_not}" if why_not else "")
+    plural = "" if head.size == 1 else "s"
+    calm = f"round {head.number} runs with {head.size} node{plural}" + (f"; {why_not}" if why_not else "")
     if view.drains:
         calm += f"; {names(view.drains)} draining, but too few would remain without"
     if not useful:
@@ -192,7 +191,7 @@ def grow(view: View) -> Verdict:
         return Verdict(WriteHead(call_for(head, Call.SETTLE)), f"{calm}; {who} waiting to come in")
     if settle > view.call_age_s:
         return Verdict(None, f"{calm}; {who} waiting to come in", settle - view.call_age_s)
-    return _broken(view, Cause(kind=Why.GROWTH, text=f"{who} came to join", members=_about(useful)))
+    return _broken(view, because(Why.GROWTH, f"{who} came to join", _about(useful)))
 
 
 def _useful(view: View) -> tuple[list[Live], str, float | None]:
@@ -214,7 +213,8 @@ def _useful(view: View) -> tuple[list[Live], str, float | None]:
         unit = "" if view.drains else f" for a unit of {settings.unit}"
         return [], f"{names(newcomers)} waiting{unit}", None
     wait = settings.grow_every - view.grown_age_s
-    if size > head.top and head.grown and wait > 0:
+    as_before = view.fitting(min(len(view.survivors) + len(newcomers), head.top))
+    if size > head.top and as_before <= head.size and head.grown and wait > 0:
         return [], f"{names(newcomers)} waiting: the run grew a moment ago", wait
     return newcomers[:gain], "", None
 
@@ -383,9 +383,8 @@ def _own_last(view: View, lives: list[Live]) -> tuple[str, ...]:
     return tuple(live.id for live in sorted(lives, key=lambda live: (live.id == view.me, live.created)))
 
 
-def _about(them: list[Live] | list[Entry]) -> tuple[str, ...]:
-    listed = sorted(one.record.name if isinstance(one, Live) else one.name for one in them)
-    return tuple(listed[:CAUSE_MEMBERS_MAX])
+def _about(them: list[Live] | list[Entry]) -> list[str]:
+    return [one.record.name if isinstance(one, Live) else one.name for one in them]
 
 
 _FORMING: tuple[Rule, ...] = (

@@ -103,7 +103,8 @@ class Ambush:
 
         def heal() -> None:
             for machine in away:
-                stage.network.heal(machine, self._engine)
+                if not stage.isolated:
+                    stage.network.heal(machine, self._engine)
                 stage.history.add(Fault(kind="cut", target=machine.name, stop=True))
 
         stage.loop.call_later(stage.rng.choice([1.0, 6.0, 12.0]), heal)

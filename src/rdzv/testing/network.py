@@ -220,12 +220,17 @@ class Connection:
     # ---- the network's doing
 
     def reset(self) -> None:
-        """Break it, with all that is under way in either direction. Both ends notice, each in its time."""
+        """Break it, with all that is under way in either direction. Both ends notice, each in its time.
+
+        Behind a cut the server does not: nothing reaches it, so to it the connection is half open.
+        """
         if self.requests.broken and self.answers.broken:
             return
         self.requests.broken = self.answers.broken = True
         loop, network = self._network.loop, self._network
-        loop.call_later(network.delay_s(), self.server.hung_up, self, context=self.server.context).stream = self
+        notice_s = network.delay_s()
+        if self.requests.route not in network.cuts:
+            loop.call_later(notice_s, self.server.hung_up, self, context=self.server.context).stream = self
         loop.call_later(network.delay_s(), self.lose, context=self.machine.context).stream = self
 
     def machine_crashed(self, silent: bool) -> None:

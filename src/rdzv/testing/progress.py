@@ -19,8 +19,8 @@ class G5Progress(Checker):
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        self._owed: dict[str, tuple[str, str, float, float, str]] = {}
-        """By engine instance: what, by which leader, how long it may take, since when, and the leader's machine."""
+        self._owed: dict[str, tuple[str, str, float, float, State]] = {}
+        """By engine instance: what, by which leader, how long it may take, since when, and the engine's state."""
         self._dead: set[str] = set()
         self._newest: dict[str, str] = {}
         self._given: dict[str, str] = {}
@@ -49,13 +49,15 @@ class G5Progress(Checker):
             self._owed.pop(state.instance, None)
             return
         since = before[3] if before is not None and before[:2] == (owed[0], leader.id) else commit.at
-        self._owed[state.instance] = (owed[0], leader.id, owed[1], since, self.case.owner(state, leader.id))
+        self._owed[state.instance] = (owed[0], leader.id, owed[1], since, state)
 
-    def _judge(self, at: float, owed: tuple[str, str, float, float, str]) -> None:
-        what, _, allowed_s, since, machine = owed
+    def _judge(self, at: float, owed: tuple[str, str, float, float, State]) -> None:
+        what, leader, allowed_s, since, state = owed
         calm = self.case.calm.since(at)
-        if calm is None or machine in self._moved:
-            # A leader that was led elsewhere leaves a key behind until its lease ends, and leads nobody.
+        here = {self.case.owner(state, id) for id in state.members} - self._gone - self._moved
+        # A leader that was led elsewhere leaves a key behind until its lease ends, and leads nobody; and an engine that hears
+        # nobody lets no lease end, so that keys of the dead may be all it has.
+        if calm is None or not here or self.case.owner(state, leader) in self._moved:
             return
         waited_s = at - max(since, calm)
         if waited_s > (allowed_s + self.slack_s) * DRIFT:

@@ -13,7 +13,7 @@ from typing import Any
 from ..settings import Settings
 from .ambush import AMBUSHES
 
-TROUBLE_S = 60.0
+TROUBLE_S = 40.0
 """Faults begin within this time."""
 
 FAULTS = (
@@ -120,7 +120,7 @@ def draw(seed: int, members: int | None = None) -> Scenario:
     over = max([TROUBLE_S * 0.3, *(trouble.at + trouble.lasts_s for trouble in troubles)])
     slowest = max(life.stop_s for life in lives)
     # Long enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for one round more.
-    tail_s = 45.0 + options["last_call"] + (options["regroup"] + slowest if slowest > 10.0 else 0.0)
+    tail_s = 40.0 + options["last_call"] + (options["regroup"] + slowest if slowest > 10.0 else 0.0)
     calm_at = over + 2.0
     return Scenario(
         seed=seed,
@@ -170,7 +170,7 @@ def _life(rng: random.Random, name: str, options: dict[str, Any]) -> Life:
     return Life(
         name=name,
         start_at=rng.uniform(0.0, 12.0),
-        train_s=rng.choice([30.0, 10_000.0, 10_000.0, 10_000.0]),
+        train_s=rng.choice([12.0, 30.0, 10_000.0, 10_000.0, 10_000.0]),
         stop_s=stop_s,
         fail_every_s=rng.uniform(15.0, 60.0) if rng.random() < 0.12 else None,
         give_up_after_s=rng.uniform(5.0, 60.0) if rng.random() < 0.06 else None,
@@ -182,7 +182,7 @@ def _life(rng: random.Random, name: str, options: dict[str, Any]) -> Life:
 
 def _trouble(rng: random.Random, lives: list[Life]) -> Trouble:
     kind = rng.choices(FAULTS, [WEIGHTS.get(kind, 1.0) for kind in FAULTS])[0]
-    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 25.0])
+    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 20.0])
     if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES):
         lasts_s = 0.0
     at = rng.uniform(0.5, TROUBLE_S) if kind not in AMBUSHES else rng.choice([0.1, rng.uniform(0.1, TROUBLE_S / 2)])

@@ -202,6 +202,8 @@ class App:
         while waited_s < 600.0 and self.member.changed is None and not self.stage.closed:
             await self.bell.wait(1.0)
             waited_s += 1.0
+        # It is in no hurry, and nobody may wait for it.
+        await Bell(self.machine).wait(4.0)
         return False
 
     def _told_closed(self, closed: Closed) -> None:
@@ -228,7 +230,7 @@ class Stage:
         """By machine: the settings it was started with."""
         self.operator = SimMachine(self.loop, "operator", scenario.seed)
         self._born = 0
-        self._isolated = 0
+        self.isolated = 0
 
     def _server(self, name: str) -> SimServer:
         server = SimServer(self.network, name, self.scenario.seed, tick_s=0.4, writes_max=self.scenario.writes_max)
@@ -273,7 +275,7 @@ class Stage:
         self._born += 1
         name = life.name if life.name not in self.apps else f"{life.name}.{self._born}"
         machine = SimMachine(self.loop, name, self.scenario.seed, host=f"host-{life.name}")
-        if self._isolated:
+        if self.isolated:
             self.network.cut(machine, self.engine)
         app = App(self, life, machine)
         self.apps[name] = app
@@ -338,7 +340,7 @@ class Stage:
         self.network.cut(app.machine, server, *ways)  # type: ignore[arg-type]
 
         def heal() -> None:
-            if not self._isolated:
+            if not self.isolated:
                 self.network.heal(app.machine, server, *ways)  # type: ignore[arg-type]
 
         return heal
@@ -382,10 +384,10 @@ class Stage:
     def _engine_isolated(self, _app: App | None, _: Trouble) -> Callable[[], object]:
         for app in self.living():
             self.network.cut(app.machine, self.engine)
-        self._isolated += 1
+        self.isolated += 1
 
         def heal() -> None:
-            self._isolated -= 1
+            self.isolated -= 1
             for app in self.living():
                 self.network.heal(app.machine, self.engine)
 

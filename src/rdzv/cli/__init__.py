@@ -1,1 +1,0 @@
-"""The shell tools. Typer and rich are imported here and nowhere else."""
