@@ -305,7 +305,7 @@ def test_a_defect_of_ours_reaches_the_holder():
             a._presence.session.renew = renew
             change = await a.wait_changed(LONG_S)
             assert (change.kind, change.reason) == (
-                Kind.OUTAGE, "this member has failed: ZeroDivisionError('oops')"
+                Kind.REFUSED, "this member has failed: ZeroDivisionError('oops')"
             )  # fmt: skip
             with pytest.raises(ZeroDivisionError):
                 await a.join()

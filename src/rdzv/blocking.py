@@ -189,7 +189,7 @@ class Rendezvous:
         could ever be heard, so it says that.
         """
         if self._line.is_forked:
-            return Change(Kind.OUTAGE, str(ForkedChild(self.run_id, "changed")))
+            return Change(Kind.REFUSED, str(ForkedChild(self.run_id, "changed")))
         return self._aio.changed
 
     def wait_changed(self, timeout_s: float | None = None) -> Change | None:

@@ -25,6 +25,7 @@ from .drivers.base import Driver, EngineReset, Session
 from .errors import (
     Closed,
     Drained,
+    EngineMoved,
     Evicted,
     JoinTimeout,
     LeftAlready,
@@ -291,10 +292,10 @@ class Member:
         if self._evicted is not None:
             told = Change(Kind.EVICTED, self._evicted.reason)
         elif self._fatal is not None and not (isinstance(self._fatal, Closed) and self._fatal.success):
-            kind = Kind.CLOSED if isinstance(self._fatal, Closed) else Kind.OUTAGE
-            told = Change(kind, str(self._fatal))
+            kinds = {Closed: Kind.CLOSED, EngineMoved: Kind.OUTAGE}
+            told = Change(kinds.get(type(self._fatal), Kind.REFUSED), str(self._fatal))
         elif self._failed is not None:
-            told = Change(Kind.OUTAGE, f"this member has failed: {self._failed!r}")
+            told = Change(Kind.REFUSED, f"this member has failed: {self._failed!r}")
         elif self._holds is not None:
             if self._heard is not None:
                 told = change(self._holds, self._heard)

@@ -205,10 +205,12 @@ class Presence:
         """Renew, but only while the duty makes progress: a leader that is stuck must lose its lease."""
         period = self.settings.lease / 3
         progress = -1
-        wait_s = period
+        # Counted from when the lease was asked for, and later from when each renewal was sent: on a slow engine the time that
+        # answers take is part of the lease.
+        due_at = self.renewed_at + period
         while True:
-            await sleep(self.machine, wait_s)
-            wait_s = period
+            await sleep(self.machine, due_at - self.machine.now())
+            due_at = self.machine.now() + period
             duty = self.duty
             if duty is not None:
                 if not duty.idle and duty.progress == progress:
@@ -223,7 +225,7 @@ class Presence:
                 silent_s = self.machine.now() - self.renewed_at
                 raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
             except Unreachable:
-                wait_s = period * (0.1 + 0.2 * self.machine.jitter())
+                due_at = self.machine.now() + period * (0.1 + 0.2 * self.machine.jitter())
                 # If it took longer than any call may take, it was us who stood still, which says nothing of the engine.
                 if self.silent_at is None and self.machine.now() - renewing_at < 2 * self.settings.read_timeout:
                     self.silent_at = renewing_at

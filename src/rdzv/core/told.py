@@ -28,7 +28,9 @@ class Kind(str, Enum):
     EVICTED = "evicted"
     CLOSED = "closed"
     OUTAGE = "outage"
-    """The engine has been away for longer than outage_grace."""
+    """The engine has been away for longer than outage_grace, or another one answers."""
+    REFUSED = "refused"
+    """This member may not or cannot take part any more: banned, other settings, another version, a defect."""
 
 
 class Step(Enum):

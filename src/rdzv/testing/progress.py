@@ -261,9 +261,9 @@ class G7Cause(Checker):
         sealed_at, seated = self._tables.get(table, (at, {machine}))
         if kind == "closed" or (kind == "round" and table in self._grown):
             return
-        if kind == "outage":
-            if any(what == "stranger" for _, what, _ in self._causes) and self._restarts:
-                return  # It came first to an emptied engine, and its settings became the run's.
+        if kind == "refused" and any(what in ("stranger", "ban") for _, what, _ in self._causes):
+            return  # A stranger that came first to an emptied engine made its settings the run's.
+        if kind in ("outage", "refused"):
             self.say(at, f"{machine} was told of an outage: {reason}")
             return
         own = kind == "evicted"

@@ -1,0 +1,288 @@
+"""The wire: whatever comes, in whatever pieces, is a frame or a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stand import FakeTransport, Raw, feed, run, serving, session_to
+
+from rdzv.drivers.base import (
+    AllCreated,
+    Batch,
+    Created,
+    Delete,
+    DeletePrefix,
+    Empty,
+    Event,
+    Get,
+    Item,
+    List,
+    Modified,
+    Order,
+    Outcome,
+    Put,
+)
+from rdzv.errors import Incompatible, LimitExceeded
+from rdzv.server import frames
+from rdzv.server.frames import PREAMBLE, Framed, describe, encode, encode_batch, encode_news
+from rdzv.server.peer import Peer
+from rdzv.server.server import Server
+
+ITEM = Item("k", b"\x00\xff", 3, 4, 5)
+REQUESTS = [
+    frames.Txn(
+        1,
+        (Created("a", 1), Modified("b", 2), AllCreated({"c": 3}), Empty("d/", 4)),
+        (Put("e", b"\x01", 7), Delete("f"), DeletePrefix("g/"), Get("h"), List("i/", Order.NEWEST, 2, 9)),
+        (),
+    ),
+    frames.Grant(2, 10.0, True),
+    frames.Renew(3, 7),
+    frames.Revoke(4, 7),
+    frames.Watch(5, ("a", "b/"), 12),
+    frames.Unwatch(5),
+    frames.Ping(6),
+    frames.Bye(),
+]
+ANSWERS = [
+    frames.Done(1, Outcome(True, 9, ((), (ITEM,)))),
+    frames.Granted(2, 7),
+    frames.Ok(3),
+    frames.Ended(4, "gone"),
+    frames.Refused(5, "no"),
+    frames.Full(6, "run", 10, 9),
+    frames.News(7, Batch(9, (Event("k", 9, ITEM), Event("l", 9, None)))),
+    frames.Missed(8, "gap"),
+    frames.Rejected("go away"),
+]
+
+
+class Ear(Framed):
+    """Hears frames as bytes."""
+
+    def __init__(self, frame_max=1000):
+        super().__init__(frame_max)
+        self.heard = []
+        self.problem = ""
+        self.connection_made(FakeTransport())
+
+    def frame_received(self, payload):
+        self.heard.append(bytes(payload))
+
+    def violated(self, problem, start=b""):
+        self.problem = problem
+        self.transport.close()
+
+
+@pytest.mark.parametrize("frame", REQUESTS, ids=lambda frame: type(frame).__name__)
+def test_every_request_arrives_as_it_was_sent(frame):
+    assert frames.decode(frames.request_decoder, memoryview(encode(frame))[4:]) == frame
+
+
+@pytest.mark.parametrize("frame", ANSWERS, ids=lambda frame: type(frame).__name__)
+def test_every_answer_arrives_as_it_was_sent(frame):
+    assert frames.decode(frames.answer_decoder, memoryview(encode(frame))[4:]) == frame
+
+
+def test_news_from_a_shared_batch_are_the_same_bytes():
+    batch = Batch(9, (Event("k", 9, ITEM),))
+    for number in (0, 1, 127, 128, 70_000, 2**40):
+        assert encode_news(number, encode_batch(batch)) == encode(frames.News(number, batch))
+
+
+@given(st.lists(st.binary(max_size=300), max_size=10), st.integers(1, 700))
+def test_frames_arrive_whole_however_they_are_cut(payloads, step):
+    ear = Ear()
+    feed(ear, PREAMBLE + b"".join(len(one).to_bytes(4, "big") + one for one in payloads), step)
+    assert (ear.heard, ear.problem) == (payloads, "")
+    assert ear.kept == 0
+
+
+@given(st.lists(st.binary(max_size=50), min_size=2, max_size=10), st.data())
+def test_one_that_is_held_hears_the_rest_later(payloads, data):
+    ear = Ear()
+    after = data.draw(st.integers(1, len(payloads)))
+
+    def receive(payload):
+        ear.heard.append(bytes(payload))
+        if len(ear.heard) == after:
+            ear.hold()
+
+    ear.frame_received = receive
+    feed(ear, PREAMBLE + b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
+    assert ear.heard == payloads[:after]
+    ear.go_on()
+    assert ear.heard == payloads
+    assert ear.transport.reading
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_has_come():
+    ear = Ear(frame_max=100)
+    feed(ear, PREAMBLE + (101).to_bytes(4, "big"))
+    assert ear.problem == "it sent a frame of 101 bytes, at most 100 are allowed"
+    with pytest.raises(LimitExceeded, match="a frame 'Txn' has .* bytes, at most 1000 are allowed"):
+        encode(frames.Txn(1, (), (Put("k", bytes(2000)),), ()), 1000)
+
+
+@given(st.binary(min_size=1, max_size=100), st.integers(1, 40))
+def test_whatever_else_comes_first_is_named(data, step):
+    ear = Ear()
+    feed(ear, data, step)
+    if PREAMBLE.startswith(data) or data.startswith(PREAMBLE):
+        return
+    waits_for_a_version = data.startswith(b"RDZV ") and len(data) < len(PREAMBLE)
+    assert bool(ear.problem) is not waits_for_a_version
+    assert ear.heard == []
+
+
+@pytest.mark.parametrize(
+    ("start", "shown"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "a web server answers there"),
+        (b"<!DOCTYPE HTML>", "a web server answers there"),
+        (b"GET / HTTP/1.1\r\n", "it speaks HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH server answers there"),
+        (b"\x16\x03\x01\x02\x00", "it speaks TLS"),
+        (b"\x15\x03\x03\x00\x02", "it speaks TLS"),
+        (b"RDZV 0002\r\n\r\n", "version 2 of rdzv, this is version 1"),
+        (b"RDZV abcd\r\n\r\n", "version 'abcd' of rdzv"),
+        (b"\x00\x01\x02", r"its first bytes are b'\x00\x01\x02'"),
+    ],
+)
+def test_strangers_are_named_by_their_first_bytes(start, shown):
+    assert shown in describe(start)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_frame_are_refused_with_a_reason(data):
+    for decoder in (frames.hello_decoder, frames.request_decoder, frames.welcome_decoder, frames.answer_decoder):
+        try:
+            frames.decode(decoder, memoryview(data))
+        except Incompatible as error:
+            assert str(error).startswith(f"a frame of {len(data)} bytes cannot be read: ")
+
+
+def test_nesting_without_end_is_refused():
+    for deep in (b"\x91" * 100_000, b"\x93\x02\x01" + b"\x91" * 100_000, b"\x81\x01" * 50_000):
+        with pytest.raises(Incompatible):
+            frames.decode(frames.request_decoder, memoryview(deep))
+
+
+# ---- at a live server
+
+
+def mutations(rng):
+    """Malformed, truncated, out of order and merely odd frames; half of them well framed."""
+    odd = [None, True, -1, 2**64 - 1, 1.5, float("nan"), "", "x" * 3000, b"\xff", [], [[]], {}, {"a": 1}, [1, 2, 3]]
+    numbers = [0, 1, 2**31, 2**62, 2**63, -(2**63)]
+    while True:
+        kind = rng.randrange(6)
+        if kind == 0:
+            payload = rng.randbytes(rng.randrange(64))
+        elif kind == 1:
+            payload = msgspec.msgpack.encode([rng.randrange(12), *rng.choices(odd + numbers, k=rng.randrange(6))])
+        elif kind == 2:
+            whole = bytearray(encode(rng.choice(REQUESTS))[4:])
+            for _ in range(rng.randrange(1, 4)):
+                whole[rng.randrange(len(whole))] = rng.randrange(256)
+            payload = bytes(whole)
+        elif kind == 3:
+            payload = encode(rng.choice(REQUESTS))[4:][: rng.randrange(20)]
+        elif kind == 4:
+            payload = encode(rng.choice(ANSWERS + REQUESTS))[4:]
+        else:
+            yield rng.randbytes(rng.randrange(40))
+            continue
+        yield len(payload).to_bytes(4, "big") + payload
+
+
+def pester(count, seed):
+    """Feed them to the server's ends of connections, and see to it that another run is as it was."""
+    rng = random.Random(seed)
+    source = mutations(rng)
+
+    async def scenario():
+        async with serving() as server:
+            async with session_to(server.port, "other") as session:
+                before = await session.txn(then=[Put("k", b"v")])
+                peer = None
+                for n in range(count):
+                    if peer is None or peer.transport.is_closing():
+                        if peer is not None:
+                            peer.connection_lost(None)
+                        peer = Peer(server)
+                        peer.connection_made(FakeTransport())
+                        feed(peer, PREAMBLE + (encode(frames.Hello("job", f"s{n}", 1)) if n % 3 else b""))
+                    feed(peer, next(source))
+                    peer.transport.sent.clear()
+                    if n % 1000 == 0:
+                        await asyncio.sleep(0)
+                peer.connection_lost(None)
+                after = await session.txn(then=[Get("k")])
+                assert (after.revision, after.item(0).value) == (before.revision, b"v")
+                assert len(server.peers) == 1
+                assert set(server.runs) == {"other", "job"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rubbish_hurts_neither_the_server_nor_other_runs(seed, caplog):
+    pester(10_000, seed)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.soak
+def test_much_rubbish_hurts_neither_the_server_nor_other_runs(caplog):
+    for seed in range(100, 110):
+        pester(25_000, seed)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_rubbish_over_a_socket_gets_a_sentence_and_the_others_go_on():
+    async def scenario():
+        source = mutations(random.Random(7))
+        async with serving() as server, session_to(server.port) as session:
+            for n in range(200):
+                raw = await Raw.member(server.port, "rubbish", session=f"s{n}")
+                raw.write(*(next(source) for _ in range(20)))
+                raw.writer.write_eof()
+                await raw.rest()
+                await raw.close()
+            assert (await session.txn(then=[Put("k", b"")])).succeeded
+
+    run(scenario)
+
+
+def test_rubbish_at_the_driver_ends_the_connection_with_a_sentence():
+    rng = random.Random(3)
+    source = mutations(rng)
+
+    async def scenario():
+        from rdzv.drivers.link import Link
+
+        for _ in range(5000):
+            link = Link("rdzv://x", 1.0)
+            link.connection_made(FakeTransport())
+            problems = []
+            link.on_lost = problems.append
+            feed(link, PREAMBLE)
+            if rng.random() < 0.9:
+                feed(link, encode(frames.Welcome("s", "i", "p", 1, 1)))
+            while not link.transport.is_closing():
+                feed(link, next(source))
+            assert problems == [] or problems[0]
+            link.lose("enough")
+            if link._welcome.done() and link._welcome.exception() is not None:
+                assert str(link._welcome.exception())
+
+    run(scenario)
+
+
+def test_a_server_that_never_started_can_be_dropped():
+    assert Server().port == 0
