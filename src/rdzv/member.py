@@ -221,7 +221,7 @@ class Member:
 
     def recall(self) -> tuple[Told | None, Told | None, Entry | None]:
         """What an emptied engine must be told (T13)."""
-        heard = None if self._heard is None else tell(self._heard, self._heard_rank)
+        heard = None if self._heard is None else tell(self._heard, self._heard_rank, self._left)
         return self._holds, heard, self._line
 
     def arrived(self, presence: Presence) -> None:

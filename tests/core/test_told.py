@@ -143,7 +143,7 @@ def test_h25_success_is_nothing_to_react_to():
 
 def test_the_kinds_of_change_keep_their_names():
     """T10.3: programs tell them apart by these."""
-    assert [kind.value for kind in Kind] == ["round", "evicted", "closed", "outage"]
+    assert [kind.value for kind in Kind] == ["round", "evicted", "closed", "outage", "refused"]
 
 
 # ---- T13, T15: coming back

@@ -58,9 +58,9 @@ def test_the_command_says_that_all_is_well(capsys):
 
 def test_the_command_shows_what_is_wrong_and_how_to_see_it_again(capsys):
     """Exit code 1."""
-    assert main(["--seed", "0", "--members", "4", "--bug", "seals below quorum", "--verbose"]) == 1
+    assert main(["--seed", "3", "--members", "4", "--bug", "seals below quorum", "--verbose"]) == 1
     shown = capsys.readouterr().out
-    assert "replay: python -m rdzv.testing.sim --seed 0 --members 4 --verbose" in shown
+    assert "replay: python -m rdzv.testing.sim --seed 3 --members 4 --verbose" in shown
     assert "G2 ranks" in shown
 
 

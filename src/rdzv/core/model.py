@@ -139,6 +139,9 @@ class Told(Record, frozen=True, kw_only=True):
     incarnation: int = 0
     next_era: Era
     cause: Cause | None = None
+    left: RoundId = NO_ROUND
+    """Highest round of that run which the teller has given up: whatever is sealed next must be above it, or it could never
+    take it."""
 
     @property
     def round(self) -> RoundId:

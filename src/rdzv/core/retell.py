@@ -100,15 +100,20 @@ def next_era(view: View) -> Era:
     assert head is not None, "asked when sealing"
     era = head.next_era
     for _, told in view.told:
-        for other in (told.era, told.next_era):
+        for other in _eras(told):
             if other.level >= era.level and other.instance != view.instance:
                 era = Era(other.level + 1, view.instance)
     return era
 
 
+def _eras(told: Told) -> tuple[Era, Era, Era]:
+    """Every era that somebody knows of: of the round told, of the next one planned there, and of what was given up."""
+    return told.era, told.next_era, told.left.era
+
+
 def _again(view: View, told: Told, phase: Phase, call: Call, cause: Cause | None) -> Head:
     """The head as it was told, on this instance; the next seal is in a new era."""
-    level = max(max(one.era.level, one.next_era.level) for _, one in view.told)
+    level = max(era.level for _, one in view.told for era in _eras(one))
     return Head(
         run=told.run,
         era=told.era,

@@ -10,7 +10,7 @@ from enum import Enum
 
 import msgspec
 
-from .model import Entry, Head, Phase, RoundId, Told, Why
+from .model import NO_ROUND, Entry, Head, Phase, RoundId, Told, Why
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def still_ours(holds: Told, head: Head | None) -> bool:
     return head is None or head.phase is Phase.CLOSED or (head.run == holds.run and head.table == holds.table)
 
 
-def tell(head: Head, rank: int) -> Told:
+def tell(head: Head, rank: int, left: RoundId = NO_ROUND) -> Told:
     """What to tell an emptied engine of this head."""
     return Told(
         run=head.run,
@@ -110,4 +110,5 @@ def tell(head: Head, rank: int) -> Told:
         incarnation=head.incarnation,
         next_era=head.next_era,
         cause=head.cause,
+        left=left,
     )

@@ -169,10 +169,17 @@ class G3Order(Checker):
         if sealed.setdefault(head.round, head.table) != head.table:
             self.say(commit.at, f"round {head.round} was sealed twice, with two tables")
         newest = former is None or former.table != head.table
-        if newest and not head.adopted and head.round < max(sealed):
-            self.say(commit.at, f"round {head.round} was sealed after {max(sealed)}")
         if newest and not head.adopted:
+            self._none_went_further(commit, state, head)
             self._nobody_trains(commit, state, head)
+
+    def _none_went_further(self, commit: Commit, state: State, head: Head) -> None:
+        """An engine that came back empty cannot know of a round of which nobody told it; but its members do."""
+        for id in state.lines:
+            machine = self.case.owner(state, id)
+            taken = self._taken.get((machine, head.run), NO_ROUND)
+            if taken >= head.round:
+                self.say(commit.at, f"{machine} was sealed into round {head.round} after it had taken {taken}")
 
     def _nobody_trains(self, commit: Commit, state: State, head: Head) -> None:
         for id in state.lines:

@@ -28,6 +28,7 @@ class G5Progress(Checker):
         self._moved: set[str] = set()
         self._started: dict[str, float] = {}
         self._head_at = 0.0
+        self._waits_at: dict[str, float] = {}
 
     @property
     def slack_s(self) -> float:
@@ -83,6 +84,7 @@ class G5Progress(Checker):
         if one.what in ("joined", "ready"):
             self._given.pop(one.actor, None)
             self._started.setdefault(one.actor, one.at)
+            self._waits_at[one.actor] = one.at
         elif one.what in ("gone", "refused", "left", "failed", "drained", "done", "closed"):
             self._gone.add(one.actor)
 
@@ -102,7 +104,7 @@ class G5Progress(Checker):
                 continue
             if machine not in present:
                 self.say(at, f"{machine} is alive and wants to be in, but is not present on the engine")
-            elif present[machine] in state.lines and at - self._head_at > self.slack_s:
+            elif present[machine] in state.lines and at - max(self._head_at, self._waits_at[machine]) > self.slack_s:
                 self._check_seated(at, machine, state, present[machine])
 
 
