@@ -210,6 +210,8 @@ class G7Cause(Checker):
         self._restarts: list[float] = []
         self._engine_faults = 0
         self._grown: set[str] = set()
+        self._took: dict[str, set[str]] = {}
+        """By table: machines that were given it."""
         self._useful_at: dict[str, float] = {}
 
     def before(self, commit: Commit, state: State) -> None:
@@ -239,6 +241,7 @@ class G7Cause(Checker):
         """Collect causes; judge what members are told."""
         if isinstance(one, Given):
             self._held[one.actor] = one.table
+            self._took.setdefault(one.table, set()).add(one.actor)
         elif isinstance(one, Fault):
             if one.kind in ("engine restart", "engine crash"):
                 self._restarts.append(one.at)
@@ -282,6 +285,9 @@ class G7Cause(Checker):
                 if own and what in _WILLING:
                     continue
                 return
+        if not own and seated - self._took.get(table, set()) and self._restarts:
+            # Who was sealed in but had not taken the round when the engine was emptied cannot tell of it, so it cannot go on.
+            return
         if own and machine in self.case.slow_stop:
             return
         if not own and seated & self.case.slow_stop:
