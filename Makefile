@@ -14,13 +14,14 @@ SEEDS := tests/sim/test_seeds.py tests/sim/test_bugs.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS)
 
-.PHONY: help test lint types unit seeds gates soak bench clean
+.PHONY: help test lint types unit seeds gates soak demo bench clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
 	@echo "make soak   the long tests       make bench  the benchmarks"
+	@echo "make demo   a server and four members on this machine: one is killed, one comes late"
 	@echo "make clean  remove what was made, .venv too"
 
 test:
@@ -55,6 +56,9 @@ gates: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
+
+demo: $(STAMP)
+	$(BIN)/rdzv demo
 
 bench: $(STAMP)
 	@set -e; for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done

@@ -30,9 +30,10 @@ LAYERS = [
     {"errors", "_version"},
     {"core"},
     {"endpoint", "kinds", "settings", "bootstrap", "machine"},
-    {"drivers"},
+    # The embedded server is the reference engine behind a socket, and no brain: it knows as little of members as drivers do.
+    {"drivers", "server"},
     {MEMBER},
-    {"aio", "blocking", "server"},
+    {"aio", "blocking", "portal"},
     {"__init__"},
     {"cli", "torchrun", "testing", "__main__"},
 ]

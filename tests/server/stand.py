@@ -76,7 +76,7 @@ class ServerThread:
         self.server = Server(("127.0.0.1", 0), **options)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> ServerThread:
+    def __enter__(self) -> ServerThread:  # noqa: PYI034  Self came with 3.11.
         self._thread.start()
         self.call(self.server.start())
         return self
@@ -113,7 +113,7 @@ class Proxy:
         for flow in self.flows.values():
             flow.set()
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Proxy:  # noqa: PYI034
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self

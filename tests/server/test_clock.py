@@ -61,7 +61,7 @@ def test_what_waited_during_a_stop_is_read_before_the_step_is_judged():
 
         loop = asyncio.get_running_loop()
         server = await loop.create_server(Ear, "127.0.0.1", 0)
-        clock = Clock(lambda elapsed_s: order.append(elapsed_s))
+        clock = Clock(order.append)
         await until(lambda: order)
         order.clear()
         with socket.create_connection(server.sockets[0].getsockname()) as late:

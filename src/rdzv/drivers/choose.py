@@ -15,5 +15,17 @@ def open_driver(settings: Settings) -> Driver:
 
         endpoint.options()
         return MemoryDriver(endpoint.path)
-    problem = f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for memory://"
+    if endpoint.scheme == "rdzv":
+        from ..server.host import HostingDriver  # noqa: PLC0415
+
+        endpoint.options()
+        return HostingDriver(
+            endpoint,
+            run_id=settings.run_id,
+            is_host=settings.is_host,
+            max_nodes=settings.max_nodes,
+            linger_s=settings.linger,
+            read_timeout_s=settings.read_timeout,
+        )
+    problem = f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for memory:// and rdzv://"
     raise SettingsError(problem)

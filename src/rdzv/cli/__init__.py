@@ -1,0 +1,1 @@
+"""The shell tools. Typer and rich are imported here and nowhere else."""

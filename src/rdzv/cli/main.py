@@ -1,0 +1,146 @@
+"""The command `rdzv`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .._version import __version__
+from ..aio import Rendezvous
+from ..endpoint import PORT, parse_host
+from ..errors import SettingsError, Unreachable
+from ..notices import Notice
+from ..server.server import Server
+from . import member, options
+from .codes import Code, sentences
+from .demo import Demo
+from .say import Voice
+
+PORT_MAX = 65535
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Elastic rendezvous for distributed training: who is in, who has which rank, and when that changes.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _shared(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what happens to stderr")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="show it and end")] = False,  # noqa: ARG001
+) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+
+
+def _maker(endpoint: str, run_id: str, nnodes: str, pairs: list[str] | None) -> Callable[..., Rendezvous]:
+    """Checks everything now, so that a mistake is said before anything starts; makes the member in the loop later."""
+    low, high = options.nodes(nnodes)
+    settings = options.conf(pairs)
+
+    def make(observer: Callable[[Notice], None]) -> Rendezvous:
+        return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **settings)
+
+    return make
+
+
+@app.command()
+def join(
+    endpoint: options.Endpoint,
+    run_id: options.RunId,
+    nnodes: options.Nodes,
+    conf: options.Conf = None,
+    json: options.Json = False,
+) -> None:
+    """Be a member of a run: a line per world and per notice, until SIGTERM or the run is over.
+
+    Exit codes: 0 left or all done, 2 wrong usage or settings, 3 no round in time, 4 closed, 5 engine unreachable,
+    6 drained or banned, 1 anything else.
+    """
+    with sentences():
+        make = _maker(endpoint, run_id, nnodes, conf)
+        sys.exit(asyncio.run(member.join(make, Voice(json))))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    endpoint: options.Endpoint,
+    run_id: options.RunId,
+    nnodes: options.Nodes,
+    conf: options.Conf = None,
+    stop_s: Annotated[float, typer.Option("--stop-timeout", help="seconds from SIGTERM to SIGKILL of the program")] = 30.0,
+    max_restarts: Annotated[int, typer.Option("--max-restarts", help="how often a program that failed is tried again")] = 0,
+) -> None:
+    """Run a program, given after --, in each world; it is stopped and started again when the round changes.
+
+    It finds RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_RUN_ID and RDZV_REASON in its environment.
+    Ends with the program's exit code (128 + n if signal n ended it), or with one of `rdzv join`'s.
+    """
+    command = context.args
+    with sentences():
+        if not command:
+            raise SettingsError("rdzv run needs a program: rdzv run ENDPOINT --run-id R --nnodes 2:4 -- python train.py")
+        make = _maker(endpoint, run_id, nnodes, conf)
+        launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts, observe=_log)
+        sys.exit(asyncio.run(launcher.run()))
+
+
+def _log(notice: Notice) -> None:
+    logging.getLogger("rdzv").info("round %s %s: %s", notice.round, notice.kind, notice.reason)
+
+
+@app.command()
+def demo() -> None:
+    """Show the whole job on this machine: a server and four members; one is killed, the rest re-form, a late one comes in."""
+    with sentences():
+        sys.exit(asyncio.run(_demo()))
+
+
+async def _demo() -> int:
+    return await Demo(Console()).play()
+
+
+@app.command()
+def serve(
+    bind: Annotated[str, typer.Option("--bind", help="HOST:PORT to listen at; '*' for all interfaces")] = f"127.0.0.1:{PORT}",
+) -> None:
+    """Serve runs from this process's memory, until SIGTERM. Members go on undisturbed if it is restarted at the same place."""
+    with sentences():
+        sys.exit(asyncio.run(_serve(*_parse_bind(bind))))
+
+
+def _parse_bind(bind: str) -> tuple[str, int]:
+    """Host ('' for all interfaces) and port (0: any free one)."""
+    host, colon, port = bind.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > PORT_MAX:
+        raise SettingsError(f"--bind is {bind!r}: it must be HOST:PORT, such as 127.0.0.1:{PORT} or *:{PORT}")
+    return ("" if host == "*" else parse_host(host.strip("[]"))), int(port)
+
+
+async def _serve(host: str, port: int) -> int:
+    stop = member.Stop()
+    server = Server((host, port))
+    try:
+        await server.start()
+    except OSError as error:
+        raise Unreachable(f"{host or '*'}:{port}", f"cannot listen there: {error.strerror or error}") from None
+    typer.echo(f"serving at {host or '*'}:{server.port}")
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        typer.echo("rdzv: anybody who reaches this address can take part in its runs", err=True)
+    await stop.unless(asyncio.Event().wait())
+    await server.stop()
+    return Code.OK

@@ -1,0 +1,210 @@
+"""`rdzv join` and `rdzv run`: a member from the shell, and an elastic launcher for programs that know nothing of rdzv."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from ..aio import Rendezvous
+from ..core.told import Change, Kind
+from ..errors import Closed, Evicted, RdzvError
+from ..world import World
+from .codes import Code
+from .say import Voice
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """SIGTERM and SIGINT as an event; which of them came first."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._event = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in STOPPING:
+            loop.add_signal_handler(number, self._set, number)
+
+    def _set(self, number: signal.Signals) -> None:
+        self.signal = self.signal or number
+        self._event.set()
+
+    async def unless(self, work: Awaitable[Any]) -> Any:
+        """The work's result, or None if a signal came first; the work is then cancelled."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def join(make: Callable[[Callable[..., None]], Rendezvous], voice: Voice) -> int:
+    """Be in every round until told to stop or the run is over."""
+    stop = Stop()
+    async with make(voice.notice) as rendezvous:
+        while stop.signal is None:
+            try:
+                world = await stop.unless(rendezvous.join())
+                if world is None:
+                    break
+                voice.world(world)
+                world.bootstrap.release()
+                change = await stop.unless(_changed_or_over(rendezvous))
+                if isinstance(change, Change) and change.kind is Kind.CLOSED:
+                    return _say(f"{change.reason}", Code.CLOSED)
+            except Evicted as evicted:
+                sys.stderr.write(f"rdzv: {evicted}\n")
+    return Code.OK
+
+
+async def _changed_or_over(rendezvous: Rendezvous) -> Change | None:
+    """Until the world no longer stands. A success is no change, so it is asked for now and then."""
+    while True:
+        change = await rendezvous.wait_changed(1.0)
+        if change is not None:
+            return change
+        if await _succeeded(rendezvous):
+            raise Closed("", "all are done", success=True)
+
+
+async def _succeeded(rendezvous: Rendezvous) -> bool:
+    with suppress(RdzvError):
+        return (await rendezvous.status()).phase == "closed"
+    return False
+
+
+def _say(sentence: str, code: Code) -> int:
+    sys.stderr.write(f"rdzv: {sentence}\n")
+    return code
+
+
+class Program:
+    """The command, in one world; it and its children are one process group."""
+
+    def __init__(self, command: list[str], stop_s: float) -> None:
+        self._command = command
+        self._stop_s = stop_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, world: World, reason: str) -> None:
+        """With the variables that training programs read."""
+        environ = {
+            **os.environ,
+            "RANK": str(world.rank),
+            "WORLD_SIZE": str(world.size),
+            "MASTER_ADDR": world.bootstrap.host,
+            "MASTER_PORT": str(world.bootstrap.port),
+            "RDZV_ROUND": str(world.round),
+            "RDZV_RUN_ID": world.run_id,
+            "RDZV_REASON": reason,
+        }
+        # The program of rank 0 binds the port itself.
+        world.bootstrap.release()
+        self._process = await asyncio.create_subprocess_exec(*self._command, env=environ, start_new_session=True)
+
+    async def wait(self) -> int:
+        """Its exit code."""
+        assert self._process is not None, "started before"
+        return await self._process.wait()
+
+    async def stop(self) -> int:
+        """SIGTERM, then, if it does not end in time, SIGKILL; the whole group."""
+        assert self._process is not None, "started before"
+        if self._process.returncode is None:
+            self._signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), self._stop_s)
+            except asyncio.TimeoutError:
+                sys.stderr.write(f"rdzv: the program did not stop within {self._stop_s:g} s and is killed\n")
+        # What the program started may outlive it.
+        self._signal(signal.SIGKILL)
+        return await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "started before"
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+class Launcher:
+    """`rdzv run`: the command in each world; stopped and started again when the round changes."""
+
+    def __init__(
+        self,
+        make: Callable[[Callable[..., None]], Rendezvous],
+        command: list[str],
+        *,
+        stop_s: float,
+        max_restarts: int,
+        observe: Callable[..., None],
+    ) -> None:
+        self._make = make
+        self._command = command
+        self._stop_s = stop_s
+        self._restarts_left = max_restarts
+        self._observe = observe
+
+    async def run(self) -> int:
+        """Ends with the command's exit code, or as `rdzv join` would."""
+        self._stop = Stop()
+        reason = "the first round"
+        async with self._make(self._observe) as rendezvous:
+            while True:
+                try:
+                    world = await self._stop.unless(rendezvous.join())
+                except Evicted as evicted:
+                    reason = evicted.reason
+                    continue
+                if world is None:
+                    return self._by_signal()
+                code, reason = await self._in_world(rendezvous, world, reason)
+                if self._stop.signal is not None:
+                    return self._by_signal()
+                if code == 0:
+                    with suppress(RdzvError):  # The others may have closed the run, or gone on without us, at this moment.
+                        await rendezvous.done()
+                    return Code.OK
+                if code is not None and self._restarts_left == 0:
+                    await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
+                    _say(f"the program failed: {reason}", Code.FAILED)
+                    return code
+                self._restarts_left -= code is not None
+
+    async def _in_world(self, rendezvous: Rendezvous, world: World, reason: str) -> tuple[int | None, str]:
+        """The command's exit code, or None if the round changed (or a signal came) first; and what to say of it."""
+        program = Program(self._command, self._stop_s)
+        await program.start(world, reason)
+        ended = asyncio.ensure_future(program.wait())
+        changed = asyncio.ensure_future(rendezvous.wait_changed())
+        try:
+            await self._stop.unless(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
+            if ended.done():
+                code = _shell_code(ended.result())
+                return code, f"exit code {code}"
+            if self._stop.signal is not None:
+                with suppress(RdzvError):  # The others re-form while our program is still stopping.
+                    await rendezvous.drain(f"{self._stop.signal.name} received")
+                return None, "stopped"
+            change = changed.result()
+            why = change.reason if change is not None else "this member left"
+            sys.stderr.write(f"rdzv: round {world.round} is over: {why}; stopping the program\n")
+            return None, why
+        finally:
+            changed.cancel()
+            await program.stop()
+
+    def _by_signal(self) -> int:
+        return 128 + int(self._stop.signal or 0)
+
+
+def _shell_code(returncode: int) -> int:
+    """As a shell shows it: death by a signal is 128 plus its number."""
+    return 128 - returncode if returncode < 0 else returncode

@@ -1,0 +1,40 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import SettingsError
+
+Endpoint = Annotated[
+    str,
+    typer.Argument(envvar="RDZV_ENDPOINT", help="where the run is kept: host:port, rdzv://host:port, memory://"),
+]
+RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run: members with one id meet")]
+Nodes = Annotated[str, typer.Option("--nnodes", help="how many nodes: n, or min:max")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated"),
+]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
+
+
+def nodes(text: str) -> tuple[str, str]:
+    """Fewest and most nodes, as texts: the settings check them."""
+    low, colon, high = text.partition(":")
+    if not low or (colon and not high):
+        raise SettingsError(f"--nnodes is {text!r}: it must be a number or min:max, such as 2:4")
+    return low, high or low
+
+
+def conf(pairs: list[str] | None) -> dict[str, Any]:
+    """Settings given one by one."""
+    settings: dict[str, Any] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise SettingsError(f"--conf is {pair!r}: it must be KEY=VALUE, such as last_call=10")
+        settings[key.strip().replace("-", "_")] = value.strip()
+    return settings

@@ -1,0 +1,39 @@
+"""What a member's command prints: a line per world and per notice, for people or for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from ..notices import Notice
+from ..world import World
+
+
+class Voice:
+    """Lines on stdout, flushed one by one, because whoever reads them waits for them."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def world(self, world: World) -> None:
+        """We were given a world."""
+        fields = {
+            "round": world.round,
+            "rank": world.rank,
+            "size": world.size,
+            "bootstrap": str(world.bootstrap),
+            "run": world.run_id,
+        }
+        self._line("world", fields, f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}")
+
+    def notice(self, notice: Notice) -> None:
+        """Something happened."""
+        fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}
+        self._line("notice", fields, f"{notice.kind}: {notice.reason}")
+
+    def _line(self, event: str, fields: dict[str, Any], text: str) -> None:
+        line = msgspec.json.encode({"event": event, **fields}).decode() if self._as_json else text
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,224 @@
+"""The driver's end of one connection to a server: it is greeted once, then asked until it is lost.
+
+Nothing is ever sent twice. What was sent and not answered when the connection is lost has an unknown outcome, and its
+caller is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import Incompatible, LimitExceeded, Unreachable
+from ..server.frames import (
+    FRAME_MAX,
+    PREAMBLE,
+    Answer,
+    Bye,
+    Done,
+    Ended,
+    Frame,
+    Framed,
+    Full,
+    Granted,
+    Hello,
+    Missed,
+    News,
+    Ok,
+    Ping,
+    Refused,
+    Rejected,
+    Welcome,
+    answer_decoder,
+    decode,
+    encode,
+    welcome_decoder,
+)
+from .base import Batch, Gap, LeaseGone
+from .forked import let_go_in_children
+
+PING_S = 10.0
+"""A connection on which nothing is heard for so long is asked whether it is still there."""
+
+
+class DialFailed(Exception):
+    """An attempt to connect failed.
+
+    `answered`: somebody is there, though not whom we want. `passing`: who answered says that it will soon be otherwise.
+    """
+
+    def __init__(self, problem: str, *, answered: bool, passing: bool = False) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.answered = answered
+        self.passing = passing
+
+
+class Link(Framed):
+    """See the module's docstring. `on_news` gets what watches are told, `on_lost` why it is over."""
+
+    def __init__(self, endpoint: str, read_timeout_s: float) -> None:
+        super().__init__(FRAME_MAX)
+        self._endpoint = endpoint
+        self._timeout_s = read_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self.is_open = True
+        self.on_lost: Callable[[str], None] = lambda _problem: None
+        self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
+        self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
+        self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
+        self._asked = 0
+        self._heard_at = self._loop.time()
+        self._heard_anything = False
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # ---- greeting
+
+    async def greet(self, hello: Hello, timeout_s: float) -> Welcome:
+        """Raises DialFailed; the connection is closed then."""
+        self.send(PREAMBLE + encode(hello))
+        timer = self._loop.call_later(timeout_s, self._not_greeted, timeout_s)
+        try:
+            return await self._welcome
+        except BaseException:
+            self.lose("it was given up")
+            raise
+        finally:
+            timer.cancel()
+
+    def _not_greeted(self, timeout_s: float) -> None:
+        self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s")
+
+    def _fail_greeting(self, problem: str, *, passing: bool = False) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(DialFailed(problem, answered=True, passing=passing))
+
+    # ---- asking
+
+    async def call(self, frame: Callable[[int], Frame]) -> Any:
+        """Ask and wait. Raises LeaseGone, ValueError, LimitExceeded; Unreachable means that the outcome is unknown."""
+        number = self._asked + 1
+        data = encode(frame(number))
+        self._asked = number
+        waiter: asyncio.Future[Any] = self._loop.create_future()
+        self._waiters[number] = (self._loop.time(), waiter)
+        self.send(data)
+        try:
+            return await waiter
+        finally:
+            self._waiters.pop(number, None)
+
+    def tell(self, frame: Frame) -> None:
+        """Ask without waiting."""
+        if self.is_open:
+            self.send(encode(frame))
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self.tell(Bye())
+        self.lose("the session is closed")
+
+    def lose(self, problem: str, waited_s: float = 0.0) -> None:
+        """It is over. What was asked may still take effect."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._fail_greeting(problem)
+        for _, waiter in self._waiters.values():
+            if not waiter.done():
+                waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
+        self.transport.close()
+        self.on_lost(problem)
+
+    def _watch_out(self) -> None:
+        """One alarm for everything, not set anew at every call: nearly all are answered in time."""
+        now = self._loop.time()
+        if self._waiters:
+            asked_at, _ = next(iter(self._waiters.values()))
+            if now - asked_at >= self._timeout_s:
+                self.lose("no answer", self._timeout_s)
+                return
+            wait_s = self._timeout_s - (now - asked_at)
+        elif now - self._heard_at >= PING_S:
+            self._asked += 1
+            self._waiters[self._asked] = (now, self._loop.create_future())
+            self.tell(Ping(self._asked))
+            wait_s = self._timeout_s
+        else:
+            wait_s = PING_S - (now - self._heard_at)
+        # A call made in the meantime may be due sooner than what we know of now.
+        self._alarm = self._loop.call_later(max(min(wait_s, self._timeout_s), 0.001), self._watch_out)
+
+    # ---- what comes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """We are connected to somebody."""
+        super().connection_made(transport)
+        let_go_in_children(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """By the other side, or the network."""
+        if not self._heard_anything:
+            self._fail_greeting("somebody accepts connections there but closed ours without a greeting")
+        self.lose(f"the connection is lost ({exc})" if exc else "the connection was closed by the other side")
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """A sign of life."""
+        self._heard_anything = True
+        self._heard_at = self._loop.time()
+        super().buffer_updated(nbytes)
+
+    def violated(self, problem: str, start: bytes = b"") -> None:
+        """It is no rdzv server, or one that went mad."""
+        if start:
+            self._fail_greeting(problem)
+        self.lose(problem)
+
+    def frame_received(self, payload: memoryview) -> None:
+        """First the welcome, then answers and news."""
+        if self._welcome.done():
+            self._answered(decode(answer_decoder, payload))
+            return
+        welcome: Welcome | Rejected = decode(welcome_decoder, payload)
+        if isinstance(welcome, Rejected):
+            self._fail_greeting(_refusal(welcome), passing=welcome.passing)
+            return
+        self._welcome.set_result(welcome)
+        self._alarm = self._loop.call_later(min(PING_S, self._timeout_s), self._watch_out)
+
+    def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, News):
+            self.on_news(answer.watch, answer.batch)
+        elif isinstance(answer, Missed):
+            self.on_news(answer.watch, Gap(answer.text))
+        elif isinstance(answer, Rejected):
+            self.lose(_refusal(answer))
+        else:
+            _, waiter = self._waiters.pop(answer.number, (0.0, None))
+            if waiter is None:
+                if answer.number > self._asked:
+                    raise Incompatible(f"answer {answer.number}", f"only {self._asked} were asked for")
+            elif not waiter.done():
+                _settle(waiter, answer)
+
+
+def _refusal(rejected: Rejected) -> str:
+    return rejected.text or "the server hung up without a reason"
+
+
+def _settle(waiter: asyncio.Future[Any], answer: Done | Granted | Ok | Ended | Refused | Full) -> None:
+    if isinstance(answer, Done):
+        waiter.set_result(answer.outcome)
+    elif isinstance(answer, Granted):
+        waiter.set_result(answer.lease)
+    elif isinstance(answer, Ok):
+        waiter.set_result(None)
+    elif isinstance(answer, Ended):
+        waiter.set_exception(LeaseGone(answer.text))
+    elif isinstance(answer, Full):
+        waiter.set_exception(LimitExceeded(answer.what, answer.size, answer.size_max))
+    else:
+        waiter.set_exception(ValueError(answer.text))

@@ -1,0 +1,354 @@
+"""The driver for the embedded server: the port over TCP.
+
+A session restores its connection by itself. It is bound to one engine instance; when another one answers, it is over
+(EngineReset) and nothing of it is ever sent again. Calls made while there is no connection wait for one; what was under way
+when it was lost has failed with an unknown outcome and is not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, TypeAlias
+
+from ..endpoint import Endpoint
+from ..errors import Unreachable
+from ..server import frames
+from ..server.frames import Frame, Hello, Welcome
+from ..server.place import can_be_told, outward_address, plain
+from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
+from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
+from .link import DialFailed, Link
+
+logger = logging.getLogger("rdzv.remote")
+
+BACKOFF_S = (0.02, 0.5)
+"""First and longest wait between two attempts to reconnect; each is jittered down to its half.
+
+The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
+BACKLOG_MAX = 100_000
+"""Events kept for a watch whose owner does not read them; after that it gets a Gap."""
+
+Greeter: TypeAlias = Callable[[], Hello]
+"""Makes a greeting: each has a number of its own."""
+Asker: TypeAlias = Callable[[int], Frame]
+
+
+class RemoteDriver:
+    """Reaches the server that an endpoint names, on behalf of one run."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        run_id: str,
+        linger_s: float = 1.0,
+        read_timeout_s: float = 10.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.endpoint = str(endpoint)
+        self.run_id = run_id
+        self.linger_s = linger_s
+        self.read_timeout_s = read_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+        self.named = endpoint
+        self._resolver = Resolver()
+        self._warned = ""
+
+    async def connect(self) -> RemoteSession:
+        """See the port."""
+        name, attempts = secrets.token_hex(8), count(1)
+        link, welcome = await self.dial(lambda: self.hello(name, next(attempts)))
+        return RemoteSession(self, name, attempts, link, welcome)
+
+    async def close(self) -> None:
+        """Nothing to give up: the server is somebody else's."""
+
+    def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
+        """What a session greets with."""
+        brought = tuple(leases)[-frames.LEASES_MAX :]
+        return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
+
+    async def dial(self, hello: Greeter) -> tuple[Link, Welcome]:
+        """One attempt to get a connection. Raises Unreachable."""
+        try:
+            return await self.dial_named(hello)
+        except DialFailed as failed:
+            raise self.unreachable(failed) from None
+
+    async def dial_named(self, hello: Greeter) -> tuple[Link, Welcome]:
+        """Raises DialFailed."""
+        addresses = await self.addresses()
+        return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
+
+    async def addresses(self) -> list[Address]:
+        """What the endpoint's name means now. Raises DialFailed."""
+        (host, port), *_ = self.named.hosts
+        return await self._resolver.resolve(host, port, self.connect_timeout_s)
+
+    def new_link(self) -> Link:
+        """For a new connection."""
+        return Link(self.endpoint, self.read_timeout_s)
+
+    def unreachable(self, failed: DialFailed) -> Unreachable:
+        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log, once."""
+        if failed.answered and not failed.passing and failed.problem != self._warned:
+            self._warned = failed.problem
+            logger.warning("engine %s: %s", self.endpoint, failed.problem)
+        return Unreachable(self.endpoint, failed.problem, applied=False)
+
+
+class RemoteSession:
+    """See the module's docstring. Used from the loop it was made on."""
+
+    durable = False
+
+    def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: Link, welcome: Welcome) -> None:
+        self.instance = welcome.instance
+        self.place = welcome.place
+        self.compares_max = welcome.compares_max
+        self.writes_max = welcome.writes_max
+        self.local_host = local_host(link, welcome, driver.named)
+        self._driver = driver
+        self._name = name
+        self._attempts = attempts
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._redialing: asyncio.Task[None] | None = None
+        self._waiters: dict[asyncio.Future[Link], None] = {}
+        self._leases: dict[int, None] = {}
+        self._watches: dict[int, RemoteWatch] = {}
+        self._watch_numbers = count(1)
+        self._ended: type[Exception] | None = None
+        if not self._use(link):
+            self._lost("the connection is lost")
+
+    # ---- the port
+
+    async def txn(
+        self,
+        compares: Iterable[Compare] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+    ) -> Outcome:
+        """See the port."""
+        given = tuple(compares), tuple(then), tuple(otherwise)
+        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given))
+        return outcome
+
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
+        """See the port."""
+        lease: int = await self._call(lambda number: frames.Grant(number, ttl_s, presence))
+        if presence:
+            self._leases[lease] = None
+        return lease
+
+    async def renew(self, lease: int) -> None:
+        """See the port."""
+        try:
+            await self._call(lambda number: frames.Renew(number, lease))
+        except LeaseGone:
+            self._leases.pop(lease, None)
+            raise
+
+    async def revoke(self, lease: int) -> None:
+        """See the port."""
+        await self._call(lambda number: frames.Revoke(number, lease))
+        self._leases.pop(lease, None)
+
+    def watch(self, targets: Sequence[str], since: int) -> RemoteWatch:
+        """Whatever is wrong is said by the watch."""
+        watch = RemoteWatch(self, next(self._watch_numbers), tuple(targets), since)
+        if self._ended is not None:
+            watch.end(self._end_of_session())
+        else:
+            self._watches[watch.number] = watch
+            if self._link is not None:
+                self._link.tell(frames.Watch(watch.number, watch.targets, since))
+        return watch
+
+    async def close(self) -> None:
+        """A connection that says goodbye leaves its leases alone; one that breaks does not."""
+        if self._ended is not None:
+            return
+        link = self._link
+        redialing = self._redialing
+        self._end(Unreachable)
+        if link is not None:
+            link.close()
+        if redialing is not None:
+            await asyncio.wait([redialing])
+
+    # ---- connections
+
+    async def _call(self, frame: Asker) -> Any:
+        link = self._link or await self._connected()
+        return await link.call(frame)
+
+    async def _connected(self) -> Link:
+        """Wait for the connection to be restored."""
+        if self._ended is not None:
+            raise self._end_of_session()
+        waiter: asyncio.Future[Link] = self._loop.create_future()
+        self._waiters[waiter] = None
+        limit_s = self._driver.read_timeout_s
+        timer = self._loop.call_later(limit_s, self._waited_in_vain, waiter, limit_s)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiters.pop(waiter, None)
+
+    def _waited_in_vain(self, waiter: asyncio.Future[Link], limit_s: float) -> None:
+        if not waiter.done():
+            problem = "the connection was lost and is not back"
+            waiter.set_exception(Unreachable(self._driver.endpoint, problem, limit_s, applied=False))
+
+    def _use(self, link: Link) -> bool:
+        """Go on with this connection; False if it is lost already, before anybody here could be told."""
+        if not link.is_open:
+            return False
+        self._link = link
+        link.on_lost = self._lost
+        link.on_news = self._told
+        for watch in self._watches.values():
+            link.tell(frames.Watch(watch.number, watch.targets, watch.seen))
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(link)
+        return True
+
+    def _lost(self, _problem: str) -> None:
+        self._link = None
+        if self._ended is None:
+            self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
+
+    async def _redial(self) -> None:
+        first_s, longest_s = BACKOFF_S
+        longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
+        for attempt in count():
+            try:
+                link, welcome = await self._driver.dial(self._hello_again)
+            except Unreachable:
+                wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
+                await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
+                continue
+            self._redialing = None
+            if welcome.instance != self.instance:
+                link.close()
+                self._end(EngineReset)
+            elif not self._use(link):
+                self._lost("the connection is lost")
+            return
+
+    def _hello_again(self) -> Hello:
+        return self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
+
+    def _end(self, how: type[Exception]) -> None:
+        """For good: every call and watch fails from now on."""
+        self._ended = how
+        self._link = None
+        if self._redialing is not None:
+            self._redialing.cancel()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(self._end_of_session())
+        for watch in tuple(self._watches.values()):
+            watch.end(self._end_of_session())
+
+    def _end_of_session(self) -> Exception:
+        if self._ended is EngineReset:
+            return EngineReset(f"instance {self.instance} at {self.place} is gone")
+        return Unreachable(self._driver.endpoint, "the session is closed", applied=False)
+
+    # ---- watches
+
+    def _told(self, number: int, news: Batch | Gap) -> None:
+        watch = self._watches.get(number)
+        if watch is None:
+            return  # Closed while this was under way.
+        if isinstance(news, Batch):
+            watch.deliver(news)
+        else:
+            watch.end(news, at_server=True)
+
+    def forget(self, watch: RemoteWatch, *, at_server: bool) -> None:
+        """The watch ended, from whichever side."""
+        if self._watches.pop(watch.number, None) is not None and self._link is not None and not at_server:
+            self._link.tell(frames.Unwatch(watch.number))
+
+
+class RemoteWatch:
+    """What a session's `watch` gives. For one reader."""
+
+    def __init__(self, session: RemoteSession, number: int, targets: tuple[str, ...], since: int) -> None:
+        self.number = number
+        self.targets = targets
+        self.seen = since
+        """Up to where a new connection need not tell again."""
+        self._session = session
+        self._batches: deque[Batch] = deque()
+        self._events = 0
+        self._problem: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> RemoteWatch:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while True:
+            if self._problem is not None:
+                raise self._problem
+            if self._batches:
+                batch = self._batches.popleft()
+                self._events -= len(batch.events)
+                return batch
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    async def aclose(self) -> None:
+        """No more batches. Closing twice is harmless."""
+        self.end(StopAsyncIteration())
+
+    def deliver(self, batch: Batch) -> None:
+        """The next changes."""
+        self.seen = batch.revision
+        self._batches.append(batch)
+        self._events += len(batch.events)
+        if self._events > BACKLOG_MAX:
+            self.end(Gap(f"{self._events} events were not read in time"))
+        else:
+            self._wake()
+
+    def end(self, problem: Exception, *, at_server: bool = False) -> None:
+        """Let the reader find the problem next, not after batches that it no longer explains."""
+        self._session.forget(self, at_server=at_server)
+        self._batches.clear()
+        if self._problem is None:
+            self._problem = problem
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+def local_host(link: Link, welcome: Welcome, endpoint: Endpoint) -> str:
+    """The address at which others reach this process: that of its own connection, which really works.
+
+    To a server on this machine the connection may be loopback, because a machine's own name often means that to itself.
+    Then it is the address at which others have reached the server; before any has, the one we would reach others from.
+    """
+    own = plain(link.transport.get_extra_info("sockname")[0])
+    if can_be_told(own):
+        return own
+    if endpoint.is_loopback or endpoint.is_one_machine:
+        return own
+    if not own.startswith("127.") and own != "::1":
+        return ""  # Link-local: it means something else on every host.
+    return welcome.reached_at or outward_address() or own

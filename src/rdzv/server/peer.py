@@ -1,0 +1,293 @@
+"""The server's end of one connection: reads requests, does them, and tells watches what happened.
+
+It is small, because there are thousands: one object, no task, no buffer. Whoever does not read what it is sent is held
+back: its next requests wait, and its watches are cut off with a gap instead of growing a backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..drivers.base import Batch, Gap, LeaseGone
+from ..errors import LimitExceeded
+from .frames import (
+    HELLO_MAX,
+    PREAMBLE,
+    VERSION,
+    Bye,
+    Done,
+    Ended,
+    Frame,
+    Framed,
+    Full,
+    Grant,
+    Granted,
+    Missed,
+    Ok,
+    Ping,
+    Refused,
+    Rejected,
+    Renew,
+    Revoke,
+    Txn,
+    Unwatch,
+    Watch,
+    decode,
+    encode,
+    hello_decoder,
+    request_decoder,
+)
+from .limits import logger
+from .place import plain
+from .runs import Run, check_key
+
+if TYPE_CHECKING:
+    from .server import Server
+
+LINGER_MAX_S = 3600.0
+PREFIXES_MAX = 64
+"""Of one watch: each is compared with each other."""
+
+_HTTP = (
+    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    f"This is an rdzv server (protocol {VERSION}), not a web server.\n"
+).encode()
+
+
+class Peer(Framed):
+    """Whoever is at the other end."""
+
+    __slots__ = (
+        "_backlog", "_cut", "_server", "_targets", "_watches", "attempt", "heard_s", "leases", "linger_s", "run",
+        "said_bye", "session", "slow_s",
+    )  # fmt: skip
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(HELLO_MAX)
+        self._server = server
+        self.run: Run | None = None
+        self.session = ""
+        self.attempt = 0
+        self.leases: set[int] = set()
+        self.linger_s = 0.0
+        self.said_bye = False
+        self.heard_s = server.awake_s
+        """When we heard of it last, by the server's own time."""
+        self.slow_s = math.inf
+        """Since when it does not read."""
+        self._watches: dict[int, tuple[Callable[[], None], int]] = {}
+        self._targets = 0
+        self._cut: list[int] = []
+        self._backlog = 0
+
+    @property
+    def host(self) -> str:
+        """Its address."""
+        name = self.transport.get_extra_info("peername")
+        return plain(name[0]) if name else "unknown"
+
+    # ---- its life
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say nothing yet: what we answer to a stranger depends on what it says."""
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=self._server.limits.unanswered)
+        self._server.arrived(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """However it ended."""
+        watches, self._watches = self._watches, {}
+        for stop, _ in watches.values():
+            stop()
+        self._server.gone(self)
+
+    def replaced(self) -> None:
+        """Nothing more will come, and nobody will read."""
+        self.transport.abort()
+
+    def reject(self, text: str, *, passing: bool = False) -> None:
+        """Say why, and hang up. What it has not read of earlier answers, it may still read."""
+        rejected = encode(Rejected(text[:8000], passing))
+        self.send(rejected if self._greeted else PREAMBLE + rejected)
+        self.transport.close()
+
+    def violated(self, problem: str, start: bytes = b"") -> None:
+        """A stranger, or one who went mad."""
+        self._server.complain(self.host, problem)
+        if start:
+            # To one of another version our own version says all that it needs to know.
+            self.send(_HTTP if "HTTP" in problem else PREAMBLE)
+            self.transport.close()
+        else:
+            self.reject(problem)
+
+    def greeted(self) -> None:
+        """It speaks our language."""
+        self.send(PREAMBLE)
+
+    # ---- backlog
+
+    def pause_writing(self) -> None:
+        """It does not read. Nothing more is done for it until it does."""
+        self._backlog = 0
+        self.slow_s = self._server.awake_s
+        self.hold()
+        self._server.is_slow(self)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self.slow_s = math.inf
+        self._server.is_quick(self)
+        cut, self._cut = self._cut, []
+        for number in cut:
+            self.send(encode(Missed(number, "the watch was cut off, because what it was told was not read in time")))
+        self.go_on()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See to what comes by halves: all together may not fill our memory with it."""
+        super().buffer_updated(nbytes)
+        if self.kept:
+            self._server.keeps(self)
+
+    # ---- frames
+
+    def frame_received(self, payload: memoryview) -> None:
+        """Requests are done at once, one after the other."""
+        server = self._server
+        self.heard_s = server.awake_s
+        run = self.run
+        if run is None:
+            server.hello(self, decode(hello_decoder, payload))
+            return
+        request = decode(request_decoder, payload)
+        run.hear(server.now())
+        handler: Callable[[Peer, Run, Any], Frame | None] = _HANDLERS[type(request)]
+        try:
+            answer = handler(self, run, request)
+        except LeaseGone as error:
+            answer = Ended(request.number, str(error))
+        except LimitExceeded as error:
+            answer = Full(request.number, error.what, error.size, error.size_max)
+        except ValueError as error:
+            answer = Refused(request.number, str(error))
+        except Exception:  # noqa: BLE001  One request must not take the server from all others.
+            logger.exception("a defect in the server, at a request of %s in run %r", self.host, run.name)
+            self.reject("the server failed at this request, which is a defect of it; its log says more")
+            return
+        if answer is not None:
+            self._answer(answer)
+
+    def _answer(self, answer: Frame) -> None:
+        try:
+            self.send(encode(answer, self._server.limits.frame))
+        except LimitExceeded as error:
+            assert isinstance(answer, Done), "no other answer can be long"
+            did = "it has taken effect, but " if answer.outcome.succeeded else ""
+            text = f"{did}the answer would have {error.size} bytes, at most {error.size_max} are allowed: read less at once"
+            self.send(encode(Refused(answer.number, text)))
+
+    def _txn(self, run: Run, request: Txn) -> Frame:
+        return Done(request.number, run.txn(request.compares, request.then, request.otherwise))
+
+    def _grant(self, run: Run, request: Grant) -> Frame:
+        return Granted(request.number, run.grant(request.ttl_s, self if request.presence else None))
+
+    def _renew(self, run: Run, request: Renew) -> Frame:
+        run.renew(request.lease, self)
+        return Ok(request.number)
+
+    def _revoke(self, run: Run, request: Revoke) -> Frame:
+        run.revoke(request.lease)
+        self.leases.discard(request.lease)
+        return Ok(request.number)
+
+    def _ping(self, _run: Run, request: Ping) -> Frame:
+        return Ok(request.number)
+
+    def _bye(self, run: Run, _request: Bye) -> None:
+        self.said_bye = True
+        run.let_go(self)
+        self.transport.close()
+
+    # ---- watches
+
+    def _watch(self, run: Run, request: Watch) -> Frame | None:
+        number, targets = request.watch, request.targets
+        problem = self._why_not_watch(number, targets)
+        if problem:
+            self._server.complain(self.host, problem)
+            self.reject(problem)
+            return None
+        self._watches[number] = (_nothing, len(targets))
+        self._targets += len(targets)
+        try:
+            stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
+        except Gap as gap:
+            self._end_watch(number)
+            return Missed(number, str(gap))
+        if number in self._watches:
+            self._watches[number] = (stop, len(targets))
+        else:
+            stop()  # What it had missed was too much already.
+        return None
+
+    def _why_not_watch(self, number: int, targets: tuple[str, ...]) -> str:
+        limits = self._server.limits
+        if number in self._watches:
+            return f"watch {number} is there already"
+        if len(self._watches) >= limits.watches or self._targets + len(targets) > limits.targets:
+            return (
+                f"{len(self._watches) + 1} watches of {self._targets + len(targets)} keys or prefixes: "
+                f"at most {limits.watches} of {limits.targets} are allowed for one connection"
+            )
+        if sum(target.endswith("/") for target in targets) > PREFIXES_MAX:
+            return f"a watch of more than {PREFIXES_MAX} prefixes"
+        try:
+            for target in targets:
+                check_key(target)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _unwatch(self, _run: Run, request: Unwatch) -> None:
+        self._end_watch(request.watch)
+
+    def _end_watch(self, number: int) -> None:
+        stop, targets = self._watches.pop(number, (None, 0))
+        if stop is not None:
+            stop()
+            self._targets -= targets
+
+    def _tell(self, number: int, batch: Batch) -> None:
+        frame = self._server.news(number, batch)
+        if len(frame) > self._server.limits.frame:
+            self._end_watch(number)
+            self.send(encode(Missed(number, f"what happened has {len(frame)} bytes, too many for one frame")))
+            return
+        if self.slow_s < math.inf:
+            self._backlog += len(frame)
+            if self._backlog > self._server.limits.backlog:
+                self._end_watch(number)
+                self._cut.append(number)
+                return
+        self.send(frame)
+
+
+def _nothing() -> None:
+    pass
+
+
+_HANDLERS: dict[type[Frame], Callable[[Peer, Run, Any], Frame | None]] = {
+    Txn: Peer._txn,  # noqa: SLF001  Its own.
+    Grant: Peer._grant,  # noqa: SLF001
+    Renew: Peer._renew,  # noqa: SLF001
+    Revoke: Peer._revoke,  # noqa: SLF001
+    Watch: Peer._watch,  # noqa: SLF001
+    Unwatch: Peer._unwatch,  # noqa: SLF001
+    Ping: Peer._ping,  # noqa: SLF001
+    Bye: Peer._bye,  # noqa: SLF001
+}

@@ -1,0 +1,148 @@
+"""Where a server runs, and whether it may.
+
+A *place* is where two servers cannot be at the same time: this boot of this machine, this network namespace, this address
+and port. Who could bind it knows that its predecessor there is dead. That is why SO_REUSEPORT is never set, and why forked
+children let go of the socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+BACKLOG = 4096
+"""Thousands of members may connect in the same moment; who does not fit waits a second for its next attempt."""
+LOOPBACK = ("127.0.0.1", "::1")
+_SIOCGIFADDR = 0x8915
+"""Linux's number for "which address has this interface"; elsewhere it means nothing, and fails."""
+_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at that host: empty for all interfaces, a name or an address else. Port 0: any.
+
+    Raises OSError, with EADDRINUSE if somebody is there already.
+    """
+    opened: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, address in _to_bind(host):
+        try:
+            opened.append(_listen(family, address, port))
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                for one in opened:
+                    one.close()
+                raise
+            problem = error  # Of a name's addresses, one may be of a family that this machine does not have.
+            continue
+        port = opened[-1].getsockname()[1]
+        if not host:
+            break
+    if not opened:
+        raise problem or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    return opened
+
+
+def _to_bind(host: str) -> list[tuple[int, str]]:
+    if not host:
+        # The first takes both families; the second is for machines without the other one.
+        return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]  # noqa: S104
+    if host == "localhost":
+        return [(socket.AF_INET, LOOPBACK[0]), (socket.AF_INET6, LOOPBACK[1])]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
+
+
+def _listen(family: int, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # So that a restart need not wait for the last connections of the former life. It does not allow two at once.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def is_here(family: int, address: str) -> bool:
+    """The address is this machine's: it can be bound."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.bind((address, 0))
+        return True
+    return False
+
+
+def place_of(listeners: list[socket.socket], host: str) -> str:
+    """One text for all that makes the place unique."""
+    names = "*" if not host else ",".join(sorted(plain(one.getsockname()[0]) for one in listeners))
+    return f"{_boot_id()}/{_namespace()}/{names}:{listeners[0].getsockname()[1]}"
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{sys.platform}-{socket.gethostname()}"
+
+
+def _namespace() -> str:
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/net").stat().st_ino)
+    return "-"
+
+
+def plain(address: str) -> str:
+    """An address without scope, and IPv4 as IPv4 even where both families share a socket."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return str(mapped or ip)
+
+
+def can_be_told(address: str) -> bool:
+    """Others can use it: link-local addresses mean something else on every host, and loopback means everybody."""
+    try:
+        ip = ipaddress.ip_address(plain(address))
+    except ValueError:
+        return False
+    return not (ip.is_link_local or ip.is_loopback or ip.is_unspecified or ip.is_multicast)
+
+
+def outward_address() -> str:
+    """Which address of this machine others would likely see; empty: none. Nothing is sent to find out."""
+    for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
+            own = plain(probe.getsockname()[0])
+            if can_be_told(own):
+                return own
+    # A machine without a way to the outside: a cluster's network of its own.
+    return next(filter(can_be_told, (*_interfaces_v4(), *_interfaces_v6())), "")
+
+
+def _interfaces_v4() -> Iterator[str]:
+    with suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        import fcntl  # noqa: PLC0415  Not everywhere.
+
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # It has no address.
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                yield socket.inet_ntoa(answer[20:24])
+
+
+def _interfaces_v6() -> Iterator[str]:
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            yield str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0])))

@@ -1,0 +1,184 @@
+"""The shell tools as a user meets them: real processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+QUICK = ["--conf", "last_call=0.3", "--conf", "settle=0.2", "--conf", "lease=3", "--conf", "grow_every=0"]
+LIMIT_S = 60.0
+
+
+def rdzv(*words, **options):
+    """Run to its end."""
+    command = [sys.executable, "-m", "rdzv", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
+
+
+@contextmanager
+def running(*words, **environ):
+    """A command under way; killed at the end if need be."""
+    command = [sys.executable, "-m", "rdzv", *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ}
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+
+
+@contextmanager
+def served():
+    """A server on a port of its own."""
+    with running("serve", "--bind", "127.0.0.1:0") as server:
+        yield server.stdout.readline().split()[-1]
+        server.terminate()
+        assert server.wait(LIMIT_S) == 0
+
+
+def worlds(process, until):
+    """Read lines until one of a world fits; what it says."""
+    for line in process.stdout:
+        said = json.loads(line)
+        if said["event"] == "world" and until(said):
+            return said
+    raise AssertionError(f"ended without it: {process.stderr.read()}")
+
+
+def joining(place, name, nnodes="2:3"):
+    return running("join", place, "--run-id", "t", "--nnodes", nnodes, "--json", *QUICK, "--conf", f"slot={name}")
+
+
+def test_two_members_form_a_round_with_nothing_but_each_other():
+    """The first serves; no service was started before."""
+    with served() as place:
+        free = place  # A port that is free in a moment.
+    with joining(free, "a", "2") as a, joining(free, "b", "2") as b:
+        said = [worlds(one, lambda said: said["size"] == 2) for one in (a, b)]
+        assert sorted(one["rank"] for one in said) == [0, 1]
+        assert said[0]["bootstrap"] == said[1]["bootstrap"]
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", said[0]["bootstrap"])
+
+
+def test_the_others_re_form_after_a_kill_and_let_a_newcomer_in():
+    """SIGKILL, and a late one."""
+    with served() as place, joining(place, "a") as a, joining(place, "b") as b, joining(place, "c") as c:
+        three = [worlds(one, lambda said: said["size"] == 3) for one in (a, b, c)]
+        assert sorted(one["rank"] for one in three) == [0, 1, 2]
+        c.kill()
+        two = [worlds(one, lambda said: said["size"] == 2) for one in (a, b)]
+        assert {one["round"] for one in two} == {three[0]["round"] + 1}
+        with joining(place, "d") as d:
+            again = [worlds(one, lambda said: said["size"] == 3) for one in (a, b, d)]
+            assert len({(one["round"], one["bootstrap"]) for one in again}) == 1
+
+
+def test_a_member_leaves_on_sigterm_with_code_0():
+    """And the others hear of a leave, not of a loss."""
+    with served() as place, joining(place, "a", "1:2") as a, joining(place, "b", "1:2") as b:
+        worlds(a, lambda said: said["size"] == 2)
+        worlds(b, lambda said: said["size"] == 2)
+        b.send_signal(signal.SIGTERM)
+        assert b.wait(LIMIT_S) == 0
+        broken = next(said for said in map(json.loads, a.stdout) if said.get("kind") == "broken")
+        assert "/b left: its work here is over" in broken["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["join", "memory://", "--run-id", "t", "--nnodes", "3:2"], 2, "min_nodes is 3 and max_nodes is 2"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", ":"], 2, "--nnodes is ':'"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "last_cal=1"], 2, "did you mean 'last_call'?"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "x"], 2, "--conf is 'x': it must be KEY=VALUE"),
+        (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], 2, "unknown scheme 'nonsense'"),
+        (["run", "memory://", "--run-id", "t", "--nnodes", "1"], 2, "rdzv run needs a program"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "2", "--conf", "join_timeout=0.2"], 3, "waiting for 1 more"),
+        (["serve", "--bind", "nowhere"], 2, "--bind is 'nowhere': it must be HOST:PORT"),
+    ],
+)
+def test_a_mistake_gives_one_sentence_and_its_code(words, code, sentence):
+    """No traceback."""
+    done = rdzv(*words)
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert done.stderr.startswith("rdzv: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_taken_port_is_named():
+    """So that nobody looks for the mistake elsewhere."""
+    with served() as place:
+        done = rdzv("serve", "--bind", place)
+        assert done.returncode == 5
+        assert "cannot listen there: Address already in use" in done.stderr
+
+
+PROGRAM = """
+import os, sys, time
+print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "RDZV_ROUND", "RDZV_RUN_ID")), flush=True)
+print(os.environ["RDZV_REASON"], file=sys.stderr, flush=True)
+if os.environ["WORLD_SIZE"] == sys.argv[1]:
+    sys.exit(int(sys.argv[2]))
+time.sleep(60)
+"""
+
+
+def launching(place, name, *words, nnodes="1:2"):
+    return running(
+        "run", place, "--run-id", "t", "--nnodes", nnodes, *QUICK, "--conf", f"slot={name}", "--stop-timeout", "5",
+        "--", sys.executable, "-c", PROGRAM, *words,
+    )  # fmt: skip
+
+
+def test_a_program_is_run_in_each_world_and_restarted_when_it_changes():
+    """The first runs alone, then with the second, in a new round and for a reason it can read."""
+    with served() as place, launching(place, "a", "2", "0") as a:
+        assert a.stdout.readline().split()[:2] == ["0", "1"]
+        with launching(place, "b", "2", "0") as b:
+            assert b.wait(LIMIT_S) == 0
+            assert a.wait(LIMIT_S) == 0
+            lines = [process.stdout.readline().split() for process in (a, b)]
+            assert sorted(line[0] for line in lines) == ["0", "1"]
+            assert {tuple(line[1:]) for line in lines} == {("2", lines[0][2], "2", "t")}
+            assert "came to join" in a.stderr.read()
+
+
+def test_the_exit_code_is_the_programs_and_the_others_end_with_the_root_cause():
+    """Both were needed, so the run is closed: nobody waits for nothing."""
+    with served() as place, launching(place, "a", "2", "7", nnodes="2") as a, launching(place, "b", "9", "0", nnodes="2") as b:
+        assert a.wait(LIMIT_S) == 7
+        assert "the program failed: exit code 7" in a.stderr.read()
+        assert b.wait(LIMIT_S) == 4
+        assert re.search(r"run 't' is closed: \S+/a gave up: rank \d: exit code 7", b.stderr.read())
+
+
+def test_sigterm_stops_the_program_and_the_member():
+    """With the code a shell would show."""
+    with served() as place, launching(place, "a", "9", "0", nnodes="1") as a:
+        a.stdout.readline()
+        a.send_signal(signal.SIGTERM)
+        assert a.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+def test_the_demo_shows_a_kill_and_a_late_comer():
+    """In one command, and in under fifteen seconds (three times that on a loaded machine)."""
+    began = time.monotonic()
+    done = rdzv("demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - began < 45
+    told = re.sub(r"^ *\d+ ms  ", "", done.stdout, flags=re.MULTILINE).splitlines()
+    story = [line for line in told if "agree" in line or "killed" in line]
+    assert story == ["all 4 agree on round 1", "node1 is killed", "all 3 agree on round 2", "all 4 agree on round 3"]
+    assert sum("node1 lost" in line for line in told) == 3
