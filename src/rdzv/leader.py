@@ -44,6 +44,8 @@ BATCH_MAX = 1000
 """Lines of a rank table per transaction, where the engine would allow more: so that none takes it long."""
 RUN_LEASE_S = 24 * 3600.0
 """How long the records of a run outlive its last member."""
+OUT_OF_TOUCH_S = 1.0
+"""An answer that took longer, or is older, does not show who is there now. A third of the time members have to come back."""
 JUDGING_S = 5e-6
 """Pause per member after each look, so that a storm of joins costs a few looks and not one each."""
 
@@ -64,6 +66,7 @@ class Duty:
         self._pending: deque[Batch] = deque()
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
+        self._listed_at = 0.0
         self.mirror: Mirror | None = None
         self.reason = ""
         self.idle = False
@@ -83,8 +86,13 @@ class Duty:
 
     async def _reign(self) -> None:
         """List once, then follow the watch from there."""
+        asked_at = self._machine.now()
         listed = await self._session.txn(then=[List(self._keys.group)])
         self.progress += 1
+        self._listed_at = self._machine.now()
+        if self._listed_at - asked_at > OUT_OF_TOUCH_S:
+            # We were cut off, and perhaps everybody was: all are given their time to come back anew.
+            self._presence.known_at = self._listed_at
         mirror = self.mirror = Mirror(self._keys, listed.reads[0], listed.revision)
         self._pending.clear()
         self._failed = None
@@ -117,6 +125,9 @@ class Duty:
         verdict = lead(view)
         self.reason = verdict.reason
         if verdict.act is not None:
+            if view.head is None and view.told and self._machine.now() - self._listed_at > OUT_OF_TOUCH_S:
+                # Whether somebody has not come back is for an engine to say that answers now (T15).
+                raise _Stale
             if not self._presence.is_fresh:
                 await self._rest(self._presence.settings.lease / 10)
                 raise _Stale
