@@ -117,6 +117,8 @@ class Presence:
                 raise
             break
         self.renewed_at = renewing_at
+        # Whoever waits for the others to come back counts from here: on a slow engine they need as long as we did.
+        self.known_at = self.machine.now()
         if self.created < 0:
             raise await self._why_gone()
         self._predecessor, self._since = arrival.predecessor, arrival.revision
