@@ -109,8 +109,11 @@ class Presence:
                 if not self.lease:
                     self.lease = await self.session.grant(self.settings.lease, presence=True)
                 await arrival.come_in()
-            except LeaseGone:  # We were paused between grant and put.
-                self.lease = 0
+            except LeaseGone:
+                # We were paused between grant and put. Our key may have been there and gone, so it needs another id: one that
+                # comes a second time would be taken for its former life.
+                self.lease, self.id = 0, self.machine.token()
+                arrival = Arrival(self)
                 continue
             except (Closed, SettingsError, Banned):
                 await self.give_back_lease()
