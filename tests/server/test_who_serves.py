@@ -245,6 +245,14 @@ def test_one_machine_needs_no_address():
     run(scenario)
 
 
+def test_one_machine_without_a_server_says_so():
+    async def scenario():
+        with pytest.raises(Unreachable, match="it names no host, and no server was started for it here"):
+            await hosting("", is_host=False).connect()
+
+    run(scenario)
+
+
 def test_an_endpoint_that_means_this_machine_only_is_warned_about_once(caplog):
     async def scenario(max_nodes):
         driver = hosting(f"127.0.0.1:{free_port()}", max_nodes=max_nodes)

@@ -88,6 +88,8 @@ class RemoteDriver:
 
     async def addresses(self) -> list[Address]:
         """What the endpoint's name means now. Raises DialFailed."""
+        if not self.named.hosts:
+            raise DialFailed("it names no host, and no server was started for it here", answered=False)
         (host, port), *_ = self.named.hosts
         return await self._resolver.resolve(host, port, self.connect_timeout_s)
 
