@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from stand import LONG_S, driver_to, free_port, run, serving, until
+from stand import driver_to, free_port, run, serving, until
 
-import rdzv
 from rdzv.drivers.choose import open_driver
 from rdzv.drivers.link import DialFailed
 from rdzv.endpoint import Endpoint
@@ -25,9 +17,6 @@ from rdzv.errors import SettingsError, Unreachable
 from rdzv.server.host import HostingDriver
 from rdzv.server.place import is_here
 from rdzv.settings import Settings
-
-SRC = Path(rdzv.__file__).parent.parent
-
 
 def hosting(endpoint, run_id="job", **options):
     return HostingDriver(Endpoint.parse(endpoint), run_id=run_id, **{"stay_s": 5.0, **options})
@@ -121,6 +110,26 @@ def test_told_to_serve_an_address_that_nobody_can_bind_it_waits_until_it_is_led_
         assert driver.server.is_open
         await session.close()
         await driver.close()
+
+    run(scenario)
+
+
+def test_led_to_another_server_after_all_it_gives_its_own_up(monkeypatch):
+    async def scenario():
+        driver = hosting(f"service:{free_port()}", is_host=True)
+        leads_to = []
+
+        async def resolve(*_):
+            return [(socket.AF_INET, address) for address in leads_to]
+
+        monkeypatch.setattr(driver._resolver, "resolve", resolve)
+        with pytest.raises(Unreachable, match="its name has no address; a server was started here"):
+            await driver.connect()
+        assert driver.server is not None
+        async with serving() as other:
+            leads_to.append(("127.0.0.1", other.port))
+            await (await driver.connect()).close()
+            assert driver.server is None
 
     run(scenario)
 
@@ -241,12 +250,6 @@ def test_one_machine_needs_no_address():
             await session.txn()
             await session.close()
             await driver.close()
-
-    run(scenario)
-
-
-def test_one_machine_without_a_server_says_so():
-    async def scenario():
         with pytest.raises(Unreachable, match="it names no host, and no server was started for it here"):
             await hosting("", is_host=False).connect()
 
@@ -391,112 +394,3 @@ def test_another_process_takes_over_and_sessions_find_it():
         await second.close()
 
     run(scenario)
-
-
-# ---- real processes
-
-MEMBER = """
-import json, sys, threading
-import rdzv
-
-endpoint, slot = sys.argv[1:]
-options = dict(last_call=0.3, settle=0.2, grow_every=0, lease=3, read_timeout=3)
-
-def say(**words):
-    print(json.dumps(words), flush=True)
-
-with rdzv.Rendezvous(endpoint, run_id="job", min_nodes=2, max_nodes=3, slot=slot, **options) as r:
-    threading.Thread(target=lambda: (sys.stdin.read(), r.leave()), daemon=True).start()
-    while True:
-        try:
-            world = r.join()
-            say(round=world.round, rank=world.rank, size=world.size, boot=str(world.bootstrap))
-            change = r.wait_changed()
-        except rdzv.errors.LeftAlready:
-            break
-        except rdzv.errors.Evicted as error:
-            say(evicted=str(error))
-            continue
-        if change is None:
-            break
-        say(changed=change.reason)
-"""
-
-
-class Process:
-    """A member of its own process."""
-
-    def __init__(self, file, endpoint, slot):
-        self.process = subprocess.Popen(
-            [sys.executable, str(file), endpoint, slot], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
-        )  # fmt: skip
-
-    async def world(self):
-        """The next world that it prints; other words are passed over."""
-        loop = asyncio.get_running_loop()
-        while True:
-            line = await asyncio.wait_for(loop.run_in_executor(None, self.process.stdout.readline), LONG_S)
-            assert line, f"it ended with {self.process.wait(LONG_S)}"
-            words = json.loads(line)
-            if "round" in words:
-                return words
-
-    def serves(self, port):
-        """It is the one that listens there."""
-        inodes = {line.split()[9] for line in _listening() if line.split()[1].endswith(f":{port:04X}")}
-        folder = Path(f"/proc/{self.process.pid}/fd")
-        links = []
-        for name in folder.iterdir():
-            with suppress(OSError):
-                links.append(str(name.readlink()))
-        return any(f"socket:[{inode}]" in links for inode in inodes)
-
-    def end(self):
-        self.process.kill()
-        self.process.wait(LONG_S)
-        self.process.stdout.close()
-        self.process.stdin.close()
-
-
-def _listening():
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-            if line.split()[3] == "0A":
-                yield line
-
-
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks for listeners in /proc")
-def test_when_the_serving_process_is_killed_another_one_takes_its_place(tmp_path):
-    file = tmp_path / "member.py"
-    file.write_text(MEMBER)
-    port = free_port()
-    members = [Process(file, f"127.0.0.1:{port}", slot) for slot in "abc"]
-
-    async def scenario():
-        worlds = await asyncio.gather(*(member.world() for member in members))
-        assert sorted(world["rank"] for world in worlds) == [0, 1, 2]
-        assert {(world["round"], world["size"], world["boot"]) for world in worlds} == {(1, 3, worlds[0]["boot"])}
-        (serving_one,) = [member for member in members if member.serves(port)]
-        serving_one.process.send_signal(signal.SIGKILL)
-        rest = [member for member in members if member is not serving_one]
-        worlds = await asyncio.gather(*(member.world() for member in rest))
-        assert sorted(world["rank"] for world in worlds) == [0, 1]
-        assert {(world["round"], world["size"], world["boot"]) for world in worlds} == {(2, 2, worlds[0]["boot"])}
-        assert [member.serves(port) for member in rest].count(True) == 1
-        # And who serves now leaves last, however early it is told to.
-        rest.sort(key=lambda member: not member.serves(port))
-        rest[0].process.stdin.close()
-        await asyncio.sleep(0.5)
-        assert rest[0].process.poll() is None
-        rest[1].process.stdin.close()
-        for member in rest:
-            assert member.process.wait(LONG_S) == 0
-
-    try:
-        run(scenario)
-    finally:
-        for member in members:
-            member.end()
-
-

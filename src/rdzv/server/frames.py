@@ -392,7 +392,7 @@ class Framed(asyncio.BufferedProtocol):
             return len(start)
         # A version is only known once its digits are there.
         if PREAMBLE.startswith(start) or (start.startswith(MAGIC) and len(start) < len(PREAMBLE)):
-            self._keep(data, len(PREAMBLE))
+            self._keep(data, len(data) + 1)  # A stranger may say no more than it has said, and wait.
         else:
             self.violated(describe(bytes(data[:64])), bytes(data[:64]))
         return 0

@@ -112,6 +112,8 @@ class HostingDriver(RemoteDriver):
         except DialFailed as failed:
             raise self.unreachable(failed) from None
         self._stands_alone = not welcome.only_run
+        if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
+            await self._give_up_server()  # The endpoint means another one after all.
         for server, users in _users.items():
             if server.id == welcome.server and server.loop is asyncio.get_running_loop():
                 users.add(self)
@@ -161,7 +163,7 @@ class HostingDriver(RemoteDriver):
             await self._give_up_server()
         raise DialFailed(
             f"{nobody.problem}; a server was started here at port {server.port}, but the endpoint does not lead to it "
-            f"(yet): check that its name means this machine and that no firewall is between",
+            "(yet): check that its name means this machine and that no firewall is between",
             answered=False,
         )
 
@@ -198,22 +200,22 @@ class HostingDriver(RemoteDriver):
             addresses = await self.addresses()
         except DialFailed:
             return False
-        found = await asyncio.gather(*(self._probe(address) for address in addresses))
-        others = [welcome for welcome in found if welcome is not None and welcome.server != server.id]
+        found = set(await asyncio.gather(*(self._probe(address) for address in addresses)))
+        others = found - {"", server.id}
         if others:
-            raise DialFailed(f"another server is there ({others[0].place})", answered=False)
-        return any(welcome is not None for welcome in found)
+            raise DialFailed(f"another server is there: {', '.join(sorted(others))}", answered=False)
+        return server.id in found
 
-    async def _probe(self, address: Address) -> Welcome | None:
-        """Who is there."""
+    async def _probe(self, address: Address) -> str:
+        """Who is there: a server's id, or what is wrong with it; empty: nobody."""
         try:
             sock = await connect(address, self.connect_timeout_s)
             hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
             link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
-        except DialFailed:
-            return None
+        except DialFailed as failed:
+            return failed.problem if failed.answered else ""
         link.close()
-        return welcome
+        return welcome.server
 
     async def _give_up_server(self) -> None:
         server, self.server = self.server, None
