@@ -18,6 +18,7 @@ from rdzv.server.host import HostingDriver
 from rdzv.server.place import is_here
 from rdzv.settings import Settings
 
+
 def hosting(endpoint, run_id="job", **options):
     return HostingDriver(Endpoint.parse(endpoint), run_id=run_id, **{"stay_s": 5.0, **options})
 
