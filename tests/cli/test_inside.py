@@ -63,6 +63,7 @@ def test_every_error_has_its_code(error, code):
         (["join", "memory://", "--run-id", "t", "--nnodes", "2:"], "--nnodes is '2:'"),
         (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "x"], "--conf is 'x'"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1"], "rdzv run needs a program"),
+        (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -47,7 +48,7 @@ def _shared(
 
 
 def _maker(endpoint: str, run_id: str, nnodes: str, pairs: list[str] | None) -> Callable[..., Rendezvous]:
-    """Checks everything now, so that a mistake is said before anything starts; makes the member in the loop later."""
+    """Reads the options now; the member, which checks its settings, is made in the loop."""
     low, high = options.nodes(nnodes)
     settings = options.conf(pairs)
 
@@ -94,6 +95,9 @@ def run(
     with sentences():
         if not command:
             raise SettingsError("rdzv run needs a program: rdzv run ENDPOINT --run-id R --nnodes 2:4 -- python train.py")
+        if shutil.which(command[0]) is None:
+            # Said before we join: the others would form a round with us only to lose us again.
+            raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
         make = _maker(endpoint, run_id, nnodes, conf)
         launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts, observe=_log)
         sys.exit(asyncio.run(launcher.run()))
