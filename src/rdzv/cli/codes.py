@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,3 +66,6 @@ def sentences() -> Iterator[None]:
         if code is not Code.OK:
             sys.stderr.write(f"rdzv: {error}\n")
         sys.exit(code)
+    except asyncio.CancelledError:
+        sys.stderr.write("rdzv: ended at once, as the second signal asked\n")
+        sys.exit(Code.FAILED)

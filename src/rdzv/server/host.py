@@ -30,6 +30,8 @@ from .server import Server
 
 STAY_S = 60.0
 """How long who serves stays for the others when it could go."""
+AT_ONCE_S = 2.0
+"""Those who end together are gone by then; whoever waits for longer is told for whom."""
 
 _users: dict[Server, set[HostingDriver]] = {}
 """The servers that serve in this process, and which drivers here use them. All of one server are in one loop."""
@@ -86,16 +88,23 @@ class HostingDriver(RemoteDriver):
                 await server.stop()
 
     async def _stop(self, server: Server) -> None:
+        telling = asyncio.get_running_loop().call_later(AT_ONCE_S, self._tell_why_it_stays, server)
         try:
-            if server.peers:
-                logger.info("serving on for at most %g s, for %s connections", self._stay_s, len(server.peers))
             if not await server.drained(self._stay_s):
                 logger.warning(
                     "stopped serving run %r at %s after %g s, although %s connections were left",
                     self.run_id, self.endpoint, self._stay_s, len(server.peers),
                 )  # fmt: skip
         finally:
+            telling.cancel()
             await server.stop()
+
+    def _tell_why_it_stays(self, server: Server) -> None:
+        logger.warning(
+            "this process serves run %r and stays until the others have left (connections: %s), for at most %g s: "
+            "whoever ends it now ends the server too",
+            self.run_id, len(server.peers), self._stay_s,
+        )  # fmt: skip
 
     # ---- dialling
 
