@@ -68,6 +68,8 @@ class Member:
         self._heard_rank = -1
         self._left = NO_ROUND
         self._examined = ""
+        self._silent = False
+        """The engine we are present on does not answer, and our observer knows."""
         self._boot: Bootstrap | None = None
         self._owes_ready = False
         """Our presence has a line in the table of a round we gave up, and has not said so yet (T4)."""
@@ -236,7 +238,7 @@ class Member:
 
     def lost_touch(self, trouble: str) -> None:
         """The workers go on; only the observer hears of it for now."""
-        self._notice("engine lost", trouble)
+        self._notice("engine away", trouble)
 
     def ended(self, error: Exception) -> None:
         """Evicted, or something final."""
@@ -288,6 +290,7 @@ class Member:
 
     def refresh(self) -> None:
         """T10: what the holder is told is a function of the present, computed anew."""
+        self._tell_of_silence()
         told: Change | None = None
         if self._evicted is not None:
             told = Change(Kind.EVICTED, self._evicted.reason)
@@ -306,6 +309,16 @@ class Member:
         if told is not None and self._world is not None:
             self._world.end(told.reason)
         self._bell.ring()
+
+    def _tell_of_silence(self) -> None:
+        """Of an engine that is there but does not answer; one that is gone, or is another, is noticed by connecting to it."""
+        silent = self._presence is not None and self._attendance.away_s() > 0
+        if silent != self._silent:
+            self._silent = silent
+            if silent:
+                self._notice("engine away", self._attendance.trouble)
+            elif self._presence is not None:
+                self._notice("engine back", "it answers again")
 
     # ---- T3, T4: waiting
 

@@ -83,7 +83,8 @@ class Process:
                     if holds(line):
                         return line
                 left_s = deadline - time.monotonic()
-                assert not self._ended and left_s > 0, f"{self.name} did not say it: {what}\n{self.story()}"
+                if left_s <= 0 or self._ended:
+                    raise AssertionError(f"{self.name} did not say it: {what}\n{self.story()}")
                 self._came.wait(left_s)
 
     def world(self, size: int = 0, after: int = 0) -> Line:

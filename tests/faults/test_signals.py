@@ -142,7 +142,7 @@ def test_a_server_that_does_not_answer_for_long_disturbs_nobody(turn):
         members, round = formed(stage, place, 3, "2:4", "read_timeout=3", "last_call=1")
         server.pause()
         for member in members:
-            member.until(is_notice("engine lost"), "the engine is away", LONG_S)
+            member.until(is_notice("engine away"), "the engine is away", LONG_S)
         time.sleep(20.0 if turn else 2.0)
         for member in members:
             member.all_read()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -12,12 +15,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import operate
 from .._version import __version__
 from ..aio import Rendezvous
+from ..drivers.choose import open_driver
 from ..endpoint import PORT, parse_host
 from ..errors import SettingsError, Unreachable
 from ..notices import Notice
 from ..server.server import Server
+from ..settings import Settings
 from . import member, options
 from .codes import Code, sentences
 from .demo import Demo
@@ -125,6 +131,40 @@ def serve(
     """Serve runs from this process's memory, until SIGTERM. Members go on undisturbed if it is restarted at the same place."""
     with sentences():
         sys.exit(asyncio.run(_serve(*_parse_bind(bind))))
+
+
+@app.command()
+def adopt(
+    endpoint: options.Endpoint,
+    run_id: options.RunId,
+    force: Annotated[bool, typer.Option("--force", help="the engine that the members knew is surely gone")] = False,
+    conf: options.Conf = None,
+) -> None:
+    """Let the members of a run follow to the engine that the endpoint means now, although they knew one at another place.
+
+    They refuse it by themselves, because the old engine may still serve others. If all of a round follow, it goes on.
+    """
+    with sentences():
+        settings = Settings.make(
+            endpoint, run_id=run_id, min_nodes=1, max_nodes=1, environ=os.environ, **{**options.conf(conf), "is_host": False}
+        )
+        sys.exit(asyncio.run(_adopt(settings, force)))
+
+
+async def _adopt(settings: Settings, force: bool) -> int:
+    driver = open_driver(settings)
+    session = await driver.connect()
+    try:
+        if not force:
+            problem = f"members of run {settings.run_id!r} would follow to the engine at {session.place}"
+            remedy = "make sure that the one they knew is gone, then give --force: if it still serves others, the run is split"
+            raise SettingsError(f"{problem}; {remedy}")
+        await operate.adopt(session, settings.run_id, f"{getpass.getuser()}@{socket.gethostname()}")
+        typer.echo(f"members of run {settings.run_id!r} may follow to {session.place} for {operate.ADOPT_S:g} s from now")
+    finally:
+        await session.close()
+        await driver.close()
+    return Code.OK
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from ..server.frames import (
     Frame,
     Framed,
     Full,
+    Grant,
     Granted,
     Hello,
     Missed,
@@ -29,6 +30,7 @@ from ..server.frames import (
     Ping,
     Refused,
     Rejected,
+    Txn,
     Welcome,
     answer_decoder,
     decode,
@@ -64,10 +66,12 @@ class Link(Framed):
         self._timeout_s = read_timeout_s
         self._loop = asyncio.get_running_loop()
         self.is_open = True
+        self.violation = ""
+        """What the other side did that no rdzv server does, once it has."""
         self.on_lost: Callable[[str], None] = lambda _problem: None
         self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
-        self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
+        self._waiters: dict[int, tuple[float, asyncio.Future[Any], Frame]] = {}
         self._asked = 0
         self._heard_at = self._loop.time()
         self._heard_anything = False
@@ -99,10 +103,11 @@ class Link(Framed):
     async def call(self, frame: Callable[[int], Frame]) -> Any:
         """Ask and wait. Raises LeaseGone, ValueError, LimitExceeded; Unreachable means that the outcome is unknown."""
         number = self._asked + 1
-        data = encode(frame(number))
+        question = frame(number)
+        data = encode(question)
         self._asked = number
         waiter: asyncio.Future[Any] = self._loop.create_future()
-        self._waiters[number] = (self._loop.time(), waiter)
+        self._waiters[number] = (self._loop.time(), waiter, question)
         self.send(data)
         try:
             return await waiter
@@ -127,7 +132,7 @@ class Link(Framed):
         if self._alarm is not None:
             self._alarm.cancel()
         self._fail_greeting(problem)
-        for _, waiter in self._waiters.values():
+        for _, waiter, _ in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
         self.transport.close()
@@ -137,15 +142,16 @@ class Link(Framed):
         """One alarm for everything, not set anew at every call: nearly all are answered in time."""
         now = self._loop.time()
         if self._waiters:
-            asked_at, _ = next(iter(self._waiters.values()))
+            asked_at, *_ = next(iter(self._waiters.values()))
             if now - asked_at >= self._timeout_s:
                 self.lose("no answer", self._timeout_s)
                 return
             wait_s = self._timeout_s - (now - asked_at)
         elif now - self._heard_at >= PING_S:
             self._asked += 1
-            self._waiters[self._asked] = (now, self._loop.create_future())
-            self.tell(Ping(self._asked))
+            ping = Ping(self._asked)
+            self._waiters[self._asked] = (now, self._loop.create_future(), ping)
+            self.tell(ping)
             wait_s = self._timeout_s
         else:
             wait_s = PING_S - (now - self._heard_at)
@@ -173,6 +179,7 @@ class Link(Framed):
 
     def violated(self, problem: str, start: bytes = b"") -> None:
         """It is no rdzv server, or one that went mad."""
+        self.violation = problem
         if start:
             self._fail_greeting(problem)
         self.lose(problem)
@@ -197,16 +204,33 @@ class Link(Framed):
         elif isinstance(answer, Rejected):
             self.lose(_refusal(answer))
         else:
-            _, waiter = self._waiters.pop(answer.number, (0.0, None))
-            if waiter is None:
+            asked = self._waiters.get(answer.number)
+            if asked is None:
                 if answer.number > self._asked:
                     raise Incompatible(f"answer {answer.number}", f"only {self._asked} were asked for")
-            elif not waiter.done():
+                return
+            _, waiter, question = asked
+            if not _fits(question, answer):
+                problem = f"a {type(question).__name__} was asked for, and what came does not answer that"
+                raise Incompatible(f"answer {answer.number}, {type(answer).__name__},", problem)
+            del self._waiters[answer.number]
+            if not waiter.done():
                 _settle(waiter, answer)
 
 
 def _refusal(rejected: Rejected) -> str:
     return rejected.text or "the server hung up without a reason"
+
+
+def _fits(question: Frame, answer: Done | Granted | Ok | Ended | Refused | Full) -> bool:
+    """It answers what was asked. Callers rely on that, and must not fall over a server that went mad."""
+    if isinstance(answer, (Ended, Refused, Full)):
+        return not isinstance(question, Ping)
+    if isinstance(question, Txn):
+        return isinstance(answer, Done) and len(answer.outcome.reads) == len(
+            question.then if answer.outcome.succeeded else question.otherwise
+        )
+    return isinstance(answer, Granted if isinstance(question, Grant) else Ok)
 
 
 def _settle(waiter: asyncio.Future[Any], answer: Done | Granted | Ok | Ended | Refused | Full) -> None:

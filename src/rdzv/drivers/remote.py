@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 from collections import deque
@@ -59,6 +60,7 @@ class RemoteDriver:
         self.named = endpoint
         self._resolver = Resolver()
         self._warned = ""
+        self._warned_at = -math.inf
 
     async def connect(self) -> RemoteSession:
         """See the port."""
@@ -98,11 +100,18 @@ class RemoteDriver:
         return Link(self.endpoint, self.read_timeout_s)
 
     def unreachable(self, failed: DialFailed) -> Unreachable:
-        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log, once."""
-        if failed.answered and not failed.passing and failed.problem != self._warned:
-            self._warned = failed.problem
-            logger.warning("engine %s: %s", self.endpoint, failed.problem)
+        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log."""
+        if failed.answered and not failed.passing:
+            self.complain(failed.problem)
         return Unreachable(self.endpoint, failed.problem, applied=False)
+
+
+    def complain(self, problem: str) -> None:
+        """Once for each problem, and at most once per second: who sends rubbish must not fill the log as well."""
+        now = asyncio.get_running_loop().time()
+        if problem != self._warned and now - self._warned_at >= 1.0:
+            self._warned, self._warned_at = problem, now
+            logger.warning("engine %s: %s", self.endpoint, problem)
 
 
 class RemoteSession:
@@ -226,6 +235,8 @@ class RemoteSession:
         return True
 
     def _lost(self, _problem: str) -> None:
+        if self._link is not None and self._link.violation:
+            self._driver.complain(self._link.violation)
         self._link = None
         if self._ended is None:
             self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
