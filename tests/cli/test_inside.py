@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 
 import pytest
@@ -31,7 +32,7 @@ def test_the_version_is_shown():
     assert invoke("--version").stdout == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["join", "run", "serve", "demo"])
+@pytest.mark.parametrize("command", ["join", "run", "serve", "adopt", "demo"])
 def test_every_command_has_help(command):
     shown = invoke(command, "--help")
     assert shown.exit_code == 0
@@ -72,6 +73,19 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     assert done.exit_code == Code.USAGE
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_nobody_is_let_over_to_another_engine_without_force():
+    """And it is said what would be done."""
+    done = invoke("adopt", "memory://", "--run-id", "t")
+    assert done.exit_code == Code.USAGE
+    assert re.fullmatch(
+        r"rdzv: members of run 't' would follow to the engine at memory\S+; make sure that the one they knew is gone, then "
+        r"give --force: if it still serves others, the run is split\n", done.stderr,
+    )  # fmt: skip
+    done = invoke("adopt", "memory://", "--run-id", "t", "--force")
+    assert (done.exit_code, done.stderr) == (Code.OK, "")
+    assert re.fullmatch(r"members of run 't' may follow to memory\S+ for 3600 s from now\n", done.stdout)
 
 
 def test_who_waits_in_vain_is_told_for_what():
