@@ -22,7 +22,7 @@ AGENT = Path(__file__).parent / "agent.py"
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(rdzv.__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
 LONG_S = 40.0
 """No wait is longer: one that is has failed. Nothing here takes more than a few seconds on an idle machine."""
-QUICK = ("last_call=20", "settle=0.3", "grow_every=0", "lease=4")
+QUICK = ("last_call=10", "settle=0.3", "grow_every=0", "lease=4")
 """Leases of seconds, not less: a loaded machine must not make a member look dead."""
 
 Line = dict[str, Any]
