@@ -365,3 +365,11 @@ def test_an_open_head_made_again_is_sealed_in_the_next_era():
         "a b", next_era=NEXT, instance="e9", call=Call.LAST, age=30.0, records={"a": heard(number=0, table="")}
     )
     assert seal_of(lead(view)).head.round == RoundId(NEXT, 1)
+
+
+def test_what_this_very_instance_showed_is_not_gone_on_from():
+    """T14.4: the run closed and expired while A was led elsewhere. Going on from what A heard would make round 4 twice."""
+    heard_here = {"a": {"heard": told(rank=0, next_era=Era(2, "e9"))}}
+    verdict = lead(no_head("a", min=1, records=heard_here, instance="e9"))
+    assert isinstance(verdict.act, WriteHead)
+    assert (verdict.act.head.number, verdict.act.head.run) == (0, "fresh")

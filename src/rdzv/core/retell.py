@@ -14,8 +14,12 @@ from .view import View
 
 
 def best(view: View) -> Told | None:
-    """The newest round that anybody live tells of; a closed one wins, because a close is final."""
-    told = [one for _, one in view.told]
+    """The newest round that anybody live tells of; a closed one wins, because a close is final.
+
+    A head bears in `next_era` the instance that it stands on. If that is this one and the head is gone, then that life of the
+    run id is over, and to go on from it would be to make its next round a second time.
+    """
+    told = [one for _, one in view.told if one.next_era.instance != view.instance]
     closed = [one for one in told if one.phase is Phase.CLOSED]
     return max(closed or told, key=lambda one: (one.incarnation, one.round, one.phase is Phase.BROKEN), default=None)
 
