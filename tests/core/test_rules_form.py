@@ -13,7 +13,7 @@ from rdzv.core.rules import RULES, lead
 
 # ---- T2: the first head
 
-NEW_HEAD = Head(run="fresh", era=Era(1, "e1"), next_era=Era(1, "e1"))
+NEW_HEAD = Head(run="fresh", era=Era(1, "fresh"), next_era=Era(1, "fresh"))
 
 
 def test_the_leader_makes_the_head():
@@ -48,7 +48,7 @@ def test_an_engine_that_is_not_young_any_more_has_nobody_to_wait_for():
 
 def test_h9_a_newcomer_does_not_begin_a_run_that_somebody_tells_of():
     """T2.1: C comes first to the emptied engine; A, who holds round 3, is there too. C must not begin at 1."""
-    verdict = lead(no_head("c a", min=1, instance="e2", records={"a": {"holds": told(rank=0)}}))
+    verdict = lead(no_head("c a", min=1, records={"a": {"holds": told(rank=0)}}))
     assert isinstance(verdict.act, WriteHead)
     assert (verdict.act.head.number, verdict.act.head.phase) == (3, Phase.BROKEN)
 
