@@ -51,7 +51,7 @@ class Record(
 
 
 class Era(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Under which making of the head a round was sealed: a level above all that was told then, and an id made with that head."""
+    """Under which making of the head a round was sealed: its level is above all told then, its id made with that head."""
 
     level: int = 0
     id: str = ""
