@@ -42,7 +42,7 @@ from ..server.frames import (
     welcome_decoder,
 )
 from ..server.tls import Channel
-from ..server.trust import DRIVER, SERVER, SERVER_DID_NOT_PROVE, SERVER_HAS_NO_TLS, Handshake, Trust, new_nonce
+from ..server.trust import DRIVER, SERVER, SERVER_DID_NOT_PROVE, ONLY_MEMBER_HAS_TLS, Handshake, Trust, new_nonce
 from .base import Batch, Gap, LeaseGone
 from .forked import let_go_in_children
 
@@ -209,7 +209,7 @@ class Link(Framed):
         """A server of ours without TLS, or no server of ours."""
         self.transport = transport
         is_ours = MAGIC.startswith(start[: len(MAGIC)])
-        self._fail_greeting(SERVER_HAS_NO_TLS if is_ours else describe(start), untrusted=is_ours)
+        self._fail_greeting(ONLY_MEMBER_HAS_TLS if is_ours else describe(start), untrusted=is_ours)
 
     def insecure(self, problem: str, untrusted: bool) -> None:
         """TLS failed."""
@@ -234,15 +234,14 @@ class Link(Framed):
 
     def _challenged(self, challenge: Challenge) -> None:
         """Prove ourselves, and greet in the same breath: what the hello tells, whoever listens could hear anyway."""
-        assert self._trust.secret is not None, "else nobody was challenged"
-        assert self._hello is not None, "it waits for this"
+        if self._trust.secret is None or self._hello is None:
+            raise Incompatible("a challenge", "none was asked for yet")
         binding = self.transport.get_extra_info("binding", b"")
         self._handshake = Handshake(self._trust.secret, self._nonce, challenge.nonce, binding)
         self.send(encode(Proof(self._handshake.proof(DRIVER))) + encode(self._hello))
 
     def _proven(self, proof: Proof) -> None:
-        assert self._handshake is not None, "we have proven ourselves before"
-        if self._handshake.holds(SERVER, proof.proof):
+        if self._handshake is not None and self._handshake.holds(SERVER, proof.proof):
             self._is_proven = True
         else:
             self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)

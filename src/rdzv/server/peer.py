@@ -56,10 +56,10 @@ from .runs import Run, check_key
 from .trust import (
     DIFFERENT_SECRETS,
     DRIVER,
-    MEMBER_HAS_NO_SECRET,
-    MEMBER_HAS_NO_TLS,
+    ONLY_SERVER_HAS_ONE,
+    ONLY_SERVER_HAS_TLS,
     SERVER,
-    SERVER_HAS_NO_SECRET,
+    ONLY_MEMBER_HAS_ONE,
     Handshake,
     new_nonce,
 )
@@ -151,7 +151,7 @@ class Peer(Framed):
         """One of ours without TLS, or a stranger. It is answered in the clear, since it would not understand else."""
         self.transport = transport
         if MAGIC.startswith(start[: len(MAGIC)]):
-            self._distrust(MEMBER_HAS_NO_TLS)
+            self._distrust(ONLY_SERVER_HAS_TLS)
         else:
             self.violated(describe(start), start)
 
@@ -228,7 +228,7 @@ class Peer(Framed):
             if isinstance(first, Hello):
                 self._server.hello(self, first)
             else:
-                self._distrust(SERVER_HAS_NO_SECRET)
+                self._distrust(ONLY_MEMBER_HAS_ONE)
         elif handshake is None:
             self._challenged(secret, decode(first_decoder, payload))
         elif handshake.holds(DRIVER, decode(proof_decoder, payload).proof):
@@ -241,7 +241,7 @@ class Peer(Framed):
 
     def _challenged(self, secret: Secret, first: Challenge | Hello) -> None:
         if isinstance(first, Hello):
-            self._distrust(MEMBER_HAS_NO_SECRET)
+            self._distrust(ONLY_SERVER_HAS_ONE)
             return
         own = new_nonce()
         self._handshake = Handshake(secret, first.nonce, own, self.transport.get_extra_info("binding", b""))

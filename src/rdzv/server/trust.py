@@ -29,19 +29,19 @@ from .frames import NONCE, VERSION
 DRIVER, SERVER = b"driver", b"server"
 
 DIFFERENT_SECRETS = "the two sides have different secrets: give the member the server's token"
-MEMBER_HAS_NO_SECRET = (  # noqa: S105
+ONLY_SERVER_HAS_ONE = (
     "the server has a secret and the member has none: give the member the same, "
     "by RDZV_TOKEN, token_file or the setting token"
 )
-SERVER_HAS_NO_SECRET = (  # noqa: S105
+ONLY_MEMBER_HAS_ONE = (
     "the member has a secret and the server has none: give the server the same, "
     "by RDZV_TOKEN, token_file or the setting token"
 )
 SERVER_DID_NOT_PROVE = (
     "it did not prove that it knows our secret: it is not the server that is meant, or somebody is in between"
 )
-MEMBER_HAS_NO_TLS = "the server speaks TLS and the member does not: give the member tls=true, and tls_ca if need be"
-SERVER_HAS_NO_TLS = "the member speaks TLS and the server does not: give the server tls_cert and tls_key"
+ONLY_SERVER_HAS_TLS = "the server speaks TLS and the member does not: give the member tls=true, and tls_ca if need be"
+ONLY_MEMBER_HAS_TLS = "the member speaks TLS and the server does not: give the server tls_cert and tls_key"
 
 _PEM_MAX = 1024 * 1024
 _LEAF = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
