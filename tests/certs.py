@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import datetime
+import datetime as dt
 import functools
 import shutil
 import tempfile
@@ -48,9 +48,9 @@ def ca_file(name: str = "ours") -> str:
 @functools.cache
 def issue(*hosts: str, by: str = "ours", days: int = 2) -> Pem:
     """A certificate that is valid from ten days ago to so many days from now."""
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     made = authority(by).issue_cert(
-        *(hosts or HOSTS), not_before=now - datetime.timedelta(10), not_after=now + datetime.timedelta(days)
+        *(hosts or HOSTS), not_before=now - dt.timedelta(10), not_after=now + dt.timedelta(days)
     )
     stem = f"{by}-{days}-{'-'.join(hosts).replace(':', '_')}"
     cert, key = folder() / f"{stem}.cert", folder() / f"{stem}.key"

@@ -14,8 +14,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar, cast
 
 import pytest
-from certs import full
 
+from certs import full
 from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
 from rdzv.drivers.memory import MemoryDriver, MemorySession
 from rdzv.drivers.remote import RemoteDriver

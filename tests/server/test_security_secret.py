@@ -10,9 +10,9 @@ import time
 
 import msgspec
 import pytest
-from certs import TOKEN, full, trust
 from stand import FakeTransport, Proxy, Raw, driver_to, feed, free_port, run, serving, session_to, until
 
+from certs import TOKEN, full, trust
 from rdzv.drivers.base import Get, Put
 from rdzv.drivers.link import Link
 from rdzv.errors import Unreachable, Untrusted
@@ -407,8 +407,8 @@ def test_without_a_secret_where_others_can_reach_it_there_is_one_warning(host, o
 
     port = run(scenario)
     assert [record.message for record in caplog.records] == warned * [
-        f"anybody who reaches port {port} of this machine can take part in its runs: give server and members a secret "
-        "(RDZV_TOKEN or token_file)"
+        (f"anybody who reaches port {port} of this machine can take part in its runs: give server and members a secret "
+        "(RDZV_TOKEN or token_file)")
     ]
 
 

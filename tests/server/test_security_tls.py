@@ -10,9 +10,9 @@ import ssl
 from pathlib import Path
 
 import pytest
-from certs import TOKEN, ca_file, full, issue, trust
 from stand import Proxy, Raw, driver_to, free_port, run, serving, session_to, until
 
+from certs import TOKEN, ca_file, full, issue, trust
 from rdzv.drivers.base import Get, Put
 from rdzv.errors import SettingsError, Unreachable, Untrusted
 from rdzv.secret import Secret
@@ -336,13 +336,13 @@ def test_certificates_that_were_renewed_are_used_without_a_restart(tmp_path, cap
         ("", "{cert}", "{none}", "tls_key '{none}' cannot be read: no such file or directory"),
         (
             "", "{cert}", "{other}",
-            "tls_cert '{cert}' and tls_key '{other}' cannot be used: key values mismatch; "
-            "they must be PEM files that belong together, the key without a password",
+            ("tls_cert '{cert}' and tls_key '{other}' cannot be used: key values mismatch; "
+            "they must be PEM files that belong together, the key without a password"),
         ),
         (
             "", "{cert}", "{locked}",
-            "tls_cert '{cert}' and tls_key '{locked}' cannot be used: the key has a password; "
-            "they must be PEM files that belong together, the key without a password",
+            ("tls_cert '{cert}' and tls_key '{locked}' cannot be used: the key has a password; "
+            "they must be PEM files that belong together, the key without a password"),
         ),
     ],
 )  # fmt: skip
@@ -375,7 +375,7 @@ def test_a_node_without_a_certificate_does_not_serve():
         from rdzv.server.host import HostingDriver
 
         driver = HostingDriver(Endpoint.parse(f"127.0.0.1:{free_port()}"), run_id="job", trust=tls(pem=None))
-        with pytest.raises(Unreachable, match="connection refused; this node cannot serve, because it has no tls_cert$"):
+        with pytest.raises(Unreachable, match=r"connection refused; this node cannot serve, because it has no tls_cert$"):
             await driver.connect()
         await driver.close()
 

@@ -42,7 +42,7 @@ from ..server.frames import (
     welcome_decoder,
 )
 from ..server.tls import Channel
-from ..server.trust import DRIVER, SERVER, SERVER_DID_NOT_PROVE, ONLY_MEMBER_HAS_TLS, Handshake, Trust, new_nonce
+from ..server.trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 from .base import Batch, Gap, LeaseGone
 from .forked import let_go_in_children
 

@@ -56,10 +56,10 @@ from .runs import Run, check_key
 from .trust import (
     DIFFERENT_SECRETS,
     DRIVER,
+    ONLY_MEMBER_HAS_ONE,
     ONLY_SERVER_HAS_ONE,
     ONLY_SERVER_HAS_TLS,
     SERVER,
-    ONLY_MEMBER_HAS_ONE,
     Handshake,
     new_nonce,
 )
