@@ -6,10 +6,13 @@ import asyncio
 import json
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from stand import LONG_S, ServerThread, free_port
@@ -227,10 +230,21 @@ def test_who_has_been_in_goes_on_through_a_server_with_another_secret():
             await complaints.wait()
             assert member.changed is None
             await wrong.stop()
+            driver = member._member._driver
+            refusals, connect = iter(range(3)), driver.connect
+
+            async def refused_at_first():
+                """Also one that was reset, and comes in anew, goes on."""
+                if next(refusals, None) is not None:
+                    raise Untrusted(driver.endpoint, "the two sides have different secrets")
+                return await connect()
+
+            driver.connect = refused_at_first
             again = Server(("127.0.0.1", port), trust=Trust(Secret(TOKEN)))
             await again.start()
             status = await until_status(member)
             assert status.round == world.round
+            assert next(refusals, None) is None
             assert member.changed is None
             await member.leave()
             await again.stop()
@@ -271,6 +285,17 @@ def test_two_members_form_a_round_and_one_of_them_serves(options):
         thread.join(LONG_S)
     assert [rank for _, _, rank, _ in sorted(found)] == [0, 1]
     assert len({(number, size, boot) for number, size, _, boot in found}) == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
+def test_the_certificates_that_the_documentation_makes_are_good_for_both_sides(tmp_path):
+    document = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    (commands,) = [block for block in re.findall(r"```sh\n(.*?)```", document, re.DOTALL) if "openssl x509" in block]
+    subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True, timeout=LONG_S)
+    files = {"tls_ca": tmp_path / "ca.pem", "tls_cert": tmp_path / "node.pem", "tls_key": tmp_path / "node.key"}
+    endpoint = f"localhost:{free_port()}"
+    with rdzv.Rendezvous(endpoint, run_id="job", min_nodes=1, max_nodes=1, **QUICK, **files) as member:
+        assert member.join(timeout_s=LONG_S).size == 1
 
 
 # ---- processes

@@ -298,6 +298,23 @@ def test_a_stranger_may_send_little_and_stays_no_longer_for_talking():
     run(scenario)
 
 
+def test_the_words_of_a_stranger_do_not_prolong_its_time():
+    async def scenario():
+        async with serving(trust=trust(TOKEN)) as server:
+            raw = await Raw.connect(server.port)
+            await until(lambda: server.peers)
+            (peer,) = server.peers
+            arrived_s = peer.heard_s
+            server.awake_s += 1.0
+            raw.write(PREAMBLE, Challenge(new_nonce()))
+            await raw.read(len(PREAMBLE))
+            await frame(raw, Challenge)
+            assert peer.heard_s == arrived_s
+            await raw.close()
+
+    run(scenario)
+
+
 def test_strangers_do_not_keep_members_out_by_their_number(caplog):
     async def scenario():
         async with serving(trust=trust(TOKEN), limits=Limits(connections=10)) as server:

@@ -20,6 +20,9 @@ from .link import DialFailed, Link
 
 CONNECT_TIMEOUT_S = 3.0
 """Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
+TLS_PATIENCE = 10
+"""How many times longer a server may take to greet under TLS: ten thousand handshakes at once keep it busy for half a
+minute, and whoever gives up meanwhile only makes it begin again."""
 STAGGER_S = 0.25
 """How long an address may keep the next one waiting."""
 ADDRESSES_MAX = 16
@@ -127,6 +130,8 @@ async def greet(
 ) -> tuple[Link, Welcome]:
     """Say hello on a fresh connection. Raises DialFailed; the connection is closed then."""
     link = new_link()
+    if link.is_encrypted:
+        timeout_s *= TLS_PATIENCE
     await asyncio.get_running_loop().create_connection(link.carrier, sock=sock)
     try:
         return link, await link.greet(hello, timeout_s)

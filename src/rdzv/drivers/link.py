@@ -94,6 +94,11 @@ class Link(Framed):
 
     # ---- greeting
 
+    @property
+    def is_encrypted(self) -> bool:
+        """It speaks TLS."""
+        return self._trust.certificates is not None
+
     def carrier(self) -> asyncio.BufferedProtocol:
         """What the stream is to be connected to."""
         certificates = self._trust.certificates
