@@ -395,7 +395,7 @@ def test_who_hosts_asks_others_for_the_same_proof(of):
     run(scenario)
 
 
-def test_a_session_goes_on_if_the_server_is_for_a_while_one_with_another_secret():
+def test_a_session_goes_on_if_the_server_is_for_a_while_one_with_another_secret(caplog):
     """Who has been in is not thrown out by another's mistake."""
 
     async def scenario():
@@ -408,9 +408,12 @@ def test_a_session_goes_on_if_the_server_is_for_a_while_one_with_another_secret(
                 await driver_to(port, trust=trust(TOKEN)).connect()
             assert session._ended is None
             assert wrong.runs == {}
+            await until(lambda: "rdzv.remote" in {record.name for record in caplog.records}, "a word of the session")
         await session.close()
 
     run(scenario)
+    told = [record.message.partition(": ")[2].partition(": ")[2] for record in caplog.records if record.name == "rdzv.remote"]
+    assert told == [DIFFERENT], "once, however often it is tried"
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_a_proof_is_bound_to_the_servers_certificate():
     async def scenario():
         async with serving(trust=full()) as server:
             outside = Certificates(ca_file(), *issue("127.0.0.1", days=3), mutual=False).server()[0]
-            inside = full().certificates.client()
+            inside, relayed = full().certificates.client(), asyncio.Event()
 
             async def relay(reader, writer):
                 up_reader, up_writer = await asyncio.open_connection(
@@ -245,12 +245,16 @@ def test_a_proof_is_bound_to_the_servers_certificate():
                         sink.write(data)
                     sink.close()
 
-                await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
+                await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer), return_exceptions=True)
+                for one in (writer, up_writer):
+                    one.transport.abort()
+                relayed.set()
 
             between = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=outside)
             with pytest.raises(Untrusted, match="the two sides have different secrets"):
                 await driver_to(between.sockets[0].getsockname()[1], trust=full()).connect()
             between.close()
+            await relayed.wait()
             await until(lambda: not server.peers)
 
     run(scenario)

@@ -102,13 +102,18 @@ class RemoteDriver:
         return Link(self.endpoint, self.read_timeout_s, self.trust, host)
 
     def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
-        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log, once."""
-        if failed.answered and not failed.passing and failed.problem != self._warned:
-            self._warned = failed.problem
-            logger.warning("engine %s: %s", self.endpoint, failed.problem)
+        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log."""
         if failed.untrusted:
             return Untrusted(self.endpoint, failed.problem)
+        if failed.answered and not failed.passing:
+            self.warn(failed.problem)
         return Unreachable(self.endpoint, failed.problem, applied=False)
+
+    def warn(self, problem: str) -> None:
+        """Once, until there is another one."""
+        if problem != self._warned:
+            self._warned = problem
+            logger.warning("engine %s: %s", self.endpoint, problem)
 
 
 class RemoteSession:
@@ -242,8 +247,10 @@ class RemoteSession:
         for attempt in count():
             try:
                 link, welcome = await self._driver.dial(self._hello_again)
-            except (Unreachable, Untrusted):
-                # A member that is in does not go because of another's mistake: it may be undone before it matters.
+            except (Unreachable, Untrusted) as error:
+                if isinstance(error, Untrusted):
+                    # Who is in does not go because of another's mistake, which may be undone before it matters.
+                    self._driver.warn(error.problem)
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
                 await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
                 continue
