@@ -64,10 +64,14 @@ def test_the_defaults_are_those_of_the_documentation():
         "info": {},
         "bootstrap_port": (0, 0),
         "local_addr": "",
+        "token": None,
         "token_file": "",
+        "tls": None,
         "tls_cert": "",
         "tls_key": "",
         "tls_ca": "",
+        "tls_mutual": None,
+        "tls_server_name": "",
     }
 
 

@@ -17,10 +17,11 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from ..endpoint import Endpoint
-from ..errors import Unreachable
+from ..errors import Unreachable, Untrusted
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
+from ..server.trust import Trust
 from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
 from .link import DialFailed, Link
@@ -50,6 +51,7 @@ class RemoteDriver:
         linger_s: float = 1.0,
         read_timeout_s: float = 10.0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        trust: Trust | None = None,
     ) -> None:
         self.endpoint = str(endpoint)
         self.run_id = run_id
@@ -57,6 +59,7 @@ class RemoteDriver:
         self.read_timeout_s = read_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.named = endpoint
+        self.trust = trust or Trust()
         self._resolver = Resolver()
         self._warned = ""
 
@@ -75,7 +78,7 @@ class RemoteDriver:
         return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
 
     async def dial(self, hello: Greeter) -> tuple[Link, Welcome]:
-        """One attempt to get a connection. Raises Unreachable."""
+        """One attempt to get a connection. Raises Unreachable, Untrusted."""
         try:
             return await self.dial_named(hello)
         except DialFailed as failed:
@@ -95,14 +98,22 @@ class RemoteDriver:
 
     def new_link(self) -> Link:
         """For a new connection."""
-        return Link(self.endpoint, self.read_timeout_s)
+        host = self.named.hosts[0][0] if self.named.hosts else "127.0.0.1"
+        return Link(self.endpoint, self.read_timeout_s, self.trust, host)
 
-    def unreachable(self, failed: DialFailed) -> Unreachable:
-        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log, once."""
-        if failed.answered and not failed.passing and failed.problem != self._warned:
-            self._warned = failed.problem
-            logger.warning("engine %s: %s", self.endpoint, failed.problem)
+    def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
+        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log."""
+        if failed.untrusted:
+            return Untrusted(self.endpoint, failed.problem)
+        if failed.answered and not failed.passing:
+            self.warn(failed.problem)
         return Unreachable(self.endpoint, failed.problem, applied=False)
+
+    def warn(self, problem: str) -> None:
+        """Once, until there is another one."""
+        if problem != self._warned:
+            self._warned = problem
+            logger.warning("engine %s: %s", self.endpoint, problem)
 
 
 class RemoteSession:
@@ -236,7 +247,10 @@ class RemoteSession:
         for attempt in count():
             try:
                 link, welcome = await self._driver.dial(self._hello_again)
-            except Unreachable:
+            except (Unreachable, Untrusted) as error:
+                if isinstance(error, Untrusted):
+                    # Who is in does not go because of another's mistake, which may be undone before it matters.
+                    self._driver.warn(error.problem)
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
                 await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
                 continue
