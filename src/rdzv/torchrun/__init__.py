@@ -1,0 +1,1 @@
+"""Stock torchrun on rdzv."""
