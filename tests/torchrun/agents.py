@@ -143,11 +143,7 @@ class Agent:
 
     def workers(self) -> list[int]:
         """Its children that are still there."""
-        try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        except OSError:
-            return []
-        return [int(pid) for pid in children]
+        return children_of(self.pid)
 
 
 class Job:
@@ -185,7 +181,6 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for agent in self.agents.values():
             if agent.code is None:
-                agent.signal(signal.SIGCONT)
                 agent.kill()
         for pid in {row.pid for row in self.rows("start")}:  # Those whose agent was killed before them.
             if str(self.folder) in environ_of(pid):
@@ -207,10 +202,15 @@ class Job:
         program: Sequence[str] = (),
         function: str = "",
         wrap: Sequence[str] = (),
+        container: str = "",
+        netns: str = "",
         env: dict[str, str] | None = None,
         **conf: object,
     ) -> Agent:
-        """Start one. `wrap` is a command to run it under, which costs an import of torch."""
+        """Start one. `wrap` is a command to run it under, which costs an import of torch.
+
+        In a `container` it is process 1 on a host of that name; its `pid` is then that of the process outside.
+        """
         restarts = self.max_restarts if max_restarts is None else max_restarts
         argv = [
             f"--nnodes={nnodes or self.nnodes}", "--nproc-per-node=1", f"--max-restarts={restarts}", "--monitor-interval=0.1",
@@ -226,7 +226,7 @@ class Job:
         }  # fmt: skip
         out = self.folder / f"{node}.out"
         if self._nursery is not None and not wrap:
-            pid = self._nursery.fork(argv=argv, env=environ, out=str(out), function=function)
+            pid = self._nursery.fork(argv=argv, env=environ, out=str(out), function=function, container=container, netns=netns)
             codes = self._nursery.codes
             agent = Agent(self, node, pid, lambda: codes.get(pid))
         else:
@@ -243,7 +243,11 @@ class Job:
     def start(self, *nodes: str, **options: Any) -> list[Agent]:
         return [self.agent(node, **options) for node in nodes]
 
-    # ---- telling the workers
+    # ---- telling the workers and agents
+
+    def hold(self, node: str) -> None:
+        """Let the agent stand still, once, between getting a world and giving out the ranks in it."""
+        (self.folder / f"{node}.hold").touch()
 
     def order(self, node: str, code: int = 0) -> None:
         """Let the node's worker end with that code, once."""
@@ -286,6 +290,18 @@ class Job:
         assert ranks[-1] < size
         return found
 
+    def server(self) -> str:
+        """The node whose agent listens at the endpoint."""
+        port = f":{int(self.endpoint.rpartition(':')[2]):04X}"
+        lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+        sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
+        for node, agent in self.agents.items():
+            with suppress(OSError):
+                for descriptor in Path(f"/proc/{agent.pid}/fd").iterdir():
+                    if os.readlink(descriptor) in sockets:
+                        return node
+        return ""
+
     def row(self, event: str, node: str, *, after: float = 0.0, timeout_s: float = LONG_S) -> Row:
         """Wait for the first of them."""
         found = wait_for(lambda: self.rows(event, node=node, after=after), f"{node} {event}", timeout_s, self.tell)
@@ -296,6 +312,13 @@ class Job:
         rows = [f"{row.at:.3f} {row.node} {row.pid} {row.event} {row.fields}" for row in self.rows()]
         outs = [f"---- {path.name}\n{path.read_text()[-6000:]}" for path in sorted(self.folder.glob("*.out"))]
         return "\n".join([*rows, *outs])
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def environ_of(pid: int) -> str:

@@ -9,11 +9,13 @@ them is torchrun's own `main`, in the main thread of a process of its own.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +43,7 @@ def look_at(handler: Any) -> Any:
         info = join()
         told = False
         say("joined", rank=info.rank, size=info.world_size)
+        hold()
         return info
 
     def num_nodes_waiting() -> int:
@@ -53,6 +56,15 @@ def look_at(handler: Any) -> Any:
 
     handler.next_rendezvous, handler.num_nodes_waiting = next_rendezvous, num_nodes_waiting
     return handler
+
+
+def hold() -> None:
+    """Stay right before the ranks are given out, if the test wants it."""
+    order = Path(os.environ["JOB_DIR"]) / f"{os.environ['JOB_NODE']}.hold"
+    if order.exists():
+        order.unlink()
+        say("held")
+        time.sleep(3600)
 
 
 def watch() -> None:
@@ -112,10 +124,40 @@ def become(request: dict[str, Any]) -> Callable[[], object]:
         os.dup2(source, target)
     os.environ.clear()
     os.environ.update(request["env"])
+    if request["netns"]:
+        enter_network(request["netns"])
+    if request["container"]:
+        contain(request["container"])
     if request["function"]:
         module, _, name = request["function"].rpartition(":")
         return getattr(importlib.import_module(module), name)
     return lambda: run.main(request["argv"])
+
+
+CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x04000000, 0x20000000, 0x40000000
+
+
+def call(result: int, what: str) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), what)
+
+
+def enter_network(name: str) -> None:
+    """A namespace of `ip netns`."""
+    with Path(f"/run/netns/{name}").open() as file:
+        call(ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET), "setns")
+
+
+def contain(host: str) -> None:
+    """Process 1 on a host of that name, as in a container. The process outside ends as the one inside does."""
+    call(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS | CLONE_NEWPID), "unshare")
+    socket.sethostname(host)
+    inside = os.fork()
+    if inside:
+        _, status = os.waitpid(inside, 0)
+        os._exit(abs(os.waitstatus_to_exitcode(status)))
+    assert os.getpid() == 1
+    say("contained", host=socket.gethostname())
 
 
 watch()
