@@ -1,9 +1,9 @@
 """The store that torch's agent gets: for giving ranks to workers, and for the barrier at the end.
 
-It is no TCPStore, because an agent that waits in one hears neither a signal nor that the round has broken, and because no
-exception from it means "try again": each ends the agent. So when the round is over before the ranks are given out, calls return a
-stand-in that is well-formed and wrong. It is harmless: `num_nodes_waiting` is above 0 by then, so the agent stops the workers it
-has just started and asks for the next round, and that is not counted as a restart.
+It is no TCPStore, because an agent that waits in one hears neither a signal nor that the round has broken. And it raises
+nothing, because no exception means "try again" to the agent: each ends it. So when the round is over before the ranks are
+given out, calls return a stand-in that is well-formed and wrong. It is harmless: `num_nodes_waiting` is above 0 by then, so
+the agent stops the workers it has just started and asks for the next round, and that is not counted as a restart.
 
 The barrier at the end needs no keys at all. Saying that we have come to it is what makes a member *done*; it is over when the
 rules close the run, which is when all members of the round are done, or when the round breaks.
@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Protocol, TypeVar
 
 from torch.distributed import DistStoreError
@@ -83,13 +84,14 @@ class AgentStore:
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Write several keys; a batch is seen at once."""
-        items = [(key, value.encode() if isinstance(value, str) else bytes(value)) for key, value in zip(keys, values)]
-        self._own.update((key, value) for key, value in items if _is_about_ranks(key))
+        items = {key: _bytes(value) for key, value in zip(keys, values, strict=True)}
+        ranks = {key: value for key, value in items.items() if _is_about_ranks(key)}
+        self._own.update(ranks)
         if self._size == 1:
-            items = [(key, value) for key, value in items if not _is_about_ranks(key)]
-        for start in range(0, len(items), BATCH):
-            batch = dict(items[start : start + BATCH])
-            self._try(lambda: self._store.multi_set(batch), batch, None)
+            items = {key: value for key, value in items.items() if key not in ranks}
+        for batch in _batches(list(items)):
+            values_of = {key: items[key] for key in batch}
+            self._try(partial(self._store.multi_set, values_of), batch, None)
 
     def get(self, key: str) -> bytes:
         """The value, waited for."""
@@ -99,10 +101,10 @@ class AgentStore:
         """The values, waited for."""
         found = {key: self._own[key] for key in keys if key in self._own}
         missing = [key for key in keys if key not in found]
-        for start in range(0, len(missing), BATCH):
-            batch = missing[start : start + BATCH]
+        for batch in _batches(missing):
             stand_ins = [self._stand_in(key) for key in batch]
-            found.update(zip(batch, self._try(lambda: self._store.multi_get(batch), batch, stand_ins)))
+            values = self._try(partial(self._store.multi_get, batch), batch, stand_ins)
+            found.update(zip(batch, values, strict=True))
         return [found[key] for key in keys]
 
     def add(self, key: str, amount: int) -> int:
@@ -175,3 +177,12 @@ class AgentStore:
 
 def _is_about_ranks(key: str) -> bool:
     return key.startswith((ROLE_INFO, ASSIGNED_RANKS))
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(keys), BATCH):
+        yield keys[start : start + BATCH]

@@ -62,7 +62,7 @@ _GIVEN_OTHERWISE = {
     "max_nodes": "--nnodes",
     "local_addr": "--local-addr",
 }
-KEYS = tuple(name for name in TABLE if name not in _GIVEN_OTHERWISE and name != "info") + (*SAME, *TORCH, *OWN)
+KEYS = (*(name for name in TABLE if name not in {*_GIVEN_OTHERWISE, "info"}), *SAME, *TORCH, *OWN)
 """Everything that may be in `--rdzv-conf`. `info` is no text, so it is for Python only."""
 
 _ELSEWHERE = {

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar, Protocol
 
-from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]  # From C++.
+from torch.distributed import DistNetworkError, DistStoreError, Store  # From C++.
 
 from ..errors import RoundOver, StoreTimeout, Unreachable
 

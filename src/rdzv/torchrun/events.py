@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
@@ -82,6 +83,8 @@ class Waiting:
                 text = describe(self._status())
             except RdzvError as error:
                 text = str(error)
+            except RuntimeError:
+                return  # The interpreter is about to end.
             if not self._over.is_set():
                 logger.warning("waiting for a round since %.0f s: %s", time.monotonic() - began_at, text)
 
@@ -99,7 +102,7 @@ def describe(status: Status) -> str:
 
 def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ[str]) -> int | None:
     """How often torchrun will restart workers, as far as its command line tells; None: this is not torchrun's."""
-    program = os.path.basename(arguments[0]) if arguments else ""
+    program = Path(arguments[0]).name if arguments else ""
     if program not in ("torchrun", "run.py", "torch.distributed.run"):
         return None
     value = environ.get("PET_MAX_RESTARTS", "0")
@@ -114,7 +117,7 @@ def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ
 
 
 def warn_if_a_loss_would_end_it(min_nodes: int, max_nodes: int) -> None:
-    """torch judges a failed worker before it asks the rendezvous, so without restarts a loss ends every survivor."""
+    """A failed worker is judged before the rendezvous is asked, so without restarts a loss ends every survivor."""
     if min_nodes < max_nodes and max_restarts(sys.argv, os.environ) == 0:
         logger.warning(
             "--nnodes=%s:%s is elastic, but --max-restarts is 0: when a node is lost, the workers of the others fail in their "

@@ -1,8 +1,8 @@
 """The rendezvous handler: what torch's agent calls, in terms of a member.
 
-One agent has one handler for its life. In each round it takes the member's world, opens a TCPStore for the workers if it has rank
-0, and gives the agent a store of ours. The agent polls `num_nodes_waiting`, which is a local read; all news come to the member by
-themselves.
+One agent has one handler for its life. In each round it takes the member's world, opens a TCPStore for the workers if it has
+rank 0, and gives the agent a store of ours. The agent polls `num_nodes_waiting`, which is a local read; all news come to the
+member by themselves.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Handler(RendezvousHandler):
             self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
         except (SignalException, KeyboardInterrupt) as error:
             logger.warning("told to go while leaving (%s), and goes", error)
-        except Exception:
+        except Exception:  # noqa: BLE001
             logger.exception("could not leave run %r as it should", self._conf.run_id)
             return False
         return True
@@ -192,7 +192,7 @@ class Handler(RendezvousHandler):
         return RendezvousInfo(AgentStore(world, self), world.rank, world.size, info)
 
     def _refuse(self, error: RdzvError) -> NoReturn:
-        """torch's error for ours; or, if nothing is wrong and we are just not needed, a clean end."""
+        """Raise torch's error for ours; or, if nothing is wrong and we are just not needed, a clean end."""
         # A run that had ended before we came is not one we were a spare of.
         spare = isinstance(error, Closed) and error.success and self._present.is_set()
         if spare or isinstance(error, Drained):

@@ -12,9 +12,9 @@ _NO_TEXT = "To enable traceback"
 def failure(error: BaseException | None, outer: BaseException | None) -> str:
     """Why we gave up, or nothing if we did not.
 
-    `error` is what the interpreter is handling as we leave. It may be another's: the caller of all this may stand in an `except`
-    block of its own, so what was there before (`outer`) does not count. Neither does what a rendezvous said: then our work has
-    not failed here.
+    `error` is what the interpreter is handling as we leave. It may be another's: the caller of all this may stand in an
+    `except` block of its own, so what was there before (`outer`) does not count. Neither does what a rendezvous said: then our
+    work has not failed here.
     """
     if error is None or error is outer or isinstance(error, (RendezvousError, SystemExit, KeyboardInterrupt)):
         return ""

@@ -1,8 +1,8 @@
 """What torch finds: the entry points of the group `torchrun.handlers`.
 
 torch loads them in every process that imports its rendezvous package, agents or not, so nothing is imported here before a
-handler is asked for. Each entry returns a function of this module and not a closure: torch registers a name a second time only if
-it gets the same object again.
+handler is asked for. Each entry returns a function of this module and not a closure: torch registers a name a second time
+only if it gets the same object again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Signals, heard at once: whoever has the handlers, and whatever the main thread is doing.
 
-torch's agent tells a rendezvous nothing of a signal until its workers are gone, which takes 30 s if they do not stop by themselves.
-But the interpreter can write the number of each signal to a descriptor as it arrives. A thread reads it there and says to the others
-that we are about to go.
+torch's agent tells a rendezvous nothing of a signal until its workers are gone, which takes 30 s if they do not stop by
+themselves. But the interpreter can write the number of each signal to a descriptor as it arrives. A thread reads it there and
+says to the others that we are about to go.
 
 That leaves the time before torch has installed its handlers, in the first rendezvous. There SIGTERM would end the process by
 itself, except in a container's first process, for which the kernel ignores it; so while waiting it gets a handler.
