@@ -163,6 +163,7 @@ class Job:
         **conf: object,
     ) -> None:
         self.folder = folder
+        self.jobs = HERE / "jobs"
         folder.mkdir(exist_ok=True)
         self.nnodes = nnodes
         self.backend = backend
@@ -289,6 +290,17 @@ class Job:
         assert len(set(ranks)) == len(names), ranks
         assert ranks[-1] < size
         return found
+
+    def world_of(self, size: int, *, after: float = 0.0) -> dict[str, Row]:
+        """Wait until that many workers are in one and the same world, whoever they are."""
+
+        def look() -> dict[str, Row] | None:
+            newest = {row.node: row for row in self.rows("start", after=after)}
+            last = max((row.round for row in newest.values()), default=0)
+            found = {node: row for node, row in newest.items() if row.round == last and row.size == size}
+            return found if len(found) == size else None
+
+        return wait_for(look, f"a world of {size}", tell=self.tell)
 
     def server(self) -> str:
         """The node whose agent listens at the endpoint."""
