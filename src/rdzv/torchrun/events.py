@@ -20,6 +20,8 @@ logger = logging.getLogger("rdzv.torchrun")
 
 SAY_EVERY_S = 30.0
 """Seldom enough for a log that is kept, often enough that nobody takes a waiting agent for a stuck one."""
+CALM = 20
+"""A spare may wait for days beside a round that runs well; it says so only every so many times."""
 _NAMES_MAX = 8
 
 
@@ -78,14 +80,17 @@ class Waiting:
 
     def _speak(self) -> None:
         began_at = time.monotonic()
+        calm = 0
         while not self._over.wait(self._every_s):
             try:
-                text = describe(self._status())
+                status = self._status()
+                text = describe(status)
+                calm = calm + 1 if status.phase == "sealed" else 0
             except RdzvError as error:
                 text = str(error)
             except RuntimeError:
                 return  # The interpreter is about to end.
-            if not self._over.is_set():
+            if (calm == 0 or calm % CALM == 1) and not self._over.is_set():
                 logger.warning("waiting for a round since %.0f s: %s", time.monotonic() - began_at, text)
 
 

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import weakref
 from typing import NoReturn
 
 from torch.distributed import TCPStore
@@ -71,23 +72,24 @@ class Handler(RendezvousHandler):
     def __init__(self, backend: str, conf: Conf) -> None:
         self._backend = backend
         self._conf = conf
+        self._news = _News()
         self._rendezvous = Rendezvous(
             conf.endpoint,
             run_id=conf.run_id,
             min_nodes=conf.min_nodes,
             max_nodes=conf.max_nodes,
-            observer=self._notice,
+            observer=self._news.hear,
             **conf.settings,
         )
         self._recorder = Recorder(backend, conf.run_id)
-        self._ear = Ear(self._signalled)
+        # Held weakly, by a thread: a program that catches the signal may drop us, and the member must leave then.
+        self._ear = Ear(weakref.WeakMethod(self._signalled))
+        weakref.finalize(self, self._ear.close)
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
         self._given_up = ""
         self._finished = False
         self._not_needed = False
-        self._present = threading.Event()
-        self._over = threading.Event()
         # What is being handled already when we are made is not ours: whoever tries again does it in an `except` block.
         self._outer = sys.exc_info()[1]
         warn_if_a_loss_would_end_it(conf.min_nodes, conf.max_nodes)
@@ -128,7 +130,7 @@ class Handler(RendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the run is known to be over. Local."""
         change = self._rendezvous.changed
-        return self._over.is_set() or (change is not None and change.kind is Kind.CLOSED)
+        return self._news.over.is_set() or (change is not None and change.kind is Kind.CLOSED)
 
     def set_closed(self) -> None:
         """End the run for everybody."""
@@ -194,7 +196,7 @@ class Handler(RendezvousHandler):
     def _refuse(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours; or, if nothing is wrong and we are just not needed, a clean end."""
         # A run that had ended before we came is not one we were a spare of.
-        spare = isinstance(error, Closed) and error.success and self._present.is_set()
+        spare = isinstance(error, Closed) and error.success and self._news.present.is_set()
         if spare or isinstance(error, Drained):
             self._not_needed = True
             self._recorder.succeeded(str(error))
@@ -232,15 +234,6 @@ class Handler(RendezvousHandler):
 
     # ---- what we hear
 
-    def _notice(self, notice: Notice) -> None:
-        """In the member's thread."""
-        if notice.kind == "present":
-            self._present.set()
-        elif notice.kind in ("closed", "ended"):
-            self._over.set()
-        if notice.kind in ("broken", "closed", "engine lost", "evicted", "ended"):
-            logger.info("round %s %s: %s", notice.round, notice.kind, notice.reason)
-
     def _signalled(self, name: str) -> None:
         """In the ear's thread: let the others go on without waiting for our workers to stop."""
         if self._finished:
@@ -249,6 +242,24 @@ class Handler(RendezvousHandler):
             self._rendezvous.drain(f"{name} received")
         except RdzvError as error:
             logger.info("could not say that we go: %s", error)
+
+
+class _News:
+    """What the member's notices tell. It does not know the handler, so that the member does not keep that alive."""
+
+    def __init__(self) -> None:
+        self.present = threading.Event()
+        """We have been in the run."""
+        self.over = threading.Event()
+        """The run is closed, or refuses us for good."""
+
+    def hear(self, notice: Notice) -> None:
+        """In the member's thread."""
+        if notice.kind == "present":
+            self.present.set()
+        elif notice.kind in ("closed", "ended"):
+            self.over.set()
+        logger.info("round %s %s: %s", notice.round, notice.kind, notice.reason)
 
 
 def _serve(listener: socket.socket) -> TCPStore:

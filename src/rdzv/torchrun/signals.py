@@ -26,9 +26,10 @@ DEADLY = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 class Ear:
-    """Calls `heard` with the name of each deadly signal, in a thread of its own. For the main thread; elsewhere it is deaf."""
+    """Tells whoever listens the name of each deadly signal, in a thread of its own. It works in the main thread only."""
 
-    def __init__(self, heard: Callable[[str], None]) -> None:
+    def __init__(self, heard: Callable[[], Callable[[str], None] | None]) -> None:
+        """`heard` is a weak reference: whoever listens may be dropped."""
         self._heard = heard
         self._former = -1
         self._mouth: socket.socket | None = None
@@ -68,9 +69,12 @@ class Ear:
                     with suppress(OSError):
                         os.write(self._former, numbers)
                 for number in numbers:
-                    name = signal.Signals(number).name
-                    if name in deadly():
-                        self._heard(name)
+                    self._tell(signal.Signals(number).name)
+
+    def _tell(self, name: str) -> None:
+        listener = self._heard()
+        if listener is not None and name in deadly():
+            listener(name)
 
     def forget(self) -> None:
         """In a forked child: its signals are not the agent's."""
