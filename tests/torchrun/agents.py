@@ -102,6 +102,38 @@ class Nursery:
         self._process.stdout.close()
 
 
+class Serve:
+    """`rdzv serve`: the engine in a process of its own, which can be stopped, killed and started again."""
+
+    def __init__(self) -> None:
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Serve:  # noqa: PYI034  Self came with 3.11.
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "rdzv", "serve", "--bind", self.endpoint]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == f"serving at {self.endpoint}\n"
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait(LONG_S)
+        self._process.stdout.close()
+
+
 class Agent:
     """One torchrun, leader of its own process group; its workers have theirs."""
 

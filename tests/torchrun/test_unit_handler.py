@@ -242,7 +242,7 @@ def test_an_error_of_the_agent_itself_is_a_failure_too():
             socket.create_connection(("127.0.0.1", 0))
         except OSError:
             handlers[0].shutdown()
-        with pytest.raises(RendezvousClosedError, match="gave up: (OSError|ConnectionRefusedError): "):
+        with pytest.raises(RendezvousClosedError, match=r"gave up: (OSError|ConnectionRefusedError): "):
             handlers[1].next_rendezvous()
 
 
