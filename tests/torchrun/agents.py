@@ -342,7 +342,7 @@ class Job:
         for node, agent in self.agents.items():
             with suppress(OSError):
                 for descriptor in Path(f"/proc/{agent.pid}/fd").iterdir():
-                    if os.readlink(descriptor) in sockets:
+                    if str(descriptor.readlink()) in sockets:
                         return node
         return ""
 

@@ -1,4 +1,4 @@
-"""What surrounds an agent: its clock, its name, the engine it depends on, the run id it was given, the program it is part of."""
+"""What surrounds an agent: its clock, its name, its engine, its run id, and the program that it is part of."""
 
 from __future__ import annotations
 

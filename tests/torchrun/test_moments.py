@@ -1,4 +1,4 @@
-"""Losses and arrivals at the moments when torch's agent cannot be told: giving out ranks, stopping workers, the last barrier."""
+"""Losses and arrivals when torch's agent cannot be told: giving out ranks, stopping workers, the last barrier."""
 
 from __future__ import annotations
 

@@ -74,6 +74,6 @@ def _launch(method: str) -> None:
 def launch_after_a_failure() -> None:
     """As ordinary code that tries again does."""
     try:
-        raise ValueError("the first attempt")
+        int("the first attempt")
     except ValueError:
         _launch("fork")
