@@ -90,6 +90,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             zero=True,
         ),
     ] = 1.0
+    serve_on: Annotated[
+        float,
+        Seconds(
+            "embedded server: whoever serves and could go stays this long for others that are still there",
+            "its process, and what it would tell the batch system by ending, stays for longer",
+            zero=True,
+        ),
+    ] = 60.0
     outage_grace: Annotated[
         float,
         Seconds(
