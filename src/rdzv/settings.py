@@ -27,6 +27,8 @@ from .secret import TOKEN_ENV, Secret
 NODES_MAX = 10_000
 """The largest run that is planned for and measured."""
 RUN_ID_MAX = 200
+UNNAMED = "none"
+"""What torchrun calls a run that was given no id. Where many runs are kept, all of them would meet in it."""
 
 ORDER_ENV = ("SLURM_NODEID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 """Where batch systems say which node this is; the first that is set gives `order`."""
@@ -89,6 +91,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             zero=True,
         ),
     ] = 1.0
+    serve_on: Annotated[
+        float,
+        Seconds(
+            "embedded server: whoever serves and could go stays this long for others that are still there",
+            "its process, and what it would tell the batch system by ending, stays for longer",
+            zero=True,
+        ),
+    ] = 60.0
     outage_grace: Annotated[
         float,
         Seconds(

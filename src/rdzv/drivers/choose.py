@@ -26,6 +26,7 @@ def open_driver(settings: Settings) -> Driver:
             is_host=settings.is_host,
             max_nodes=settings.max_nodes,
             linger_s=settings.linger,
+            stay_s=settings.serve_on,
             read_timeout_s=settings.read_timeout,
             trust=Trust.of(settings),
         )
