@@ -28,6 +28,7 @@ from rdzv.errors import (
     SettingsError,
     StoreTimeout,
     Unreachable,
+    Untrusted,
 )
 
 CASES = [
@@ -38,6 +39,8 @@ CASES = [
         Unreachable("host:1", "connection refused", 12.3456, applied=False),
         "engine host:1 is unreachable after 12.3 s: connection refused",
     ),
+    (Untrusted("host:1", "its certificate has expired"),
+     "engine host:1 and this side do not trust each other: its certificate has expired"),
     (
         EngineMoved("job", "a:1", "b:1"),
         ("run 'job' was kept by the engine at a:1, but b:1 answers now; the old one may still be serving others: bring it "

@@ -29,7 +29,7 @@ MEMBER = "member"
 LAYERS = [
     {"errors", "_version"},
     {"core"},
-    {"endpoint", "kinds", "settings", "bootstrap", "machine"},
+    {"secret", "endpoint", "kinds", "settings", "bootstrap", "machine"},
     # The embedded server is the reference engine behind a socket, and no brain: it knows as little of members as drivers do.
     {"drivers", "server"},
     {MEMBER},

@@ -15,7 +15,7 @@ from typing import Protocol
 from .core.keys import Keys
 from .core.model import Entry, Head, Member, Told
 from .drivers.base import Driver, EngineReset, Get, Session
-from .errors import Closed, EngineMoved, Evicted, Unreachable
+from .errors import Closed, EngineMoved, Evicted, Unreachable, Untrusted
 from .machine import Machine, sleep
 from .presence import Presence, record_for
 from .settings import Settings
@@ -161,6 +161,12 @@ class Attendance:
             try:
                 session = await self._driver.connect()
             except Unreachable as error:
+                self._lose_touch(str(error))
+            except Untrusted as error:
+                # Who comes for the first time is told at once, since waiting mends nothing. Who has been in goes on through
+                # it as through any outage: it was trusted before, and its workers run.
+                if not self._place:
+                    raise
                 self._lose_touch(str(error))
             else:
                 try:

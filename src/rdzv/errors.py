@@ -3,6 +3,7 @@
     RdzvError
     ├── SettingsError (ValueError)     a setting or endpoint that cannot be right, or differs from the run's
     ├── Unreachable (ConnectionError)  the engine did not answer: trying again is reasonable
+    ├── Untrusted                      this side and the server do not trust each other; trying again does not help
     ├── EngineMoved                    an engine answers at another place than the one that knew this run
     ├── JoinTimeout (TimeoutError)     no round was sealed in time; says who is here and what is missing
     ├── StoreTimeout (TimeoutError)    a key of the round's store did not come in time
@@ -67,6 +68,18 @@ class Unreachable(RdzvError, ConnectionError):
     def __str__(self) -> str:
         tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
         return f"engine {self.endpoint} is unreachable{tried}: {self.problem}"
+
+
+class Untrusted(RdzvError):
+    """Somebody is there, but one of us cannot prove who it is: secrets, certificates or TLS settings do not fit."""
+
+    def __init__(self, endpoint: str, problem: str) -> None:
+        super().__init__(endpoint, problem)
+        self.endpoint = endpoint
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"engine {self.endpoint} and this side do not trust each other: {self.problem}"
 
 
 class EngineMoved(RdzvError):

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from .endpoint import Endpoint, parse_host
+from .secret import SIZE_MAX, Secret
 
 TIME_MAX_S = 1e9
 """Thirty years: whoever means "for ever" is served, and every engine can still count it."""
@@ -32,7 +33,8 @@ _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,15}\s*")
 _RANGE = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
 _UNIT = re.compile(r"unit=([0-9]{1,9})")
-_SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SWITCH = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(("false", "f", "no", "n", "0"), False)
+"""All that torch takes for one, too."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -203,6 +205,27 @@ class File(Setting, frozen=True):
     def show(self, value: object) -> str:
         """Not the value: what is not a path is likely to be the secret itself."""
         return f"not a path (a value of type {type(value).__name__})"
+
+
+class Hidden(Setting, frozen=True):
+    """A secret: never shown, not even where it is wrong."""
+
+    @property
+    def allowed(self) -> str:
+        """Counted in bytes."""
+        return f"text of 1 to {SIZE_MAX} bytes"
+
+    def read(self, value: Any) -> Secret | None:
+        """None is for Python only."""
+        if value is None or isinstance(value, Secret):
+            return value
+        if not isinstance(value, str):
+            raise TypeError(value)
+        return Secret(value)
+
+    def show(self, value: object) -> str:
+        """Not the value."""
+        return f"not a secret (a value of type {type(value).__name__})"
 
 
 class Ports(Setting, frozen=True):

@@ -108,7 +108,7 @@ class Member:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
         The time counts only while the run has no sealed round: a spare waits as long as it must. Raises JoinTimeout, Closed,
-        Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         self._check_usable("join")
         if self._evicted is not None and self._told_of is not self._evicted:
@@ -246,6 +246,7 @@ class Member:
             self._evict(error)
         elif isinstance(error, RdzvError):
             self._fatal = error
+            self._notice("ended", str(error))
         else:
             self._failed = error
         self.refresh()

@@ -13,7 +13,17 @@ from typer.testing import CliRunner
 from rdzv import __version__
 from rdzv.cli.codes import Code, code_of
 from rdzv.cli.main import app
-from rdzv.errors import Banned, Closed, Drained, EngineMoved, JoinTimeout, RoundOver, SettingsError, Unreachable
+from rdzv.errors import (
+    Banned,
+    Closed,
+    Drained,
+    EngineMoved,
+    JoinTimeout,
+    RoundOver,
+    SettingsError,
+    Unreachable,
+    Untrusted,
+)
 
 _numbers = itertools.count()
 
@@ -50,6 +60,7 @@ def test_every_command_has_help(command):
         (EngineMoved("r", "a", "b"), Code.UNREACHABLE),
         (Drained("r", "m", "x"), Code.REFUSED),
         (Banned("r", "h", "x"), Code.REFUSED),
+        (Untrusted("e", "x"), Code.REFUSED),
         (RoundOver(1, "x"), Code.FAILED),
     ],
 )
@@ -66,6 +77,11 @@ def test_every_error_has_its_code(error, code):
         (["run", "memory://", "--run-id", "t", "--nnodes", "1"], "rdzv run needs a program"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
+        (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
+        (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
+        (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
+        (["serve", "--conf", "token=4711"], "a secret is not given as an argument"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "token=4711"], "a secret is not given as an argument"),
     ],
 )
 def test_a_mistake_is_said_in_one_sentence(words, sentence):
@@ -73,6 +89,7 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     assert done.exit_code == Code.USAGE
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
+    assert "4711" not in done.stderr
 
 
 def test_nobody_is_let_over_to_another_engine_without_force():

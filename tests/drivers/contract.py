@@ -15,11 +15,13 @@ from typing import TypeVar, cast
 
 import pytest
 
+from certs import full
 from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
 from rdzv.drivers.memory import MemoryDriver, MemorySession
 from rdzv.drivers.remote import RemoteDriver
 from rdzv.endpoint import Endpoint
 from rdzv.server.server import Server
+from rdzv.server.trust import Trust
 
 DEADLINE_S = 30.0
 """No wait of a test is longer than this. It measures nothing: only a broken engine makes a test wait so long."""
@@ -91,7 +93,8 @@ class RemoteRig(Rig):
     def __init__(self, server: Server) -> None:
         super().__init__()
         self.server = server
-        self._driver = RemoteDriver(Endpoint.parse(f"127.0.0.1:{server.port}"), run_id="contract")
+        endpoint = Endpoint.parse(f"127.0.0.1:{server.port}")
+        self._driver = RemoteDriver(endpoint, run_id="contract", trust=server.trust)
 
     async def open(self) -> Session:
         return await self._driver.connect()
@@ -102,13 +105,13 @@ class RemoteRig(Rig):
 
     async def restart_empty(self) -> None:
         await self.server.stop()
-        self.server = Server(("127.0.0.1", self.server.port))
+        self.server = Server(("127.0.0.1", self.server.port), trust=self.server.trust)
         await self.server.start()
 
 
 @asynccontextmanager
-async def _remote() -> AsyncIterator[Rig]:
-    server = Server(("127.0.0.1", 0))
+async def _remote(trust: Trust | None = None) -> AsyncIterator[Rig]:
+    server = Server(("127.0.0.1", 0), trust=trust)
     await server.start()
     rig = RemoteRig(server)
     try:
@@ -118,7 +121,8 @@ async def _remote() -> AsyncIterator[Rig]:
         await rig.server.stop()
 
 
-RIGS: dict[str, Opener] = {"memory": _memory, "remote": _remote}
+RIGS: dict[str, Opener] = {"memory": _memory, "remote": _remote, "secured": lambda: _remote(full())}
+"""The last one is the server again, behind a secret and TLS on both sides."""
 
 
 # ---- tools

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand import FakeTransport, Raw, feed, run, serving, session_to
 
+from certs import trust as trusting
 from rdzv.drivers.base import (
     AllCreated,
     Batch,
@@ -61,6 +62,8 @@ ANSWERS = [
     frames.Missed(8, "gap"),
     frames.Rejected("go away"),
 ]
+
+FIRST = [frames.Challenge(bytes(32)), frames.Proof(bytes(32)), frames.Hello("job", "s", 1)]
 
 
 class Ear(Framed):
@@ -161,7 +164,7 @@ def test_strangers_are_named_by_their_first_bytes(start, shown):
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_frame_are_refused_with_a_reason(data):
-    for decoder in (frames.hello_decoder, frames.request_decoder, frames.welcome_decoder, frames.answer_decoder):
+    for decoder in (value for name, value in vars(frames).items() if name.endswith("_decoder")):
         with suppress(Incompatible):
             frames.decode(decoder, memoryview(data))
 
@@ -193,22 +196,22 @@ def mutations(rng, honest=REQUESTS):
         elif kind == 3:
             payload = encode(rng.choice(honest))[4:][: rng.randrange(20)]
         elif kind == 4:
-            payload = encode(rng.choice(ANSWERS + REQUESTS))[4:]
+            payload = encode(rng.choice(ANSWERS + REQUESTS + FIRST))[4:]
         else:
             yield rng.randbytes(rng.randrange(40))
             continue
         yield len(payload).to_bytes(4, "big") + payload
 
 
-def pester(count, seed):
+def pester(count, seed, trust=None):
     """Feed them to the server's ends of connections, and see to it that another run is as it was."""
     rng = random.Random(seed)
     source = mutations(rng)
 
     async def scenario():
         async with (
-            serving() as server,
-            session_to(server.port, "other") as session,
+            serving(trust=trust) as server,
+            session_to(server.port, "other", trust=trust) as session,
         ):
             before = await session.txn(then=[Put("k", b"v")])
             peer = None
@@ -218,7 +221,8 @@ def pester(count, seed):
                         peer.connection_lost(None)
                     peer = Peer(server)
                     peer.connection_made(FakeTransport())
-                    feed(peer, PREAMBLE + (encode(frames.Hello("job", f"s{n}", 1)) if n % 3 else b""))
+                    first = frames.Hello("job", f"s{n}", 1) if trust is None else frames.Challenge(bytes(32))
+                    feed(peer, PREAMBLE + (encode(first) if n % 3 else b""))
                 feed(peer, next(source))
                 peer.transport.sent.clear()
                 if n % 1000 == 0:
@@ -227,7 +231,7 @@ def pester(count, seed):
             after = await session.txn(then=[Get("k")])
             assert (after.revision, after.item(0).value) == (before.revision, b"v")
             assert len(server.peers) == 1
-            assert set(server.runs) == {"other", "job"}
+            assert set(server.runs) == {"other"} | ({"job"} if trust is None else set())
 
     run(scenario)
 
@@ -235,6 +239,11 @@ def pester(count, seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_rubbish_hurts_neither_the_server_nor_other_runs(seed, caplog):
     pester(10_000, seed)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_rubbish_proves_nothing_and_a_stranger_makes_no_run(caplog):
+    pester(5_000, 5, trusting("a secret of this test"))
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -13,6 +13,7 @@ import pytest
 from stand import FakeTransport, driver_to, feed, run, serving
 from test_frames import ANSWERS, mutations
 
+from certs import trust as trusting
 from rdzv import aio
 from rdzv.drivers.base import Batch, Gap, Get, LeaseGone, Outcome
 from rdzv.drivers.link import Link
@@ -38,7 +39,7 @@ async def tease(count, seed):
     source = mutations(rng, ANSWERS)
     fed = 0
     while fed < count:
-        link = Link("rdzv://x", 60.0)
+        link = Link("rdzv://x", 60.0, trusting("a secret of this test") if rng.random() < 0.3 else None)
         link.connection_made(FakeTransport())
         problems = []
         link.on_lost = problems.append
@@ -47,6 +48,7 @@ async def tease(count, seed):
         calls = {}
         if rng.random() < 0.9:
             feed(link, encode(frames.Welcome("s", "i", "p", 1, 1)))
+        if link._welcome.done() and link.is_open:
             calls = {asyncio.ensure_future(link.call(frame)): kind for frame, kind in rng.choices(ASKED, k=8)}
             await asyncio.sleep(0)
         while not link.transport.is_closing() and fed < count:

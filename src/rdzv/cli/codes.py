@@ -17,6 +17,7 @@ from ..errors import (
     RdzvError,
     SettingsError,
     Unreachable,
+    Untrusted,
 )
 
 
@@ -35,7 +36,7 @@ class Code(IntEnum):
     UNREACHABLE = 5
     """The engine cannot be reached, or another one answers."""
     REFUSED = 6
-    """An operator drained this member or banned this host."""
+    """An operator drained this member or banned this host, or the server and we do not trust each other."""
 
 
 _CODES: tuple[tuple[type[RdzvError], Code], ...] = (
@@ -46,6 +47,7 @@ _CODES: tuple[tuple[type[RdzvError], Code], ...] = (
     (EngineMoved, Code.UNREACHABLE),
     (Drained, Code.REFUSED),
     (Banned, Code.REFUSED),
+    (Untrusted, Code.REFUSED),
 )
 
 

@@ -70,7 +70,7 @@ def first_head(view: View) -> Verdict:
     if view.young and not view.is_full:
         reason = f"{view.here}: waiting for members of an earlier round to come back to this engine"
         return Verdict(None, reason, BACK_S - view.known_s)
-    era = Era(1, view.instance)
+    era = Era(1, view.fresh)
     head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
     return Verdict(WriteHead(head), f"{view.here}: the run begins")
 
@@ -248,7 +248,7 @@ def stop_call(view: View) -> Verdict | None:
     head = _head(view)
     if head.call is Call.LAST and not view.fitting(len(view.ready)):
         why = "quorum lost"
-    elif head.call is Call.REGROUP and not view.fitting(len(view.survivors)):
+    elif head.call is Call.REGROUP and not view.fitting(len(view.former)):
         why = f"too few of round {head.number} are left to go on without others"
     else:
         return None

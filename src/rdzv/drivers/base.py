@@ -230,7 +230,7 @@ class Driver(Protocol):
     """As shown to people: never with a secret in it."""
 
     async def connect(self) -> Session:
-        """One attempt; raises Unreachable. The caller chooses when to try again."""
+        """One attempt; raises Unreachable, and the caller chooses when to try again; or Untrusted, where that is no use."""
 
     async def close(self) -> None:
         """Give up what the driver itself holds, such as a server it hosts."""

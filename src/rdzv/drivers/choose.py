@@ -17,6 +17,7 @@ def open_driver(settings: Settings) -> Driver:
         return MemoryDriver(endpoint.path)
     if endpoint.scheme == "rdzv":
         from ..server.host import HostingDriver  # noqa: PLC0415
+        from ..server.trust import Trust  # noqa: PLC0415
 
         endpoint.options()
         return HostingDriver(
@@ -25,7 +26,9 @@ def open_driver(settings: Settings) -> Driver:
             is_host=settings.is_host,
             max_nodes=settings.max_nodes,
             linger_s=settings.linger,
+            stay_s=settings.serve_on,
             read_timeout_s=settings.read_timeout,
+            trust=Trust.of(settings),
         )
     problem = f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for memory:// and rdzv://"
     raise SettingsError(problem)

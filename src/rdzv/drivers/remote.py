@@ -18,10 +18,11 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from ..endpoint import Endpoint
-from ..errors import Unreachable
+from ..errors import Unreachable, Untrusted
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
+from ..server.trust import Trust
 from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
 from .link import DialFailed, Link
@@ -51,6 +52,7 @@ class RemoteDriver:
         linger_s: float = 1.0,
         read_timeout_s: float = 10.0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        trust: Trust | None = None,
     ) -> None:
         self.endpoint = str(endpoint)
         self.run_id = run_id
@@ -58,6 +60,7 @@ class RemoteDriver:
         self.read_timeout_s = read_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.named = endpoint
+        self.trust = trust or Trust()
         self._resolver = Resolver()
         self._warned = ""
         self._warned_at = -math.inf
@@ -77,7 +80,7 @@ class RemoteDriver:
         return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
 
     async def dial(self, hello: Greeter) -> tuple[Link, Welcome]:
-        """One attempt to get a connection. Raises Unreachable."""
+        """One attempt to get a connection. Raises Unreachable, Untrusted."""
         try:
             return await self.dial_named(hello)
         except DialFailed as failed:
@@ -97,17 +100,19 @@ class RemoteDriver:
 
     def new_link(self) -> Link:
         """For a new connection."""
-        return Link(self.endpoint, self.read_timeout_s)
+        host = self.named.hosts[0][0] if self.named.hosts else "127.0.0.1"
+        return Link(self.endpoint, self.read_timeout_s, self.trust, host)
 
-    def unreachable(self, failed: DialFailed) -> Unreachable:
+    def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
         """The error for an attempt that failed. Who answers in a server's place is worth a line in the log."""
+        if failed.untrusted:
+            return Untrusted(self.endpoint, failed.problem)
         if failed.answered and not failed.passing:
-            self.complain(failed.problem)
+            self.warn(failed.problem)
         return Unreachable(self.endpoint, failed.problem, applied=False)
 
-
-    def complain(self, problem: str) -> None:
-        """Once for each problem, and at most once per second: who sends rubbish must not fill the log as well."""
+    def warn(self, problem: str) -> None:
+        """Once, until there is another one, and at most once per second: who sends rubbish must not fill the log as well."""
         now = asyncio.get_running_loop().time()
         if problem != self._warned and now - self._warned_at >= 1.0:
             self._warned, self._warned_at = problem, now
@@ -236,7 +241,7 @@ class RemoteSession:
 
     def _lost(self, _problem: str) -> None:
         if self._link is not None and self._link.violation:
-            self._driver.complain(self._link.violation)
+            self._driver.warn(self._link.violation)
         self._link = None
         if self._ended is None:
             self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
@@ -247,7 +252,10 @@ class RemoteSession:
         for attempt in count():
             try:
                 link, welcome = await self._driver.dial(self._hello_again)
-            except Unreachable:
+            except (Unreachable, Untrusted) as error:
+                if isinstance(error, Untrusted):
+                    # Who is in does not go because of another's mistake, which may be undone before it matters.
+                    self._driver.warn(error.problem)
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
                 await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
                 continue

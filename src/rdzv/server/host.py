@@ -23,10 +23,13 @@ from ..drivers.dial import CONNECT_TIMEOUT_S, Address, connect, greet
 from ..drivers.link import DialFailed, Link
 from ..drivers.remote import Greeter, RemoteDriver, logger
 from ..endpoint import Endpoint
+from ..errors import SettingsError
+from ..settings import UNNAMED
 from .frames import Hello, Welcome
 from .limits import Limits
 from .place import is_here
 from .server import Server
+from .trust import Trust
 
 STAY_S = 60.0
 """How long who serves stays for the others when it could go."""
@@ -52,6 +55,7 @@ class HostingDriver(RemoteDriver):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         stay_s: float = STAY_S,
         limits: Limits | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """`stay_s`: how long `close` waits for others that are still connected to the server hosted here."""
         super().__init__(
@@ -60,6 +64,7 @@ class HostingDriver(RemoteDriver):
             linger_s=linger_s,
             read_timeout_s=read_timeout_s,
             connect_timeout_s=connect_timeout_s,
+            trust=trust,
         )
         self.server: Server | None = None
         """The one hosted here, once there is one."""
@@ -121,6 +126,12 @@ class HostingDriver(RemoteDriver):
         except DialFailed as failed:
             raise self.unreachable(failed) from None
         self._stands_alone = not welcome.only_run
+        if self._stands_alone and self.run_id == UNNAMED:
+            link.close()
+            raise SettingsError(
+                f"the run has no id ({UNNAMED!r}), and the server at {self.endpoint} keeps the runs of others too: "
+                "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
+            )
         if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
             await self._give_up_server()  # The endpoint means another one after all.
         for server, users in _users.items():
@@ -152,6 +163,8 @@ class HostingDriver(RemoteDriver):
             return
         if self._closed or self._is_host is False or self._stands_alone:
             raise nobody
+        if self.trust.certificates is not None and not self.trust.certificates.can_serve:
+            raise DialFailed(f"{nobody.problem}; this node cannot serve, because it has no tls_cert", answered=False)
         server = self.server
         if server is None:
             if not self._is_host and not self.named.is_one_machine:
@@ -184,7 +197,12 @@ class HostingDriver(RemoteDriver):
     async def _start(self, nobody: DialFailed) -> Server:
         host, port = self._to_bind()
         server = Server(
-            (host, port), run_id=self.run_id, linger_s=self.linger_s, limits=self._limits, is_open=False
+            (host, port),
+            run_id=self.run_id,
+            linger_s=self.linger_s,
+            limits=self._limits,
+            is_open=False,
+            trust=self.trust,
         )
         try:
             await server.start()
@@ -222,6 +240,8 @@ class HostingDriver(RemoteDriver):
             hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
             link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
         except DialFailed as failed:
+            if failed.untrusted:
+                raise  # If it is our own server, nobody else would trust it either.
             return failed.problem if failed.answered else ""
         link.close()
         return welcome.server
