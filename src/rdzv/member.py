@@ -390,6 +390,9 @@ class Member:
     async def _timed_out(self, waited_s: float) -> JoinTimeout:
         """With who is here and what is missing, if the engine can be asked at all."""
         reason, present = f"the engine is away: {self._attendance.trouble}", []
+        if self._settings.endpoint.scheme == "rdzv" and self._heard is not None:
+            where = self._settings.endpoint
+            reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
         if self._presence is not None and self._attendance.away_s() == 0:
             try:
                 status = await self._status(self._presence.session, self._presence)

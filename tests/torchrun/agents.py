@@ -337,13 +337,13 @@ class Job:
     def server(self) -> str:
         """The node whose agent listens at the endpoint."""
         port = f":{int(self.endpoint.rpartition(':')[2]):04X}"
-        lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-        sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
         for node, agent in self.agents.items():
             with suppress(OSError):
-                for descriptor in Path(f"/proc/{agent.pid}/fd").iterdir():
-                    if str(descriptor.readlink()) in sockets:
-                        return node
+                mine = Path(f"/proc/{agent.pid}")
+                lines = [line.split() for name in ("tcp", "tcp6") for line in (mine / "net" / name).read_text().splitlines()]
+                sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
+                if any(str(descriptor.readlink()) in sockets for descriptor in (mine / "fd").iterdir()):
+                    return node
         return ""
 
     def row(self, event: str, node: str, *, after: float = 0.0, timeout_s: float = LONG_S) -> Row:

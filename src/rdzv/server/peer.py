@@ -112,6 +112,11 @@ class Peer(Framed):
         name = self.transport.get_extra_info("peername")
         return plain(name[0]) if name else "unknown"
 
+    @property
+    def may_be_there(self) -> bool:
+        """Not if all its leases have ended: its host went without hanging up, or it is cut off and would have to join anew."""
+        return self.run is None or not self.leases or any(lease in self.run.engine.leases for lease in self.leases)
+
     # ---- its life
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

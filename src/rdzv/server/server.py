@@ -150,9 +150,10 @@ class Server:
         deadline = self.now() + timeout_s
         while True:
             left_s = deadline - self.now()
-            if self.peers:
-                if not await self._moves(left_s):
+            if any(peer.may_be_there for peer in self.peers):
+                if left_s <= 0:
                     return False
+                await self._moves(min(left_s, self.linger_s))  # In slices: a lease that ends moves nobody.
             elif not any(run.presences for run in self.runs.values()) or not await self._moves(min(left_s, self.linger_s)):
                 return True
 
