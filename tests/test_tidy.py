@@ -6,9 +6,9 @@ Such rules erode one small exception at a time, so each has a test here and each
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,16 +218,18 @@ def test_importing_the_package_brings_in_msgspec_and_the_standard_library_only()
 
 
 def best_of_5(program: str) -> float:
+    """What it computes: how long that takes on a busy machine says more of the machine."""
     times = []
     for _ in range(5):
-        before = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         python(program)
-        times.append(time.perf_counter() - before)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(times)
 
 
 def test_importing_the_package_is_quick():
-    # 120 ms is the aim on an idle machine; three times that leaves room for a busy one.
+    # 120 ms is the aim; three times that leaves room for a slow machine.
     assert best_of_5("import rdzv") - best_of_5("pass") < 3 * 0.120
 
 
