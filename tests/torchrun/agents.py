@@ -155,7 +155,10 @@ class Agent:
 
     def ends(self, timeout_s: float = LONG_S) -> int:
         """Wait for its exit code."""
-        return wait_for(lambda: (self.code,) if self.code is not None else None, f"{self.node} ends", timeout_s, self._job.tell)[0]  # noqa: E501
+        wait_for(lambda: self.code is not None, f"{self.node} ends", timeout_s, self._job.tell)
+        code = self.code
+        assert code is not None
+        return code
 
     def signal(self, number: signal.Signals) -> float:
         """To the agent alone; when that was."""

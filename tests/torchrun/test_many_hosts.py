@@ -64,12 +64,12 @@ def test_a_host_that_is_lost_for_good_is_done_without(job, lan):
 
 def test_training_goes_on_when_the_serving_host_is_lost_and_the_error_names_the_remedy(job, lan):
     """Until `outage_grace` nobody hears of it. Then the agents end, and say what happened and what would have helped."""
-    training = form(job, lan, outage_grace=5, join_timeout=3)
+    training = form(job, lan, outage_grace=3, join_timeout=3, read_timeout=2)
     lan.cut(1)
     killed_at = training.agents["a"].kill()
     for node in "bc":
         told = training.row("told", node)
-        assert told.at - killed_at > 5 - 1, "not before the grace is over"
+        assert told.at - killed_at > 3 - 1, "not before the grace is over"
         assert len(training.rows("start", node=node)) == 1
     for node in "bc":
         assert training.agents[node].ends() == 1
