@@ -29,6 +29,8 @@ T = TypeVar("T")
 LONG_S = 60.0
 """No wait of a test is longer: one that is has failed."""
 CALL_S = 3.0
+UNAVAILABLE = (4, 14)
+"""What gRPC calls a deadline exceeded, and a service that is unavailable: no leader, or not yet."""
 HEARTBEAT_MS = 50
 ELECTION_MS = 500
 """Ten heartbeats, as etcd advises: quick enough for tests, and slow enough for two busy cores."""
@@ -117,7 +119,7 @@ class Node:
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
 
     def call(self, path: str, body: dict[str, Any], timeout_s: float = CALL_S) -> dict[str, Any]:
-        """Ask its gateway; OSError if it does not answer, Refused if it says no."""
+        """Ask its gateway; OSError if it cannot answer (yet), Refused if it says no."""
         connection = self.connect(timeout_s)
         headers = {"Authorization": self.cluster.token} if self.cluster.token else {}
         try:
@@ -128,6 +130,8 @@ class Node:
             raise OSError(str(error)) from error
         finally:
             connection.close()
+        if answer.get("code") in UNAVAILABLE:
+            raise OSError(answer.get("message"))
         if response.status != http.client.OK:
             raise Refused(answer.get("message") or answer.get("error"))
         return dict(answer)
