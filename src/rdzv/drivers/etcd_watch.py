@@ -1,0 +1,220 @@
+"""Watches on etcd, also of several targets in one order.
+
+etcd orders the events of one watch, not those of two: one that catches up, or whose stream is full, lags behind the others. So
+a watch with several targets holds events back until it knows that nothing before them is missing. It asks, at one revision,
+how many keys each target has and when the newest of them was written; what that shows and no event has brought yet is
+still to come. Only a key that came and went unseen escapes this question; its events come too late then, and are told as a Gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import Unreachable
+from ..etcd.faults import EtcdError, Refused, Unanswered
+from ..etcd.messages import OPERATIONS_MAX, Change, Found, Range, Request, Sort
+from .base import Batch, Event, Gap
+
+if TYPE_CHECKING:
+    from ..etcd.watches import Watched
+    from .etcd import EtcdSession
+
+BACKLOG_MAX = 100_000
+"""Events kept for a watch whose owner does not read them; after that it gets a Gap."""
+RETRY_S = 0.2
+
+
+class _Part:
+    """One target: how far its own watch has come."""
+
+    def __init__(self, watch: EtcdWatch, key: bytes, end: bytes, since: int) -> None:
+        self.key = key
+        self.end = end
+        self.watched: Watched | None = None
+        self.counted = 0
+        """Keys at `since`; known after the first question."""
+        self.net = 0
+        """Keys that came, less those that went."""
+        self.put_at = since
+        """All that was written up to this revision has been told."""
+        self.seen = since
+        self.expected = Found()
+        self._watch = watch
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        """See the client's Listener."""
+        for change in changes:
+            if change.deleted:
+                self.net -= 1
+            else:
+                self.net += change.kv.created == change.kv.modified
+                self.put_at = change.kv.modified
+        self.seen = changes[-1].kv.modified
+        self._watch.changed(changes)
+
+    def ended(self, fault: EtcdError) -> None:
+        """See the client's Listener."""
+        self._watch.end(Gap(fault.problem))  # If listing is refused as well, the list says so.
+
+    def has_all(self, revision: int) -> bool:
+        """Everything up to that revision, of which `expected` tells, has been told."""
+        if self.seen >= revision:
+            return True
+        newest = max((item.modified for item in self.expected.items), default=0)
+        return newest <= self.put_at and self.expected.count == self.counted + self.net
+
+
+class EtcdWatch:
+    """What a session's `watch` gives. For one reader."""
+
+    def __init__(self, session: EtcdSession, targets: Sequence[str], since: int) -> None:
+        self._session = session
+        self._parts = [_Part(self, *session.span(target), since) for target in _apart(targets)]
+        self._since = since
+        self._told = since
+        self._held: list[Event] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._came: asyncio.Future[None] | None = None
+        self._batches: deque[Batch] = deque()
+        self._events = 0
+        self._problem: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        """Tell etcd of it."""
+        for part in self._parts:
+            part.watched = self._session.client.watch(part.key, part.end, self._since + 1, part)
+
+    def __aiter__(self) -> EtcdWatch:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while True:
+            if self._problem is not None:
+                raise self._problem
+            if self._batches:
+                batch = self._batches.popleft()
+                self._events -= len(batch.events)
+                return batch
+            try:
+                self._session.client.cluster.check()
+            except Unanswered as fault:
+                raise Unreachable("etcd", fault.problem, applied=False) from None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    async def aclose(self) -> None:
+        """No more batches. Closing twice is harmless."""
+        self.end(StopAsyncIteration())
+
+    def end(self, problem: Exception) -> None:
+        """Let the reader find the problem next, not after batches that it no longer explains."""
+        if self._problem is None:
+            self._problem = problem
+            self._session.forget(self)
+            for part in self._parts:
+                if part.watched is not None and not self._session.client.cluster.forked:
+                    self._session.client.unwatch(part.watched)
+            if self._asking is not None:
+                self._asking.cancel()
+        self._batches.clear()
+        _wake(self._reader)
+
+    # ---- what comes
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        """A part has news: whole revisions, in order."""
+        events = [self._event(change) for change in changes]
+        if len(self._parts) == 1:
+            self._deliver(Batch(events[-1].revision, tuple(events)))
+            return
+        if events[0].revision <= self._told:
+            self.end(Gap(f"a change of revision {events[0].revision} came after others up to {self._told}"))
+            return
+        self._held += events
+        _wake(self._came)
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._sort_out(), name="rdzv orders a watch")
+
+    def _event(self, change: Change) -> Event:
+        kv = change.kv
+        item = self._session.item(kv)
+        return Event(item.key, kv.modified, None if change.deleted else item)
+
+    def _deliver(self, batch: Batch) -> None:
+        self._told = batch.revision
+        self._batches.append(batch)
+        self._events += len(batch.events)
+        if self._events > BACKLOG_MAX:
+            self.end(Gap(f"{self._events} events were not read in time"))
+        else:
+            _wake(self._reader)
+
+    # ---- one order
+
+    async def _sort_out(self) -> None:
+        """Deliver what is held as soon as nothing before it is missing."""
+        try:
+            while self._held:
+                revision = await self._ask()
+                while not all(part.has_all(revision) for part in self._parts):
+                    self._came = asyncio.get_running_loop().create_future()
+                    await self._came
+                ready = sorted((one for one in self._held if one.revision <= revision), key=lambda one: one.revision)
+                self._held = [one for one in self._held if one.revision > revision]
+                if ready:
+                    self._deliver(Batch(revision, tuple(ready)))
+        except Refused as fault:
+            self.end(Gap(fault.problem))
+        except Exception as error:  # noqa: BLE001  A defect of ours must reach whoever reads, not vanish in a task.
+            self.end(error)
+        finally:
+            self._asking = None
+
+    async def _ask(self) -> int:
+        """Have every part know what it must have heard; of which revision that is. Raises Refused, as Compacted."""
+        counting = self._told == self._since
+        step = OPERATIONS_MAX // 2
+        revision = 0
+        for start in range(0, len(self._parts), step):
+            parts = self._parts[start : start + step]
+            asked: list[Request] = [
+                Range(one.key, one.end, 1, revision, Sort.MODIFIED, descending=True, keys_only=True) for one in parts
+            ]
+            if counting:
+                asked += [Range(one.key, one.end, revision=self._since, count_only=True) for one in parts]
+            done = await self._patiently(asked)
+            revision = revision or done[0]
+            for part, found in zip(parts, done[1], strict=False):
+                part.expected = found
+            if counting:
+                for part, found in zip(parts, done[1][len(parts) :], strict=True):
+                    part.counted = found.count
+        return revision
+
+    async def _patiently(self, asked: Sequence[Request]) -> tuple[int, tuple[Found, ...]]:
+        while True:
+            try:
+                done = await self._session.client.txn((), asked)
+            except Unanswered:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return done.header.revision, done.found
+
+
+def _apart(targets: Sequence[str]) -> list[str]:
+    """The targets without those that another covers, so that no event comes twice."""
+    prefixes = {target for target in targets if target.endswith("/")}
+    return [
+        one
+        for one in dict.fromkeys(targets)
+        if not any(one != prefix and one.startswith(prefix) for prefix in prefixes)
+    ]
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
