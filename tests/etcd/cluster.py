@@ -216,6 +216,15 @@ class Cluster:
             *self.extra,
         ]
 
+    def heal(self) -> None:
+        """Everybody up again, and agreed."""
+        for node in self.nodes:
+            if node.guarded is None:
+                node.start()
+            elif node.is_stopped:
+                node.cont()
+        self.wait_healthy()
+
     # ---- asking it
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -323,6 +332,17 @@ class Recorder:
                                       ).get("kvs", [{"mod_revision": 0}])[0]["mod_revision"])  # fmt: skip
         with self._lock:
             assert self._lock.wait_for(lambda: self.seen >= last, LONG_S), f"the recorder is at {self.seen}, etcd at {last}"
+
+    def until_written(self, key: str, count: int = 1, limit_s: float = LONG_S) -> None:
+        """Until that many puts to keys that begin so were seen."""
+        raw = key.encode()
+
+        def puts() -> int:
+            events = [event for _, _, group in self.writes for event in group if event.get("type") != "DELETE"]
+            return sum(base64.b64decode(event["kv"]["key"]).startswith(raw) for event in events)
+
+        with self._lock:
+            assert self._lock.wait_for(lambda: puts() >= count, limit_s), f"{puts()} of {count} writes to {key}"
 
     def _follow(self, node: Node) -> None:
         while not self._over:

@@ -215,6 +215,10 @@ class Troupe:
         """Everything that would have restarted or ended workers."""
         return [one for one in self.of(Changed, EvictedTold, ClosedTold) if one.at >= since]
 
+    def evicted(self) -> list[Any]:
+        """Who was told that the others went on without it, by whichever way came first."""
+        return [one for one in self.disturbed() if isinstance(one, EvictedTold) or getattr(one, "kind", "") == "evicted"]
+
     def given(self, number: int) -> list[Given]:
         return [one for one in self.of(Given) if one.number == number]
 
