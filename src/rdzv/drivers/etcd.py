@@ -17,7 +17,8 @@ import socket
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import ClassVar
+
+from msgspec import structs
 
 from ..endpoint import Endpoint
 from ..errors import SettingsError, Unreachable
@@ -27,6 +28,7 @@ from ..etcd.diagnose import diagnose, too_old
 from ..etcd.faults import Denied, EtcdError, LeaseNotFound, Refused, Unanswered, WrongLogin
 from ..etcd.messages import (
     OPERATIONS_MAX,
+    Done,
     Header,
     KeyValue,
     Range,
@@ -104,9 +106,6 @@ class EtcdDriver:
 class _Shared:
     """A client with what all its sessions know."""
 
-    _all: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Shared]]]
-    _all = weakref.WeakKeyDictionary()
-
     def __init__(self, driver: EtcdDriver, key: object, others: dict[object, _Shared]) -> None:
         try:
             self.client = Client(driver.named.hosts, driver.access, driver.read_timeout_s)
@@ -127,7 +126,7 @@ class _Shared:
     @classmethod
     def of(cls, driver: EtcdDriver) -> _Shared:
         """The one for this driver's cluster in the running loop."""
-        others = cls._all.setdefault(asyncio.get_running_loop(), {})
+        others = _shared.setdefault(asyncio.get_running_loop(), {})
         named = driver.named
         key = (named.scheme, named.hosts, driver.prefix, driver.access, driver.read_timeout_s)
         found = others.get(key)
@@ -224,6 +223,9 @@ class _Shared:
             session.end(EngineReset)
 
 
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _Shared]] = weakref.WeakKeyDictionary()
+
+
 class EtcdSession:
     """See the port. Used from the loop it was made on."""
 
@@ -237,6 +239,8 @@ class EtcdSession:
         self.local_host = shared.local_host
         self.client = shared.client
         self.prefix = driver.prefix
+        self._anything = Range(self._key("rdzv/"), count_only=True)
+        """A read for the revision's sake, of what we may read."""
         self._driver = driver
         self._shared = shared
         self._ended: type[Exception] | None = None
@@ -255,12 +259,11 @@ class EtcdSession:
         for branch in branches:
             refuse_double_writes(branch)
         asked = [one for compare in compares for one in self._compares(compare)]
-        # A transaction that reads nothing is answered by a member from what it happens to know; this one has to be asked for.
-        yes, no = ([self._request(one) for one in branch] or [Range(b"\0", count_only=True)] for branch in branches)
+        yes, no = ([self._request(one) for one in branch] for branch in branches)
         self._check()
         before = self._shared.revision
         try:
-            done = await self.client.txn(asked, yes, no)
+            done = await self._txn(asked, yes, no)
         except EtcdError as fault:
             raise self._translated(fault) from None
         self._check()
@@ -271,6 +274,23 @@ class EtcdSession:
         wanted = len(branches[0 if done.succeeded else 1])
         reads = tuple([tuple(map(self.item, found.items)) for found in done.found[:wanted]])
         return Outcome(done.succeeded, done.header.revision, reads)
+
+    async def _txn(self, compares: list[EtcdCompare], then: list[Request], otherwise: list[Request]) -> Done:
+        """By the cheapest request that etcd has for it."""
+        reads = [one for one in then if isinstance(one, Range)]
+        if compares or len(reads) < len(then):
+            # A branch that does nothing would be answered by a member from what it happens to know.
+            return await self.client.txn(compares, then or [self._anything], otherwise or [self._anything])
+        if len(reads) <= 1:
+            header, found = await self.client.range(reads[0] if reads else self._anything)
+            return Done(header, True, (found,))
+        # Any number of reads at one revision: that of the first, which is the present one.
+        first = await self.client.txn((), reads[: OPERATIONS_MAX - 1])
+        found_all = first.found
+        for start in range(OPERATIONS_MAX - 1, len(reads), OPERATIONS_MAX - 1):
+            some = [structs.replace(one, revision=first.header.revision) for one in reads[start:][: OPERATIONS_MAX - 1]]
+            found_all += (await self.client.txn((), some)).found
+        return Done(first.header, True, found_all)
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
         """Whole seconds, rounded up. etcd sees no connections, so a presence is a lease like any other."""

@@ -9,8 +9,10 @@ among members that notices a frozen one, watches that resume rightly, renewed to
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..errors import LimitExceeded
 from .access import Access
@@ -44,6 +46,8 @@ from .watches import Listener, Watched, Watches
 
 _KV = "/etcdserverpb.KV/"
 _LEASE = "/etcdserverpb.Lease/"
+_BARREN = b"\0never there"
+"""Behind a key: deleting that does nothing, but makes a transaction one that etcd has its quorum agree on."""
 
 
 class Client:
@@ -51,6 +55,8 @@ class Client:
 
     def __init__(self, hosts: Sequence[tuple[str, int]], access: Access, timeout_s: float = 10.0) -> None:
         self.cluster = Cluster(hosts, access, timeout_s)
+        self.fragile = True
+        """It may be an etcd that crashes when a transaction of nothing but reads is given up; `status` tells."""
         self._renewals = Renewals(self.cluster)
         self._watches = Watches(self.cluster)
 
@@ -86,10 +92,13 @@ class Client:
         timeout_s: float | None = None,
     ) -> Done:
         """Compare, then do one thing or the other, at one revision. It is repeated freely only if it cannot write."""
+        reads = all(isinstance(one, Range) for one in (*then, *otherwise))
+        if reads and self.fragile and (then or otherwise):
+            otherwise = [*otherwise, Delete((*then, *otherwise)[0].key + _BARREN)]
         for what in (compares, then, otherwise):
             if len(what) > OPERATIONS_MAX:
-                raise Refused(f"a transaction of {len(what)} compares or operations: etcd takes {OPERATIONS_MAX}")
-        reads = all(isinstance(one, Range) for one in (*then, *otherwise))
+                problem = f"a transaction of {len(what)} compares or operations; etcd takes {OPERATIONS_MAX}"
+                raise ValueError(problem)
         request = encode_txn(compares, then, otherwise)
         if len(request) > REQUEST_MAX:
             raise LimitExceeded("a transaction", len(request), REQUEST_MAX)
@@ -127,7 +136,8 @@ class Client:
 
     async def time_to_live(self, lease: int) -> int:
         """How many seconds it has left; at most 0: it has ended."""
-        await self.range(Range(b"\0", count_only=True))  # What etcd had decided by now, this member knows after that.
+        with suppress(Refused):  # We may not read that, but before it says so the member catches up with the others.
+            await self.range(Range(b"\0", count_only=True))
         try:
             return decode_lease(await self._ask(_LEASE + "LeaseTimeToLive", encode_lease(lease), repeat=True)).ttl_s
         except LeaseNotFound:
@@ -147,7 +157,10 @@ class Client:
 
     async def status(self, timeout_s: float | None = None) -> Status:
         """How the member in use sees itself."""
-        return decode_status(await self._ask("/etcdserverpb.Maintenance/Status", b"", repeat=True, timeout_s=timeout_s))
+        answer = await self._ask("/etcdserverpb.Maintenance/Status", b"", repeat=True, timeout_s=timeout_s)
+        status = decode_status(answer)
+        self.fragile = is_fragile(status.version)
+        return status
 
     async def close(self) -> None:
         """Give everything back, except leases: revoke first what should end now."""
@@ -159,3 +172,9 @@ class Client:
 
     async def _ask(self, method: str, request: bytes, *, repeat: bool, timeout_s: float | None = None) -> bytes:
         return await self.cluster.ask(method, request, repeat=repeat, timeout_s=timeout_s)
+
+
+def is_fragile(version: str) -> bool:
+    """Etcd #14110 and #14891: reads in a transaction whose caller is gone crashed the server. Mended in 3.4.23 and 3.5.7."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    return numbers < (3, 4, 23) or (3, 5) <= numbers < (3, 5, 7)
