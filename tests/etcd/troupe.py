@@ -130,7 +130,7 @@ class Troupe:
     """All agents of one run on one cluster, with everything that was observed."""
 
     def __init__(
-        self, cluster: Cluster, min_nodes: int, max_nodes: int, *, run_id: str = RUN, record: bool = True, **options: Any
+        self, cluster: Cluster, min_nodes: int, max_nodes: int, *, run_id: str = RUN, noise: str = "", **options: Any
     ) -> None:
         self.cluster = cluster
         self.run_id = run_id
@@ -139,11 +139,11 @@ class Troupe:
         self.agents: list[Agent] = []
         self.observations: list[Observation] = []
         self._changed = threading.Condition()
-        self.recorder = Recorder(cluster, self.keys.run, cluster.revision()) if record else None
+        self.recorder = Recorder(cluster, noise or self.keys.run, cluster.revision())
+        """`noise` is a prefix that others write to as well, if there shall be others."""
 
     def __enter__(self):
-        if self.recorder is not None:
-            self.recorder.__enter__()
+        self.recorder.__enter__()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -151,8 +151,7 @@ class Troupe:
             sys.stderr.write(f"{self}\n")
         for agent in self.agents:
             agent.close()
-        if self.recorder is not None:
-            self.recorder.__exit__()
+        self.recorder.__exit__()
 
     def __str__(self) -> str:
         with self._changed:
@@ -235,9 +234,9 @@ class Troupe:
         return found
 
     def commits(self, instance: str) -> list[Commit]:
-        assert self.recorder is not None
         self.recorder.catch_up()
-        return [_commit(at, revision, raw, self.keys, instance) for at, revision, raw in list(self.recorder.writes)]
+        commits = [_commit(at, revision, raw, self.keys, instance) for at, revision, raw in list(self.recorder.writes)]
+        return [commit for commit in commits if commit.events]
 
     def wrong(self, *kinds: type[Checker]) -> list[str]:
         """What the simulator's checkers say of what happened."""
@@ -262,6 +261,8 @@ def _commit(at: float, revision: int, raw: list[dict[str, Any]], keys: Keys, ins
     for one in raw:
         kv = one["kv"]
         key = base64.b64decode(kv["key"]).decode()
+        if not key.startswith(keys.run):
+            continue
         item = None
         if one.get("type") != "DELETE":
             value = base64.b64decode(kv.get("value", ""))
