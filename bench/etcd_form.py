@@ -63,7 +63,7 @@ class Counted:
 
 async def form(server: EtcdServer, size: int) -> float:
     endpoint = Endpoint.parse(server.url + "/bench")
-    settings = Settings.make(endpoint, run_id=f"job{size}-{time.monotonic_ns()}", min_nodes=size, max_nodes=size)
+    settings = Settings.make(endpoint, run_id=f"job{size}-{time.monotonic_ns()}", min_nodes=size, max_nodes=size, lease=60)
     members = [Member(EtcdDriver(endpoint, Access()), settings, RealMachine(f"node{n}")) for n in range(size)]
     began_at = time.perf_counter()
     worlds = await asyncio.gather(*(member.join() for member in members))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import Unreachable
 from ..etcd.faults import EtcdError, Refused, Unanswered
-from ..etcd.messages import OPERATIONS_MAX, Change, Found, Range, Request, Sort
+from ..etcd.messages import Change, Found
 from .base import Batch, Event, Gap
 
 if TYPE_CHECKING:
-    from ..etcd.watches import Watched
+    from ..etcd.watches import Subscription
     from .etcd import EtcdSession
 
 BACKLOG_MAX = 100_000
@@ -31,10 +31,9 @@ class _Part:
     """One target: how far its own watch has come."""
 
     def __init__(self, watch: EtcdWatch, key: bytes, end: bytes, since: int) -> None:
-        self.key = key
-        self.end = end
-        self.watched: Watched | None = None
-        self.counted = 0
+        self.span = key, end
+        self.watched: Subscription | None = None
+        self.counted: int | None = None
         """Keys at `since`; known after the first question."""
         self.net = 0
         """Keys that came, less those that went."""
@@ -64,7 +63,7 @@ class _Part:
         if self.seen >= revision:
             return True
         newest = max((item.modified for item in self.expected.items), default=0)
-        return newest <= self.put_at and self.expected.count == self.counted + self.net
+        return newest <= self.put_at and self.expected.count == (self.counted or 0) + self.net
 
 
 class EtcdWatch:
@@ -86,7 +85,7 @@ class EtcdWatch:
     def begin(self) -> None:
         """Tell etcd of it."""
         for part in self._parts:
-            part.watched = self._session.client.watch(part.key, part.end, self._since + 1, part)
+            part.watched = self._session.client.watch(*part.span, self._since + 1, part)
 
     def __aiter__(self) -> EtcdWatch:
         return self
@@ -176,33 +175,20 @@ class EtcdWatch:
 
     async def _ask(self) -> int:
         """Have every part know what it must have heard; of which revision that is. Raises Refused, as Compacted."""
-        counting = self._told == self._since
-        step = OPERATIONS_MAX // 2
-        revision = 0
-        for start in range(0, len(self._parts), step):
-            parts = self._parts[start : start + step]
-            asked: list[Request] = [
-                Range(one.key, one.end, 1, revision, Sort.MODIFIED, descending=True, keys_only=True) for one in parts
-            ]
-            if counting:
-                asked += [Range(one.key, one.end, revision=self._since, count_only=True) for one in parts]
-            done = await self._patiently(asked)
-            revision = revision or done[0]
-            for part, found in zip(parts, done[1], strict=False):
-                part.expected = found
-            if counting:
-                for part, found in zip(parts, done[1][len(parts) :], strict=True):
-                    part.counted = found.count
-        return revision
-
-    async def _patiently(self, asked: Sequence[Request]) -> tuple[int, tuple[Found, ...]]:
+        spans = [part.span for part in self._parts]
+        unknown = [part for part in self._parts if part.counted is None]
         while True:
             try:
-                done = await self._session.client.txn((), asked)
+                counted = await self._session.client.census.count(spans, [part.span for part in unknown], self._since)
             except Unanswered:
                 await asyncio.sleep(RETRY_S)
             else:
-                return done.header.revision, done.found
+                break
+        for part in unknown:
+            part.counted = counted.before[part.span]
+        for part in self._parts:
+            part.expected = counted.now[part.span]
+        return counted.revision
 
 
 def _apart(targets: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from ..errors import LimitExceeded
 from .access import Access
+from .census import Census
 from .cluster import Cluster
 from .faults import LeaseExists, LeaseNotFound, Refused
 from .messages import (
@@ -42,7 +43,7 @@ from .messages import (
     encode_txn,
 )
 from .renewals import Renewals
-from .watches import Listener, Watched, Watches
+from .watches import Listener, Subscription, Watches
 
 _KV = "/etcdserverpb.KV/"
 _LEASE = "/etcdserverpb.Lease/"
@@ -59,6 +60,7 @@ class Client:
         """It may be an etcd that crashes when a transaction of nothing but reads is given up; `status` tells."""
         self._renewals = Renewals(self.cluster)
         self._watches = Watches(self.cluster)
+        self.census = Census(lambda ranges: self.txn((), ranges))
 
     def on_header(self, listener: Callable[[Header], None]) -> Callable[[], None]:
         """Have it called with the header of every answer, until the function that this gives is called."""
@@ -145,13 +147,13 @@ class Client:
 
     # ---- watches
 
-    def watch(self, key: bytes, end: bytes, start: int, listener: Listener) -> Watched:
+    def watch(self, key: bytes, end: bytes, start: int, listener: Listener) -> Subscription:
         """Tell the listener of all changes from revision `start` on."""
         return self._watches.add(key, end, start, listener)
 
-    def unwatch(self, watched: Watched) -> None:
+    def unwatch(self, subscription: Subscription) -> None:
         """No more of it."""
-        self._watches.remove(watched)
+        self._watches.remove(subscription)
 
     # ---- the cluster
 
@@ -166,6 +168,7 @@ class Client:
         """Give everything back, except leases: revoke first what should end now."""
         if self.cluster.forked:
             return
+        self.census.close()
         await self._renewals.close()
         await self._watches.close()
         await self.cluster.close()
