@@ -130,7 +130,15 @@ class Troupe:
     """All agents of one run on one cluster, with everything that was observed."""
 
     def __init__(
-        self, cluster: Cluster, min_nodes: int, max_nodes: int, *, run_id: str = RUN, noise: str = "", **options: Any
+        self,
+        cluster: Cluster,
+        min_nodes: int,
+        max_nodes: int,
+        *,
+        run_id: str = RUN,
+        noise: str = "",
+        record: bool = True,
+        **options: Any,
     ) -> None:
         self.cluster = cluster
         self.run_id = run_id
@@ -139,11 +147,13 @@ class Troupe:
         self.agents: list[Agent] = []
         self.observations: list[Observation] = []
         self._changed = threading.Condition()
-        self.recorder = Recorder(cluster, noise or self.keys.run, cluster.revision())
+        self._records = record
+        self.recorder = Recorder(cluster, noise or self.keys.run, cluster.revision() if record else 0)
         """`noise` is a prefix that others write to as well, if there shall be others."""
 
     def __enter__(self):
-        self.recorder.__enter__()
+        if self._records:
+            self.recorder.__enter__()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -151,7 +161,8 @@ class Troupe:
             sys.stderr.write(f"{self}\n")
         for agent in self.agents:
             agent.close()
-        self.recorder.__exit__()
+        if self._records:
+            self.recorder.__exit__()
 
     def __str__(self) -> str:
         with self._changed:
