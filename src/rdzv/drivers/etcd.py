@@ -174,9 +174,10 @@ class _Shared:
             own = Range(key, prefix_end(key), limit=1, keys_only=True)
             await client.txn([EtcdCompare(key, Target.CREATED, NEVER)], [EtcdPut(key, b"")], [own], limit_s)
         except WrongLogin:
-            raise SettingsError(
-                f"endpoint {driver.endpoint!r}: etcd refuses the name {driver.access.user!r} with that password"
-            ) from None
+            problem = f"etcd refuses the name {driver.access.user!r} with that password"
+            if not driver.access.user:
+                problem = "etcd wants a name and a password; see user and token_file"
+            raise SettingsError(f"endpoint {driver.endpoint!r}: {problem}") from None
         except Denied:
             raise SettingsError(self._denied()) from None
         except EtcdError as fault:
@@ -186,7 +187,7 @@ class _Shared:
 
     def _denied(self) -> str:
         driver = self._driver
-        who = f"user {driver.access.user!r}" if driver.access.user else "whoever gives no name"
+        who = f"user {driver.access.user!r}" if driver.access.user else "the one our certificate names"
         return (
             f"endpoint {driver.endpoint!r}: {who} may not read and write below {driver.prefix + 'rdzv/'!r} in etcd; "
             "grant that, or name a path that may be written"

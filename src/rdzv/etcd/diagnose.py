@@ -7,7 +7,9 @@ TLS, a certificate that is not trusted from one that is missing, and an old etcd
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import re
 import ssl
 from contextlib import suppress
@@ -15,6 +17,7 @@ from contextlib import suppress
 from .access import Access
 
 ANSWER_MAX = 16 * 1024
+NO_TLS = "it speaks no TLS; write etcd:// instead of etcds://"
 VERSION_MIN = (3, 4)
 """The oldest with watches whose number we choose and a JSON gateway of v3; Debian 12 has it."""
 
@@ -29,25 +32,56 @@ async def diagnose(host: str, port: int, access: Access, timeout_s: float) -> st
 
 async def _diagnose(host: str, port: int, access: Access) -> str:
     try:
-        reader, writer = await asyncio.open_connection(host, port, ssl=access.context() if access.tls else None)
+        answer = await _ask(host, port, access.context() if access.tls else None)
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not trusted ({error.verify_message}); check tls_ca and the host's name"
     except ssl.SSLError as error:
         return _tls_trouble(error)
+    except ConnectionError as error:
+        if access.tls and error.errno != errno.ECONNREFUSED:
+            with suppress(OSError):
+                if version_of(await _ask(host, port, None)):
+                    return NO_TLS
+        return f"it cannot be connected to: {_reason(error)}"
     except OSError as error:
-        return f"it cannot be connected to: {error.strerror or error}"
+        return f"it cannot be connected to: {_reason(error)}"
+    if not answer and not access.tls:
+        stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # Whose it is does not matter: nothing is told to it.
+        stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+        with suppress(OSError):
+            if await _speaks_tls(host, port, stranger):
+                return "it speaks TLS; write etcds:// instead of etcd://"
+    return _judge(answer, access)
+
+
+async def _speaks_tls(host: str, port: int, stranger: ssl.SSLContext) -> bool:
+    """Also if it wants to see a certificate before it speaks."""
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=stranger)
+    except ssl.SSLError as error:
+        return "alert" in str(error).lower()
+    writer.close()
+    return True
+
+
+async def _ask(host: str, port: int, context: ssl.SSLContext | None) -> bytes:
+    """What it answers to the question for its version. Raises OSError, ssl.SSLError among them."""
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
         writer.write(f"GET /version HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        answer = await _read(reader)
-    except ssl.SSLError as error:
-        return _tls_trouble(error)
+        return await _read(reader)
+    except ssl.SSLError:
+        raise
     except OSError:
-        answer = b""
+        return b""
     finally:
         writer.close()
-        with suppress(OSError, ssl.SSLError):
+        with suppress(OSError):
             await writer.wait_closed()
-    return _judge(answer, access)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error) or type(error).__name__
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -63,7 +97,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 def _tls_trouble(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "wrong version number" in reason or "record layer failure" in reason or "packet length" in reason:
-        return "it speaks no TLS; write etcd:// instead of etcds://"
+        return NO_TLS
     if "alert" in reason or "certificate" in reason:
         return f"it refuses our certificate ({reason}); give a tls_cert and tls_key that it trusts"
     return f"no TLS connection could be made ({reason})"
@@ -71,15 +105,14 @@ def _tls_trouble(error: ssl.SSLError) -> str:
 
 def _judge(answer: bytes, access: Access) -> str:
     head, _, body = answer.partition(b"\r\n\r\n")
-    if b"HTTPS server" in body:
-        return "it speaks TLS; write etcds:// instead of etcd://"
     if not answer:
         if access.tls and not access.cert:
             return "it hangs up after the TLS handshake, as if it wanted a certificate; give tls_cert and tls_key"
-        return "it hangs up without an answer; is it etcd, and does it want TLS (etcds://)?"
+        return "it hangs up without an answer, as etcd never does"
     version = version_of(body)
     if not version:
-        return f"something answers there that is not etcd: {head[:60].decode(errors='replace').splitlines()[:1]}"
+        start = head.partition(b"\r")[0][:60].decode(errors="replace")
+        return f"something answers there that is not etcd: {start!r}"
     return too_old(version)
 
 

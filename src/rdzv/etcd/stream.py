@@ -65,16 +65,14 @@ class Stream:
         failures = 0
         try:
             while True:
-                member, token = cluster.current, cluster.token
+                member = cluster.current
                 self._talking = cluster.loop.create_task(self._talk(member), name=f"rdzv {self._method}")
                 await asyncio.wait([self._talking])
                 heard, fault = (False, None) if self._talking.cancelled() else self._talking.result()
                 if fault is None:
                     continue  # We moved to another member.
                 failures = 1 if heard else failures + 1
-                if isinstance(fault, TokenInvalid):
-                    cluster.forget_token(token)
-                else:
+                if not isinstance(fault, TokenInvalid):
                     cluster.fail(member)
                 await cluster.pause(failures - 1)
         finally:
@@ -85,34 +83,37 @@ class Stream:
 
     async def _talk(self, member: Member) -> tuple[bool, EtcdError | None]:
         """Until it breaks: whether anything was heard, and why it broke."""
-        heard = False
+        cluster, heard = self._cluster, False
+        token, fault = cluster.token, None
         call: Any = None
         writing: asyncio.Task[None] | None = None
         try:
-            await self._cluster.log_in()
+            await cluster.log_in()
+            token = cluster.token
             # A member without a leader ends the stream then, instead of leaving us in silence.
-            call = member.channel.stream_stream(self._method)(metadata=self._cluster.metadata(hasleader="true"))
+            call = member.channel.stream_stream(self._method)(metadata=cluster.metadata(hasleader="true"))
             self._outbox = deque(self._greet())  # What was to be said on the last connection is void.
-            writing = self._cluster.loop.create_task(self._write(call), name=f"rdzv {self._method}")
-            while True:
-                message = await call.read()
-                if message is grpc.aio.EOF:
-                    return heard, fault_of(await call.code(), await call.details() or "the stream was ended")
-                self._cluster.heard(member, self._hear(message))
+            writing = cluster.loop.create_task(self._write(call), name=f"rdzv {self._method}")
+            while (message := await call.read()) is not grpc.aio.EOF:
+                cluster.heard(member, self._hear(message))
                 heard = True
+            fault = fault_of(await call.code(), await call.details() or "the stream was ended")
         except grpc.aio.AioRpcError as error:
-            return heard, fault_of(error.code(), error.details() or "")
+            fault = fault_of(error.code(), error.details() or "")
         except EtcdError as error:
-            return heard, error
+            fault = error
         except Exception as error:
             # A message that we cannot read, or a defect of ours: it must not end all watches without a word.
             logger.exception("etcd %s: %s", member.name, self._method)
-            return heard, EtcdError(repr(error))
+            fault = EtcdError(repr(error))
         finally:
             if writing is not None:
                 writing.cancel()
             if call is not None:
                 call.cancel()
+        if isinstance(fault, TokenInvalid):
+            cluster.forget_token(token)
+        return heard, fault
 
     async def _write(self, call: Any) -> None:
         """One after the other: gRPC takes no second message before the first is on its way."""

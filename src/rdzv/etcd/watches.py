@@ -15,7 +15,7 @@ from itertools import count
 from typing import Protocol
 
 from .cluster import Cluster
-from .faults import Compacted, EtcdError, TokenInvalid, refusal_of
+from .faults import Compacted, Denied, EtcdError, TokenInvalid, refusal_of
 from .messages import Change, Header, decode_watch, encode_unwatch, encode_watch
 from .stream import Stream
 
@@ -57,7 +57,7 @@ class Subscription:
 class _Watched:
     """A watch of etcd's. `next` is the revision from which it goes on."""
 
-    __slots__ = ("end", "floor", "key", "next", "number", "recent", "subscribers")
+    __slots__ = ("denied", "end", "floor", "key", "next", "number", "recent", "subscribers")
 
     def __init__(self, number: int, key: bytes, end: bytes, start: int) -> None:
         self.number = number
@@ -66,6 +66,8 @@ class _Watched:
         self.next = start
         self.subscribers: dict[Subscription, None] = {}
         self.recent: deque[Change] = deque()
+        self.denied = False
+        """etcd refused to make it once, since it last was made."""
         self.floor = start
         """All changes from this revision on are in `recent`, or still to come."""
 
@@ -162,7 +164,9 @@ class Watches:
             self._canceled(watched, told.compacted, told.reason)
         elif told.changes:
             watched.tell(told.changes)
-        elif not told.created:
+        elif told.created:
+            watched.denied = False
+        else:
             watched.next = max(watched.next, told.header.revision + 1)
         return told.header
 
@@ -171,6 +175,9 @@ class Watches:
             fault: EtcdError = Compacted(f"revision {watched.next} is older than {compacted}, the oldest that etcd keeps")
         else:
             fault = refusal_of(reason or "etcd ended the watch without a reason")
+        if isinstance(fault, Denied) and self._cluster.access.user and not watched.denied:
+            watched.denied = True  # Before 3.5.8 a token that has expired looks so, too.
+            fault = TokenInvalid(fault.problem)
         if isinstance(fault, TokenInvalid):
             raise fault  # The stream is opened anew, with another token.
         self._forget(watched)
