@@ -110,7 +110,7 @@ class _Tree:
             sources += 1
         if order is Order.KEY:
             found.sort(key=lambda item: item.key)
-        elif sources > 1:
+        elif sources > 1 and order is not Order.ANY:
             found.sort(key=lambda item: item.created, reverse=newest)
         return tuple(found[:limit] if limit else found)
 

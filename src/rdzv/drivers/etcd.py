@@ -419,7 +419,7 @@ class EtcdSession:
             key,
             prefix_end(key),
             limit=wanted.limit,
-            sort=Sort.KEY if wanted.order is Order.KEY else Sort.CREATED,
+            sort=Sort.CREATED if wanted.order in {Order.OLDEST, Order.NEWEST} else Sort.KEY,
             descending=wanted.order is Order.NEWEST,
             created_max=max(below - 1, 0),
             created_min=NEVER if below == 1 else 0,  # etcd takes "at most 0" for "any".

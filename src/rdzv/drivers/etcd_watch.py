@@ -34,7 +34,7 @@ class _Part:
         self.span = key, end
         self.watched: Subscription | None = None
         self.counted: int | None = None
-        """Keys at `since`; known after the first question."""
+        """Keys at `since`, once it had to be known."""
         self.net = 0
         """Keys that came, less those that went."""
         self.put_at = since
@@ -63,7 +63,11 @@ class _Part:
         if self.seen >= revision:
             return True
         newest = max((item.modified for item in self.expected.items), default=0)
-        return newest <= self.put_at and self.expected.count == (self.counted or 0) + self.net
+        if newest > self.put_at:
+            return False
+        # The one key of a part without an end is the same that was told; of others some may have gone.
+        is_there = newest > 0 and not self.span[1]
+        return is_there or self.expected.count == (self.counted or 0) + self.net
 
 
 class EtcdWatch:
@@ -185,7 +189,7 @@ class EtcdWatch:
             else:
                 break
         for part in unknown:
-            part.counted = counted.before[part.span]
+            part.counted = counted.before.get(part.span)
         for part in self._parts:
             part.expected = counted.now[part.span]
         return counted.revision

@@ -24,7 +24,10 @@ READS_MAX = OPERATIONS_MAX - 1
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """At `revision`: how many keys each span has, and which of them was written last. `before`: how many it had earlier."""
+    """At `revision`: how many keys each span has, and which of them was written last.
+
+    `before`: how many it had earlier; not for a single key that is there, since its own revision tells more.
+    """
 
     revision: int
     now: dict[Span, Found]
@@ -78,22 +81,22 @@ class Census:
             Range(key, end, limit=1, sort=Sort.MODIFIED, descending=True, keys_only=True) for key, end in spans
         )
         now = dict(zip(spans, found, strict=True))
-        earlier = dict.fromkeys((question.since, span) for question in questions for span in question.before)
+        wanted = [
+            [(question.since, span) for span in question.before if span[1] or not now[span].count] for question in questions
+        ]
+        earlier = dict.fromkeys(one for some in wanted for one in some)
         counts: dict[tuple[int, Span], int] | None
         try:
             counts = await self._earlier(earlier)
         except Compacted:
             counts = None  # Of somebody's revision; whose, is found out one by one.
-        for question in questions:
+        for question, some in zip(questions, wanted, strict=True):
             try:
-                known = counts
-                if known is None:
-                    known = await self._earlier((question.since, span) for span in question.before)
+                known = await self._earlier(some) if counts is None else counts
             except Compacted as fault:
                 _settle(question, fault)
             else:
-                before = {span: known[question.since, span] for span in question.before}
-                _settle(question, Counted(revision, now, before))
+                _settle(question, Counted(revision, now, {one[1]: known[one] for one in some}))
 
     async def _earlier(self, asked: Iterable[tuple[int, Span]]) -> dict[tuple[int, Span], int]:
         asked = tuple(asked)

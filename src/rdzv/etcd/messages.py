@@ -70,11 +70,11 @@ class Range(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """As a RangeRequest."""
         order = 2 if self.descending else int(self.sort is not Sort.KEY)
-        return b"".join((
-            some(1, self.key), some(2, self.end), number(3, self.limit), number(4, self.revision), number(5, order),
-            number(6, self.sort), number(7, self.serializable), number(8, self.keys_only), number(9, self.count_only),
-            number(12, self.created_min), number(13, self.created_max),
-        ))  # fmt: skip
+        numbers = (
+            (3, self.limit), (4, self.revision), (5, order), (6, self.sort), (7, self.serializable), (8, self.keys_only),
+            (9, self.count_only), (12, self.created_min), (13, self.created_max),
+        )  # fmt: skip
+        return some(1, self.key) + some(2, self.end) + b"".join([number(*one) for one in numbers if one[1]])
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -217,15 +217,7 @@ def decode_header(data: bytes) -> Header:
 
 def decode_range(data: bytes) -> tuple[Header, Found]:
     """A RangeResponse."""
-    header, items, count = Header(), [], 0
-    for field, value, part in fields(data):
-        if field == 2:
-            items.append(_key_value(part))
-        elif field == 1:
-            header = _header(part)
-        elif field == 4:
-            count = value
-    return header, Found(tuple(items), count)
+    return decode_header(data), _found(data)
 
 
 def decode_txn(data: bytes) -> Done:
@@ -330,8 +322,18 @@ def _change(data: bytes) -> Change:
 def _response(data: bytes) -> Found:
     for field, _, part in fields(data):
         if field == 1:
-            return decode_range(part)[1]
+            return _found(part)
     return Found()
+
+
+def _found(data: bytes) -> Found:
+    items, count = [], 0
+    for field, value, part in fields(data):
+        if field == 2:
+            items.append(_key_value(part))
+        elif field == 4:
+            count = value
+    return Found(tuple(items), count)
 
 
 def prefix_end(prefix: bytes) -> bytes:
