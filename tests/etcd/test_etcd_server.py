@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -92,6 +93,18 @@ def test_it_serves_until_it_is_stopped_and_keeps_no_data():
     assert not is_alive(pid)
     assert not folder.exists()
     server.stop()
+
+
+def test_its_client_reads_what_it_wrote():
+    async def talk(server: EtcdServer) -> bytes:
+        client = server.get_client()
+        await client.put(b"k", b"v")
+        found = await client.get(b"k")
+        await client.close()
+        return found.value
+
+    with EtcdServer() as server:
+        assert asyncio.run(talk(server)) == b"v"
 
 
 def folder_of(pid: int) -> Path:

@@ -24,9 +24,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ..errors import NotStarted, SettingsError
+
+if TYPE_CHECKING:
+    from .client import Client
 
 BINARY_ENV = "RDZV_ETCD"
 LOG_MAX = 64 * 1024
@@ -182,6 +185,13 @@ class EtcdServer:
     def get_endpoint(self) -> str:
         """Host and port, as etcd's own tools and torch take them."""
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+    def get_client(self) -> Client:
+        """A client of it, for the running event loop."""
+        from .access import Access  # noqa: PLC0415  To start a server one needs no gRPC.
+        from .client import Client  # noqa: PLC0415
+
+        return Client([(self._host, self._port)], Access())
 
     def _try(self, binary: str, deadline: float, timeout_s: float, stderr: int | IO[str] | None) -> str:
         """Start it once; what went wrong."""
