@@ -13,7 +13,7 @@ from rdzv.errors import LimitExceeded
 from rdzv.etcd import cluster as cluster_module
 from rdzv.etcd.access import Access
 from rdzv.etcd.client import Client
-from rdzv.etcd.faults import Compacted, EtcdError, LeaseNotFound, Unanswered
+from rdzv.etcd.faults import Compacted, EtcdError, LeaderChanged, LeaseNotFound, Unanswered
 from rdzv.etcd.messages import Change, Compare, Delete, Put, Range, Sort, Target, prefix_end
 from rdzv.etcd.server import free_ports
 
@@ -308,6 +308,34 @@ def test_an_idle_member_that_is_frozen_is_noticed_by_its_silence(three):
         finally:
             frozen.cont()
         assert client.cluster.current.address[1] != frozen.port
+
+    use(three, work)
+
+
+def test_a_write_that_etcds_dead_leader_took_along_is_given_up_before_etcd_says_so(three):
+    async def work(client: Client) -> None:
+        leader = three.leader()
+        member = next(one for one in client.cluster.members if one.address[1] != leader.port)
+        client.cluster.current = member
+        lease = (await client.grant(60)).id
+        began_at = time.monotonic()
+        leader.kill()
+
+        async def write() -> None:
+            while True:  # The first that is handed to the dead leader is lost.
+                await client.put(b"t", b"")
+
+        try:
+            with pytest.raises(LeaderChanged) as caught:
+                await write()
+            assert caught.value.applied is None
+            # A second for the election, one for the pulse, a half for the answer; etcd itself says so after six.
+            assert time.monotonic() - began_at < 5.5
+            assert await client.renew(lease) == 60
+            assert client.cluster.current is member
+        finally:
+            leader.start()
+            await asyncio.to_thread(three.wait_healthy)
 
     use(three, work)
 

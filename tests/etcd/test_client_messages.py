@@ -122,6 +122,7 @@ CODE = grpc.StatusCode
         (CODE.UNAVAILABLE, "etcdserver: no leader", faults.Unanswered, False),
         (CODE.UNAVAILABLE, "Socket closed", faults.Unanswered, None),
         (CODE.UNAVAILABLE, "etcdserver: request timed out", faults.Unanswered, None),
+        (CODE.UNAVAILABLE, "etcdserver: leader changed", faults.LeaderChanged, None),
         (CODE.DEADLINE_EXCEEDED, "Deadline Exceeded", faults.Unanswered, None),
         (CODE.UNKNOWN, "Stream removed", faults.Unanswered, None),
         (CODE.CANCELLED, "", faults.Unanswered, None),

@@ -6,6 +6,9 @@ gets a question that costs it nothing, and if it does not answer, everything mov
 
 What is repeated: reads, and requests that say so themselves, on whatever member answers until their time is up. A write is
 repeated only if it was surely never looked at; else its caller hears that the outcome is unknown.
+
+A member hands writes on to the leader. If that dies, they are lost with it, and the member says so after seven seconds only.
+But every answer names the leader's term: what was asked in an earlier one is given up soon after a later one is seen.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ import grpc
 import grpc.aio
 
 from .access import Access
-from .faults import EtcdError, Forked, TokenInvalid, Unanswered, fault_of
+from .faults import EtcdError, Forked, LeaderChanged, TokenInvalid, Unanswered, fault_of
 from .messages import Header, Range, decode_header, decode_login, encode_login
 
 PULSE_S = 1.0
 """How long a member in use may be silent before it is asked for a sign of life."""
 PULSE_TIMEOUT_S = 0.8
 """How long it has for that. Together they are below 2 s: a frozen member costs no more."""
+TERM_S = 0.5
+"""How long a request may still be answered after etcd's leader has changed."""
 BACKOFF_S = (0.02, 0.5)
 """First and longest pause once all members have failed; each is jittered down to its half."""
 ANSWER_MAX = 256 * 1024 * 1024
@@ -64,7 +69,8 @@ class Member:
         self.address = (host, port)
         self.heard_at = 0.0
         self.failed_at = -1.0
-        self.failures = 0
+        self.term = 0
+        """Of etcd's leader, as this member last said."""
         self.under_way: set[Any] = set()
         """Calls that end when we move to another member."""
         if credentials is None:
@@ -128,7 +134,8 @@ class Cluster:
                 except Unanswered as fault:
                     if isinstance(fault, Forked) or self.closed:
                         raise
-                    self.fail(member)
+                    if not isinstance(fault, LeaderChanged):
+                        self.fail(member)
                     late = self.loop.time() >= deadline
                     if late or not (repeat or fault.applied is False):
                         raise
@@ -151,6 +158,8 @@ class Cluster:
             if call in member.under_way or _is_cancelled():
                 call.cancel()
                 raise
+            if member is self.current:
+                raise LeaderChanged("etcd's leader has changed, and no answer came from the former one") from None
             raise Unanswered(f"{member.name} does not answer any more") from None
         finally:
             member.under_way.discard(call)
@@ -164,10 +173,19 @@ class Cluster:
     def heard(self, member: Member, header: Header) -> None:
         """The member gave a sign of life."""
         member.heard_at = self.loop.time()
-        member.failures = 0
+        if header.term > member.term:
+            if member.term and member.under_way:
+                self.loop.call_later(TERM_S, self._give_up, member, tuple(member.under_way))
+            member.term = header.term
         if header.cluster:
             for listener in self.on_header:
                 listener(header)
+
+    def _give_up(self, member: Member, calls: tuple[Any, ...]) -> None:
+        for call in calls:
+            if call in member.under_way:
+                member.under_way.discard(call)
+                call.cancel()
 
     def check(self) -> None:
         """It can be used. Raises Unanswered."""
@@ -219,7 +237,6 @@ class Cluster:
     def fail(self, member: Member) -> None:
         """It did not answer: go on with another, and give up what it owes us."""
         member.failed_at = self.loop.time()
-        member.failures += 1
         if member is not self.current or len(self.members) == 1:
             return
         others = [one for one in self.members if one is not member]
@@ -269,16 +286,16 @@ class Cluster:
 
     async def _take_pulse(self, member: Member) -> None:
         call = member.unary("/etcdserverpb.KV/Range")(_PULSE, timeout=PULSE_TIMEOUT_S, metadata=self.metadata())
+        header = Header()
         try:
-            await call
+            header = decode_header(await call)
         except grpc.aio.AioRpcError as error:
-            fault = fault_of(error.code(), error.details() or "")
-            if isinstance(fault, Unanswered):
+            if isinstance(fault_of(error.code(), error.details() or ""), Unanswered):
                 self.fail(member)
                 return
         finally:
             call.cancel()
-        member.heard_at = self.loop.time()  # A refusal is a sign of life, too.
+        self.heard(member, header)  # A refusal is a sign of life, too.
 
     async def close(self) -> None:
         """Give the channels back. In a forked child they are the parent's."""

@@ -21,6 +21,10 @@ class Unanswered(EtcdError):
         self.applied = applied
 
 
+class LeaderChanged(Unanswered):
+    """The member is well, but etcd's leader changed while the request was under way, and may have taken it along."""
+
+
 class Forked(Unanswered):
     """gRPC's threads and connections stayed in the process that this one was forked from."""
 
@@ -91,6 +95,8 @@ def fault_of(code: grpc.StatusCode, text: str) -> EtcdError:
     if type(refusal) is not Refused:
         return refusal
     if code in _MAYBE or (code is grpc.StatusCode.UNKNOWN and not text.startswith("etcdserver:")):
+        if "etcdserver: leader changed" in text:
+            return LeaderChanged(text)
         never = any(words in text for words in _NEVER_SENT)
         return Unanswered(text or code.name, applied=False if never else None)
     return refusal
