@@ -21,7 +21,7 @@ from cluster import LONG_S, Cluster, Recorder
 import rdzv
 from rdzv.core import wire
 from rdzv.core.keys import Keys
-from rdzv.core.model import Head, JournalEntry
+from rdzv.core.model import Head, JournalEntry, Phase
 from rdzv.core.model import Member as Record
 from rdzv.drivers.base import Event, Item
 from rdzv.settings import Settings
@@ -298,22 +298,37 @@ def _merge(commits: list[Commit], seen: list[Observation], case: Case) -> list[O
     """One order in which no effect comes before its cause: what a read showed was written before the read was answered."""
     merged: list[Observation] = []
     state = State("", case.keys, 0.0)
+    ids: dict[str, str] = {}
     left = iter(commits)
     commit = next(left, None)
 
-    def add_until(revision: int, at: float) -> None:
+    def add_until(one: Observation | None) -> None:
         nonlocal commit
-        while commit is not None and (commit.revision <= revision or commit.at <= at):
+        at = float("inf") if one is None else one.at
+        while commit is not None and (one is None or commit.at <= at or _needs(one, commit, state, ids)):
             actor = _actor(commit, state, case)
             state.apply(commit)
             merged.append(msgspec.structs.replace(commit, actor=actor, at=min(commit.at, at)))
             commit = next(left, None)
 
     for one in seen:
-        add_until(one.revision if isinstance(one, Given) else 0, one.at)
+        add_until(one)
         merged.append(one)
-    add_until(sys.maxsize, float("inf"))
+        if isinstance(one, Given):
+            ids[one.actor] = one.member
+    add_until(None)
     return merged
+
+
+def _needs(one: Observation, commit: Commit, state: State, ids: dict[str, str]) -> bool:
+    """Whether that commit must have happened before this was observed, though we may have heard of it later."""
+    if isinstance(one, Given):
+        return commit.revision <= one.revision
+    if not isinstance(one, Changed) or state.head is None:
+        return False
+    if one.kind == "evicted":
+        return len(state.lives.get(ids.get(one.actor, ""), (0, 0))) == 1
+    return state.head.phase is Phase.SEALED and state.head.round == one.round
 
 
 def _actor(commit: Commit, state: State, case: Case) -> str:
