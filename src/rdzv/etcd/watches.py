@@ -176,7 +176,7 @@ class Watches:
         else:
             fault = refusal_of(reason or "etcd ended the watch without a reason")
         if isinstance(fault, Denied) and self._cluster.access.user and not watched.denied:
-            watched.denied = True  # Before 3.5.8 a token that has expired looks so, too.
+            watched.denied = True  # Some versions say this of a token that has expired, too.
             fault = TokenInvalid(fault.problem)
         if isinstance(fault, TokenInvalid):
             raise fault  # The stream is opened anew, with another token.
