@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+import msgspec
 import pytest
-from cluster import Cluster, Node, until
+from cluster import Cluster, Node, base64_of, until
 from troupe import QUICK, Troupe
 
+from rdzv.core import wire
 from rdzv.core.model import Phase
 from rdzv.drivers.base import Get
 from rdzv.drivers.choose import open_driver
@@ -49,6 +51,22 @@ def replace_leader(cluster: Cluster) -> Node:
     old.kill()
     cluster.leader()
     return old
+
+
+def test_the_judges_of_such_histories_would_notice(cluster):
+    """A world that differs, a rank given twice, a head written by one who does not lead: what they are there to find."""
+    with Troupe(cluster, 2, 2, run_id=run_id()) as troupe:
+        troupe.wait_world(troupe.start("a", "b"))
+        assert troupe.wrong() == []
+        true = troupe.of(Given)[-1]
+        troupe.add(msgspec.structs.replace(true, at=time.monotonic(), digest="another", rank=5))
+        found = {problem.partition(" at ")[0] for problem in troupe.wrong()}
+        assert {"G1 agreement", "G2 ranks", "G3 order"} <= found
+        key, head = troupe.keys.head, troupe.head_writes()[-1][1]
+        forged = wire.encode(msgspec.structs.replace(head, number=head.number - 1))
+        cluster.call("kv/put", {"key": base64_of(key), "value": base64_of(forged)})
+        found = {problem.partition(" at ")[0] for problem in troupe.wrong()}
+        assert {"G8 fencing", "G3 order"} <= found
 
 
 def assert_undisturbed(troupe: Troupe, number: int, size: int) -> None:
@@ -98,6 +116,21 @@ def test_no_worker_is_restarted_while_etcd_loses_its_leader_and_then_every_membe
         agents[0].tell("fail")
         assert troupe.wait_world(*agents, above=1) == 2, "and it still is a working run"
         assert troupe.wrong() == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_forty_lost_leaders_of_etcd_evict_nobody(cluster):
+    with Troupe(cluster, 6, 6, run_id=run_id()) as troupe:
+        agents = [troupe.start("a", "b", "c", "d"), troupe.start("e"), troupe.start("f")]
+        assert troupe.wait_world(*agents) == 1
+        for count in range(40):
+            lost = replace_leader(cluster)
+            assert troupe.disturbed() == [], f"after {count} leaders"
+            lost.start()
+            cluster.wait_healthy()
+        time.sleep(LEASE_S * 1.5)
+        assert_undisturbed(troupe, 1, 6)
 
 
 def without_quorum(cluster: Cluster, lasts_s: float) -> None:
