@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch.distributed import DistStoreError  # noqa: E402
+from torch.distributed import DistNetworkError, DistStoreError  # noqa: E402
 from torch.distributed.elastic.rendezvous import (  # noqa: E402
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -30,6 +31,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 import rdzv  # noqa: E402
 from rdzv.drivers.base import List, Put  # noqa: E402
 from rdzv.errors import SettingsError  # noqa: E402
+from rdzv.etcd.server import EtcdServer as Server  # noqa: E402
+from rdzv.etcd.server import free_ports  # noqa: E402
 from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend  # noqa: E402
 from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of  # noqa: E402
 from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend  # noqa: E402
@@ -153,6 +156,36 @@ def test_a_store_that_nobody_uses_any_more_expires(server, client, prefix):
     while client.run(keys()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_an_etcd_that_comes_back_empty_is_told_and_then_used(prefix):
+    port = free_ports(1)[0]
+    server = Server(port=port)
+    server.start()
+    client = EtcdClient(server.url, read_timeout_s=1)
+    store, backend = EtcdStore(client, prefix, timedelta(seconds=1)), EtcdRendezvousBackend(client, prefix)
+    store.set("k", "v")
+    assert backend.set_state(b"x")[2]
+    server.stop()
+    server.start()
+    with pytest.raises(DistNetworkError):
+        store.get("k")
+    with pytest.raises(DistStoreError, match="not set within"):
+        store.get("k")
+    store.set("k", "again")
+    assert store.get("k") == b"again"
+    assert until_answered(backend.get_state) is None
+    assert until_answered(lambda: backend.set_state(b"y"))[2]
+    client.close()
+    server.stop()
+
+
+def until_answered(ask: Callable[[], Any]) -> Any:
+    """The first attempt may still be one on the old connection."""
+    try:
+        return ask()
+    except RendezvousConnectionError:
+        return ask()
 
 
 GLOO = """

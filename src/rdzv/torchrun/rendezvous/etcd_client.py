@@ -68,6 +68,13 @@ class EtcdClient:
                 await session.close()
         return self._session
 
+    def renounce(self) -> None:
+        """The connection is no good, or its etcd is another: the next who needs one makes a new one."""
+        with self._lock:
+            portal, session, self._session = self._portal, self._session, None
+        if portal is not None and session is not None:
+            portal.start(session.close())
+
     def close(self) -> None:
         """Give everything back. Leases stay: what hangs on them goes when their time is up."""
         with self._lock:

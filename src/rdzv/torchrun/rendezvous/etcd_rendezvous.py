@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousInfo,
     RendezvousTimeoutError,
@@ -27,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 from ...blocking import Rendezvous, World
 from ...core.model import Phase
 from ...endpoint import Endpoint
-from ...errors import Closed, Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver
+from ...errors import Closed, Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver, StoreTimeout, Unreachable
 from ..conf import Conf
 from ..dist_store import DistStore
 from ..handler import Handler
@@ -166,11 +168,7 @@ class EtcdRendezvousHandler(Handler):
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         conf = rdzv_impl.conf
         if local_addr:
-            settings = {**conf.settings, "local_addr": local_addr}
-            conf = Conf(
-                endpoint=conf.endpoint, run_id=conf.run_id, min_nodes=conf.min_nodes, max_nodes=conf.max_nodes,
-                settings=settings,
-            )  # fmt: skip
+            conf = msgspec.structs.replace(conf, settings={**conf.settings, "local_addr": local_addr})
         super().__init__("etcd", conf)
         self._rdzv_impl = rdzv_impl
         rdzv_impl.lend(self._rendezvous)
@@ -199,5 +197,10 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _refuse(error: RdzvError) -> NoReturn:
-    kinds = {Closed: RendezvousClosedError, JoinTimeout: RendezvousTimeoutError}
+    kinds: dict[type[RdzvError], type[Exception]] = {
+        Closed: RendezvousClosedError,
+        JoinTimeout: RendezvousTimeoutError,
+        StoreTimeout: RendezvousTimeoutError,
+        Unreachable: RendezvousConnectionError,
+    }
     raise kinds.get(type(error), RendezvousError)(str(error)) from error

@@ -6,7 +6,8 @@ instead. A write whose answer was lost is looked up, not repeated: the state car
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
@@ -64,10 +65,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """The state and its token; None: there is none yet. Raises RendezvousConnectionError, RendezvousStateError."""
-        try:
-            item = self._client.run(self._get())
-        except (Unreachable, EngineReset, SettingsError) as error:
-            raise RendezvousConnectionError(str(error)) from error
+        item = self._run(self._get())
         return None if item is None else (self._read(item).state, item.modified)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
@@ -79,14 +77,21 @@ class EtcdRendezvousBackend(RendezvousBackend):
         except (TypeError, ValueError):
             expected = -1  # No revision: it refuses itself.
         held = _Held(self._machine.token(), state)
-        try:
-            item = self._client.run(self._set(held, expected))
-        except (Unreachable, EngineReset, SettingsError) as error:
-            raise RendezvousConnectionError(str(error)) from error
+        item = self._run(self._set(held, expected))
         if item is None:
             return None
         found = self._read(item)
         return found.state, item.modified, found.operation == held.operation
+
+    def _run(self, work: Coroutine[Any, Any, Item | None]) -> Item | None:
+        try:
+            return self._client.run(work)
+        except EngineReset:
+            self._client.renounce()
+            self._lease = 0
+            raise RendezvousConnectionError(f"engine {self._client.endpoint} is another now, or was emptied") from None
+        except (Unreachable, SettingsError) as error:
+            raise RendezvousConnectionError(str(error)) from error
 
     def _read(self, item: Item) -> _Held:
         try:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ...core.keys import ROOT
-from ...drivers.base import Created, Get, LeaseGone, Put, Session
+from ...drivers.base import Created, EngineReset, Get, LeaseGone, Put, Session
 from ...errors import RoundOver, StoreTimeout, Unreachable
 from ...machine import RealMachine
 from ...store import Store
@@ -114,6 +114,7 @@ class EtcdSpace:
             if self._store is None:  # Else another thread was here first.
                 self._store = Store(self._tenant, "", 0, RealMachine())  # type: ignore[arg-type]
                 self._store.set_timeout(self._client.read_timeout_s)
+            if self._keeper is None:
                 keeping = _keep(weakref.ref(self._tenant))
                 self._keeper = asyncio.get_running_loop().create_task(keeping, name="rdzv store lease")
             return await act(self._store)
@@ -125,6 +126,11 @@ class EtcdSpace:
         except RoundOver:
             self._store = None
             raise Unreachable(self._client.endpoint, f"what the store {self._tenant.name!r} held has expired") from None
+        except Unreachable:
+            # Long away, or back and empty: whoever asks again does so from the beginning.
+            self._store = None
+            self._client.renounce()
+            raise
 
 
 class StoreLate(StoreTimeout):
@@ -201,7 +207,7 @@ class _Tenant:
 
     async def renew(self) -> None:
         """Start the lease's time anew; if it has ended, the next call finds out."""
-        with contextlib.suppress(Unreachable, LeaseGone):
+        with contextlib.suppress(Unreachable, LeaseGone, EngineReset):
             await self.session.renew(self.run_lease)
 
     @property
