@@ -16,7 +16,7 @@ from troupe import QUICK, Troupe
 
 from rdzv.core import wire
 from rdzv.core.model import Phase
-from rdzv.drivers.base import Get
+from rdzv.drivers.base import Get, Session
 from rdzv.drivers.choose import open_driver
 from rdzv.errors import Unreachable
 from rdzv.settings import Settings
@@ -199,22 +199,18 @@ def test_a_frozen_member_in_use_is_left_for_another_within_2_s(cluster):
 
 def longest_gap(cluster: Cluster) -> float:
     """Freeze each member for a while, one after the other; the longest time in which no transaction was answered."""
-    async def ask(answered: list[float], over: asyncio.Event) -> None:
-        settings = Settings.make(cluster.endpoint(), run_id="probe", min_nodes=1, max_nodes=1, read_timeout=10)
-        session = await open_driver(settings).connect()
-        try:
-            while not over.is_set():
-                with suppress(Unreachable):
-                    await session.txn(then=[Get("probe")])
-                    answered.append(time.monotonic())
-                await asyncio.sleep(0.01)
-        finally:
-            await session.close()
+    async def ask(session: Session, answered: list[float]) -> None:
+        while True:
+            with suppress(Unreachable):
+                await session.txn(then=[Get("probe")])
+                answered.append(time.monotonic())
+            await asyncio.sleep(0.01)
 
     async def main() -> float:
         answered: list[float] = []
-        over = asyncio.Event()
-        asking = asyncio.create_task(ask(answered, over))
+        settings = Settings.make(cluster.endpoint(), run_id="probe", min_nodes=1, max_nodes=1, read_timeout=10)
+        session = await open_driver(settings).connect()
+        asking = asyncio.create_task(ask(session, answered))
         for node in cluster.nodes:
             await asyncio.to_thread(cluster.wait_healthy)
             seen = len(answered)
@@ -224,8 +220,9 @@ def longest_gap(cluster: Cluster) -> float:
                 until, lambda seen=seen, at=stopped_at: len(answered) > seen + 20 and answered[-1] > at + 0.5, "answers"
             )
             node.cont()
-        over.set()
-        await asking
+        asking.cancel()
+        await asyncio.wait([asking])
+        await session.close()
         return max(b - a for a, b in itertools.pairwise(answered))
 
     return asyncio.run(main())
