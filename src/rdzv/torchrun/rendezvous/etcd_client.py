@@ -91,6 +91,7 @@ class EtcdClient:
     def _open(self) -> Portal:
         with self._lock:
             if self._portal is not None and self._portal.forked:
+                self._release.detach()  # What was the parent's is the parent's to close.
                 self._portal = self._session = None
             if self._portal is None:
                 with Portal.lock:
