@@ -139,12 +139,16 @@ def test_a_port_that_others_have_is_a_sentence_not_a_hang():
         ("no program", "Exec format error"),
     ],
 )
-def test_a_program_that_ends_at_once_is_quoted(tmp_path, program, problem):
+def test_a_program_that_ends_at_once_is_quoted(tmp_path, program, problem, monkeypatch):
     binary = executable(tmp_path / "etcd", program)
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folders))
     with pytest.raises(NotStarted) as caught:
         EtcdServer(binary=binary).start(num_retries=0)
     assert str(caught.value).startswith(f"etcd ({binary}) was not started: ")
     assert problem in str(caught.value)
+    assert list(folders.iterdir()) == []
 
 
 def test_one_that_does_not_serve_in_time_is_ended(tmp_path):

@@ -34,6 +34,14 @@ LOOK_S = 0.5
 def main(arguments: list[str]) -> int:
     """The exit code is the command's, or 0 if it was we who ended it."""
     parent, folder, command = int(arguments[0]), arguments[1], arguments[2:]
+    try:
+        return _guard(parent, command, keeps_data=not folder)
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _guard(parent: int, command: list[str], *, keeps_data: bool) -> int:
     bell = _wake_on(signal.SIGCHLD, signal.SIGTERM)
     child = subprocess.Popen(  # noqa: S603  The command is our parent's.
         command,
@@ -46,9 +54,7 @@ def main(arguments: list[str]) -> int:
     try:
         ended = _wait(child, bell, parent)
     finally:
-        _end(child, keeps_data=not folder)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        _end(child, keeps_data=keeps_data)
     return child.returncode if ended else 0
 
 
