@@ -23,6 +23,7 @@ from rdzv.errors import (
     LeftAlready,
     LimitExceeded,
     NotJoined,
+    NotStarted,
     RdzvError,
     RoundOver,
     SettingsError,
@@ -93,6 +94,7 @@ CASES = [
             "make a new Rendezvous here to take part"
         ),
     ),
+    (NotStarted("etcd", "no program was found"), "etcd was not started: no program was found"),
     (LimitExceeded("record 'ask'", 2000, 1024), "record 'ask' has 2000 bytes, at most 1024 are allowed"),
     (Incompatible("record 'ask'", "it is too new"), "record 'ask' cannot be read: it is too new"),
 ]

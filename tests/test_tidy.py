@@ -30,6 +30,7 @@ LAYERS = [
     {"errors", "_version"},
     {"core"},
     {"secret", "endpoint", "kinds", "settings", "bootstrap", "machine"},
+    {"etcd"},  # A client, which knows nothing of rendezvous, and a server to start.
     # The embedded server is the reference engine behind a socket, and no brain: it knows as little of members as drivers do.
     {"drivers", "server"},
     {MEMBER},
@@ -46,7 +47,7 @@ PURE = {
 }  # fmt: skip
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
-THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "drivers/etcd", "typer": "cli/", "rich": "cli/"}
+THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "etcd/", "typer": "cli/", "rich": "cli/"}
 """Which package may be imported in which place; '' is everywhere."""
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -15,6 +15,7 @@
     ├── NotJoined                      a call that is for members, before join()
     ├── LeftAlready                    a call after leave()
     ├── ForkedChild                    a call in a child process, on an object of the process it was forked from
+    ├── NotStarted (RuntimeError)      a server that was to be started here does not run
     ├── LimitExceeded (ValueError)     a value larger than the wire format allows
     └── Incompatible                   bytes that are not ours, or of another version
 
@@ -250,6 +251,18 @@ class ForkedChild(RdzvError):
             f"{self.call}: this member of run {self.run_id!r} belongs to the process that this one was forked from; "
             "make a new Rendezvous here to take part"
         )
+
+
+class NotStarted(RdzvError, RuntimeError):
+    """A server that this process was to start does not run."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what = what
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.what} was not started: {self.problem}"
 
 
 class LimitExceeded(RdzvError, ValueError):

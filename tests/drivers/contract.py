@@ -8,18 +8,36 @@ they were told, but nobody else may write to the engine meanwhile.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import pytest
 
 from certs import full
-from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
+from rdzv.drivers.base import (
+    Batch,
+    Delete,
+    DeletePrefix,
+    Event,
+    Get,
+    Item,
+    List,
+    Operation,
+    Order,
+    Outcome,
+    Put,
+    Session,
+)
+from rdzv.drivers.etcd import EtcdDriver, EtcdSession
 from rdzv.drivers.memory import MemoryDriver, MemorySession
 from rdzv.drivers.remote import RemoteDriver
 from rdzv.endpoint import Endpoint
+from rdzv.etcd.access import Access
+from rdzv.etcd.server import EtcdServer
 from rdzv.server.server import Server
 from rdzv.server.trust import Trust
 
@@ -121,8 +139,56 @@ async def _remote(trust: Trust | None = None) -> AsyncIterator[Rig]:
         await rig.server.stop()
 
 
-RIGS: dict[str, Opener] = {"memory": _memory, "remote": _remote, "secured": lambda: _remote(full())}
-"""The last one is the server again, behind a secret and TLS on both sides."""
+class EtcdRig(Rig):
+    """A real etcd, one for all tests of this process."""
+
+    _servers: ClassVar[dict[str, EtcdServer]] = {}
+
+    def __init__(self, binary: str) -> None:
+        super().__init__()
+        if binary not in self._servers:
+            server = self._servers[binary] = EtcdServer(binary=binary)
+            server.start()
+            atexit.register(server.stop)
+        self._driver = EtcdDriver(Endpoint.parse(f"{self._servers[binary].url}/contract"), Access())
+
+    async def open(self) -> Session:
+        return await self._driver.connect()
+
+    async def forget(self) -> None:
+        session = cast(EtcdSession, await self.connect())
+        await session.client.compact((await session.txn()).revision)
+
+    async def close(self) -> None:
+        # A key left behind would go with its lease in the middle of another test, and count as a write there.
+        session = await self.connect()
+        await session.txn(then=[DeletePrefix(self.root)])
+        await super().close()
+
+
+def _etcd(binary: str) -> Opener:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rig]:
+        rig = EtcdRig(binary)
+        try:
+            yield rig
+        finally:
+            await rig.close()
+
+    return opener
+
+
+MORE_ETCDS = [path for path in os.environ.get("RDZV_TEST_ETCD", "").split(":") if path]
+"""Programs of other versions, beside the one that is found anyway; CI has some."""
+
+RIGS: dict[str, Opener] = {
+    "memory": _memory,
+    "remote": _remote,
+    "secured": lambda: _remote(full()),
+    "etcd": _etcd(""),
+    **{f"etcd{n}": _etcd(path) for n, path in enumerate(MORE_ETCDS, 2)},
+}
+"""The secured one is the server again, behind a secret and TLS on both sides."""
 
 
 # ---- tools

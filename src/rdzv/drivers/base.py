@@ -97,8 +97,12 @@ Compare = Created | Modified | AllCreated | Empty
 
 
 class Order(Enum):
-    """In which order a `List` answers. Its `limit` cuts after sorting. Keys created at one revision are in any order."""
+    """In which order a `List` answers. Its `limit` cuts after sorting. Keys created at one revision are in any order.
 
+    `ANY` is for who asks whether there is anything: an engine that sorts only what it has read need not read it all.
+    """
+
+    ANY = "any"
     KEY = "key"
     OLDEST = "oldest"
     NEWEST = "newest"

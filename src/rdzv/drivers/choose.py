@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from ..errors import SettingsError
 from ..settings import Settings
 from .base import Driver
+
+USER_ENV = "RDZV_ETCD_USER"
+PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
+NO_RUN_ID = "none"
 
 
 def open_driver(settings: Settings) -> Driver:
@@ -30,5 +36,40 @@ def open_driver(settings: Settings) -> Driver:
             read_timeout_s=settings.read_timeout,
             trust=Trust.of(settings),
         )
-    problem = f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for memory:// and rdzv://"
-    raise SettingsError(problem)
+    if endpoint.scheme in {"etcd", "etcds"}:
+        return _open_etcd(settings)
+    known = "memory://, rdzv://, etcd:// and etcds://"
+    raise SettingsError(f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for {known}")
+
+
+def _open_etcd(settings: Settings) -> Driver:
+    try:
+        from ..etcd.access import Access  # noqa: PLC0415
+        from .etcd import EtcdDriver  # noqa: PLC0415
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "grpc":
+            raise
+        raise SettingsError(
+            f"endpoint {str(settings.endpoint)!r}: etcd needs grpcio, which is not installed; `pip install 'rdzv[etcd]'`"
+        ) from None
+    endpoint = settings.endpoint
+    if settings.run_id == NO_RUN_ID:
+        raise SettingsError(
+            f"run_id is {NO_RUN_ID!r}, which is what torchrun says when none was given, and an etcd is shared: "
+            "give each job an id of its own"
+        )
+    tls = endpoint.scheme == "etcds"
+    if not tls and (settings.tls_ca or settings.tls_cert):
+        raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and tls_ca or tls_cert is set: write etcds://")
+    access = Access(
+        tls=tls,
+        ca=settings.tls_ca,
+        cert=settings.tls_cert,
+        key=settings.tls_key,
+        user=endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, ""),
+        password_file=settings.token_file,
+        password=os.environ.get(PASSWORD_ENV, ""),
+    )
+    if settings.token_file and not access.user:
+        raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
+    return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
