@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from agent_hosts import NET, Lan
 from agents import Job
-from lan import NET, Lan
 
 QUICK = {"last_call": 10, "settle": 0.5, "lease": 3, "grow_every": 0}
 
