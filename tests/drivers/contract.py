@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar, cast
 
 import pytest
+from cells import AbleBackend, CellBackend
 
+from rdzv.drivers.backend import Backend, BlockingRegister
 from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
+from rdzv.drivers.file import FileBackend
 from rdzv.drivers.memory import MemoryDriver, MemorySession
+from rdzv.drivers.register import RegisterDriver, RegisterSession
 from rdzv.drivers.remote import RemoteDriver
 from rdzv.endpoint import Endpoint
+from rdzv.machine import RealMachine
 from rdzv.server.server import Server
 
 DEADLINE_S = 30.0
@@ -118,7 +124,60 @@ async def _remote() -> AsyncIterator[Rig]:
         await rig.server.stop()
 
 
-RIGS: dict[str, Opener] = {"memory": _memory, "remote": _remote}
+class RegisterRig(Rig):
+    """A register in memory, or one in a file. Every session has a driver of its own, as if it were in another process."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.backend = backend
+        self._drivers: list[RegisterDriver] = []
+
+    async def open(self) -> Session:
+        register = BlockingRegister(self.backend, "register://contract", timeout_s=10.0)
+        self._drivers.append(RegisterDriver(register, RealMachine(), timeout_s=10.0))
+        return await self._drivers[-1].connect()
+
+    async def forget(self) -> None:
+        await cast(RegisterSession, await self.connect()).compact()
+        for session in self._sessions:
+            await session.txn()  # A session remembers what it has seen until it sees something newer.
+
+    async def restart_empty(self) -> None:
+        self.backend.clear()  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        await super().close()
+        for driver in self._drivers:
+            await driver.close()
+
+
+class ErasableFile(FileBackend):
+    """A file that the test can take away."""
+
+    def clear(self) -> None:
+        self._path.unlink()
+
+
+def _register(backend: Callable[[str], Backend]) -> Opener:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rig]:
+        with tempfile.TemporaryDirectory() as directory:
+            rig = RegisterRig(backend(directory))
+            try:
+                yield rig
+            finally:
+                await rig.close()
+
+    return opener
+
+
+RIGS: dict[str, Opener] = {
+    "memory": _memory,
+    "remote": _remote,
+    "register": _register(lambda _: CellBackend()),
+    "able-register": _register(lambda _: AbleBackend()),
+    "file": _register(lambda directory: ErasableFile(f"{directory}/state")),
+}
 
 
 # ---- tools
