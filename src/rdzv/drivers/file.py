@@ -1,7 +1,7 @@
 """A file as a register: for members that share a directory and nothing else.
 
 The state is replaced as a whole, by renaming a new file over the old one, under a lock that the kernel gives back when
-its holder dies. Whoever reads needs no lock. It needs a file system whose renames are atomic and whose locks reach all members: a local
+its holder dies. Whoever reads needs no lock. The file system must rename atomically and lock for all members: a local
 one, or NFS version 4.
 """
 
