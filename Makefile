@@ -5,6 +5,9 @@ VENV ?= .venv
 JOBS ?= 2
 # Seconds; a test that hangs is shown with the stacks of all its threads.
 TEST_TIMEOUT ?= 300
+# The torch that is tested, and numpy, without which torch warns. A version and not just the name: the newest one may bring
+# gigabytes of CUDA with it.
+TORCH ?= torch==2.13.0 numpy
 # Extra words for every pytest, such as ARGS="-k wire".
 ARGS ?=
 
@@ -33,7 +36,7 @@ test:
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(TORCH)
 	@touch $@
 
 lint: $(STAMP)

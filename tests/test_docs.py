@@ -40,7 +40,8 @@ def test_the_example_of_the_readme_prints_what_the_readme_shows(tmp_path):
 
 def test_the_commands_of_the_readme_work_as_they_stand():
     """On one node, with a program of our own; `make demo` is what tests/cli runs."""
-    demo, use = blocks(ROOT / "README.md", "sh")
+    demo, torchrun, use = blocks(ROOT / "README.md", "sh")
+    assert torchrun.splitlines()[1].split()[:2] == ["torchrun", "--rdzv-backend=rdzv"]
     assert demo.split() == ["make", "demo"]
     install, launch = use.splitlines()
     assert install == "pip install '.[cli]'"

@@ -214,6 +214,20 @@ def test_an_engine_that_stays_away_is_unreachable_once_the_time_is_up(problem):
     with_stores(1, use)
 
 
+def test_a_call_that_says_how_long_it_waits_waits_no_longer_for_an_engine_that_is_away():
+    async def use(a):
+        async def away(*_, **__):
+            raise Unreachable("memory", "no answer")
+
+        session = a._presence.session
+        txn, session.txn = session.txn, away
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(a.get("k", timeout_s=0.2), LONG_S / 2)
+        session.txn = txn
+
+    with_stores(1, use)
+
+
 # ---- waiting
 
 

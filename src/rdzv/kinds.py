@@ -32,7 +32,8 @@ _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,15}\s*")
 _RANGE = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
 _UNIT = re.compile(r"unit=([0-9]{1,9})")
-_SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SWITCH = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(("false", "f", "no", "n", "0"), False)
+"""All that torch takes for one, too."""
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -244,6 +244,7 @@ class Member:
             self._evict(error)
         elif isinstance(error, RdzvError):
             self._fatal = error
+            self._notice("ended", str(error))
         else:
             self._failed = error
         self.refresh()

@@ -26,6 +26,8 @@ from .kinds import Address, Choice, File, Growth, Info, Place, Ports, Seconds, S
 NODES_MAX = 10_000
 """The largest run that is planned for and measured."""
 RUN_ID_MAX = 200
+UNNAMED = "none"
+"""What torchrun calls a run that was given no id. Where many runs are kept, all of them would meet in it."""
 
 ORDER_ENV = ("SLURM_NODEID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 """Where batch systems say which node this is; the first that is set gives `order`."""

@@ -154,9 +154,10 @@ class Store:
         # A key that ends with '/' would be a prefix to the engine.
         return f"{self._values}{key}="
 
-    async def _until_sure(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _until_sure(self, attempt: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T:
         """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat."""
-        deadline = self._machine.now() + self.timeout_s
+        limit_s = self.timeout_s if limit_s is None else limit_s
+        deadline = self._machine.now() + limit_s
         while True:
             self._check()
             try:
@@ -165,7 +166,7 @@ class Store:
                 if self._machine.now() >= deadline:
                     if isinstance(error, Unreachable):
                         raise
-                    raise Unreachable("of this run", "it was restarted", self.timeout_s) from error
+                    raise Unreachable("of this run", "it was restarted", limit_s) from error
                 await sleep(self._machine, 0.1 + 0.2 * self._machine.jitter())
 
     async def _txn(self, compares: Sequence[Modified], writes: list[Operation], otherwise: list[Operation]) -> Outcome:
@@ -184,8 +185,8 @@ class Store:
                     raise RoundOver(self._round, self.over or "a later round has been sealed, or this member was evicted")
         return outcome
 
-    async def _read(self, reads: list[Operation]) -> Outcome:
-        return await self._until_sure(lambda: self._presence.session.txn(then=reads))
+    async def _read(self, reads: list[Operation], limit_s: float | None = None) -> Outcome:
+        return await self._until_sure(lambda: self._presence.session.txn(then=reads), limit_s)
 
     def _put(self, key: str, value: bytes) -> Put:
         return Put(key, value, self._presence.run_lease)
@@ -249,7 +250,7 @@ class Store:
         found: dict[str, Item] = {}
         while True:
             missing = [key for key in dict.fromkeys(keys) if self._key(key) not in found]
-            outcome = await self._read([Get(self._key(key)) for key in missing])
+            outcome = await self._read([Get(self._key(key)) for key in missing], deadline - self._machine.now())
             for items in outcome.reads:
                 found.update({item.key: item for item in items})
             missing = [key for key in missing if self._key(key) not in found]

@@ -176,7 +176,7 @@ def test_when_all_are_back_but_not_all_hold_the_round_nobody_waits():
     """T15.1, T15.2: young or not, nobody else can come back."""
     text = "2 of 2 members came back after the engine was restarted"
     assert lead(forgot(holds(0), heard(1))) == Verdict(
-        WriteHead(made(Phase.BROKEN, cause=Cause(kind=Why.RETOLD, text=text))), f"round 3 broken: {text}"
+        WriteHead(made(Phase.BROKEN, call=Call.REGROUP, cause=Cause(kind=Why.RETOLD, text=text))), f"round 3 broken: {text}"
     )
 
 
@@ -199,12 +199,14 @@ def test_a_round_that_was_not_broken_for_a_reason_gets_one(fields):
     ("low", "tellers", "call"),
     [
         (2, [holds(0, size=3), holds(1, size=3)], Call.REGROUP),
-        (2, [holds(0, size=3), heard(1, size=3)], Call.NONE),
+        (2, [holds(0, size=3), heard(1, size=3)], Call.REGROUP),
+        (2, [heard(0, size=3), heard(1, size=3)], Call.REGROUP),
+        (2, [heard(0, size=3), heard(-1, size=3)], Call.NONE),
         (2, [holds(0, size=3), holds(0, size=3)], Call.NONE),
         (3, [holds(0, size=3), holds(1, size=3)], Call.NONE),
     ],
 )
-def test_those_who_hold_the_round_regroup_if_they_are_a_quorum(low, tellers, call):
+def test_those_who_were_in_the_round_regroup_if_they_are_a_quorum(low, tellers, call):
     """T15.3."""
     assert lead(forgot(*tellers, young=False, min=low)).act.head.call is call
 
@@ -351,6 +353,23 @@ def test_h10_two_instances_that_go_on_from_one_round_make_two_rounds():
     other = lead(no_head("b", records={"b": holds(1)}, instance="s2")).act.head.next_era
     assert one.level == other.level
     assert one != other
+
+
+def told_to_regroup(**records):
+    """Round 3 of three lost its server and b together; a and c had given it up before they came here, so they have no line."""
+    return broken("a:new c:new", size=3, call=Call.REGROUP, next_era=NEXT, instance="e9", records=records)
+
+
+def test_those_who_gave_the_round_up_before_they_came_re_form_without_a_last_call():
+    """T15.3, T6.1: they are not strangers that meet for the first time."""
+    view = told_to_regroup(a=heard(0, size=3), c=heard(2, size=3))
+    assert isinstance(lead(view).act, Seal)
+
+
+def test_who_only_heard_of_the_round_does_not_re_form_it():
+    """T15.3, T5.3: a last call will follow."""
+    verdict = lead(told_to_regroup(a=heard(0, size=3), c=heard(-1, size=3)))
+    assert verdict.act.head.call is Call.NONE
 
 
 def test_after_going_on_broken_former_members_keep_their_ranks():

@@ -88,8 +88,7 @@ def go_on_broken(view: View) -> Verdict | None:
     text = f"{here} of {told.size} members came back after the engine was restarted"
     if told.phase is Phase.BROKEN and told.cause is not None:
         text = told.cause.text
-    survivors = len(holders(view, told.table))
-    call = Call.REGROUP if view.fitting(survivors) else Call.NONE
+    call = Call.REGROUP if view.fitting(here) else Call.NONE
     head = _again(view, told, Phase.BROKEN, call, because(Why.RETOLD, text))
     return Verdict(WriteHead(head), f"round {told.number} broken: {text}")
 

@@ -248,7 +248,7 @@ def stop_call(view: View) -> Verdict | None:
     head = _head(view)
     if head.call is Call.LAST and not view.fitting(len(view.ready)):
         why = "quorum lost"
-    elif head.call is Call.REGROUP and not view.fitting(len(view.survivors)):
+    elif head.call is Call.REGROUP and not view.fitting(len(view.former)):
         why = f"too few of round {head.number} are left to go on without others"
     else:
         return None

@@ -110,6 +110,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [live for live in self.in_table.values() if self._stays(live)]
 
     @cached_property
+    def former(self) -> list[Live]:
+        """The survivors, and those who told an emptied engine that they had been in the table before they gave it up.
+
+        The latter have no line in it here, so they count as newcomers; but a round that lost its server and a member together
+        is re-formed by them, and need not wait for others as a first round does.
+        """
+        told = {live.id for live, told in self.told if self.head and told.table == self.head.table and told.rank >= 0}
+        return [live for live in self.members.values() if (live.id in self.in_table or live.id in told) and self._stays(live)]
+
+    @cached_property
     def stragglers(self) -> list[Live]:
         """Those of the table that can be in the next round but still run workers of this one."""
         return [live for live in self.survivors if live.record.left < self.round]

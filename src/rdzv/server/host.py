@@ -23,6 +23,8 @@ from ..drivers.dial import CONNECT_TIMEOUT_S, Address, connect, greet
 from ..drivers.link import DialFailed, Link
 from ..drivers.remote import Greeter, RemoteDriver, logger
 from ..endpoint import Endpoint
+from ..errors import SettingsError
+from ..settings import UNNAMED
 from .frames import Hello, Welcome
 from .limits import Limits
 from .place import is_here
@@ -112,6 +114,12 @@ class HostingDriver(RemoteDriver):
         except DialFailed as failed:
             raise self.unreachable(failed) from None
         self._stands_alone = not welcome.only_run
+        if self._stands_alone and self.run_id == UNNAMED:
+            link.close()
+            raise SettingsError(
+                f"the run has no id ({UNNAMED!r}), and the server at {self.endpoint} keeps the runs of others too: "
+                "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
+            )
         if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
             await self._give_up_server()  # The endpoint means another one after all.
         for server, users in _users.items():

@@ -1,0 +1,170 @@
+"""torchrun, with a look at what passes between the agent and its rendezvous handler.
+
+    python agent.py TORCHRUN'S ARGUMENTS     one agent
+    python agent.py                          reads a request per line and forks an agent for each
+
+Importing torch takes seconds of CPU, so a test session pays for it once and forks its agents from here. What runs in
+them is torchrun's own `main`, in the main thread of a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import run
+from torch.distributed.elastic.rendezvous import api
+
+
+def say(event: str, **fields: object) -> None:
+    # A shifted clock is the test's subject, and no good for its rows.
+    at = float(Path("/proc/uptime").read_text().split()[0]) if "FAKETIME" in os.environ else time.monotonic()
+    row = {"at": at, "node": os.environ["JOB_NODE"], "event": event, "pid": os.getpid(), **fields}
+    with (Path(os.environ["JOB_DIR"]) / f"{os.environ['JOB_NODE']}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def look_at(handler: Any) -> Any:
+    """Write down when a rendezvous began and ended, and when the agent was first told that its round is over."""
+    join, waiting = handler.next_rendezvous, handler.num_nodes_waiting
+    told = False
+
+    def next_rendezvous() -> Any:
+        nonlocal told
+        say("joins")
+        info = join()
+        told = False
+        say("joined", rank=info.rank, size=info.world_size)
+        hold()
+        return info
+
+    def num_nodes_waiting() -> int:
+        nonlocal told
+        count = waiting()
+        if count and not told:
+            told = True
+            say("told")
+        return int(count)
+
+    handler.next_rendezvous, handler.num_nodes_waiting = next_rendezvous, num_nodes_waiting
+    return handler
+
+
+def hold() -> None:
+    """Stay right before the ranks are given out, if the test wants it."""
+    order = Path(os.environ["JOB_DIR"]) / f"{os.environ['JOB_NODE']}.hold"
+    if order.exists():
+        order.unlink()
+        say("held")
+        time.sleep(3600)
+
+
+def watch() -> None:
+    create = api.RendezvousHandlerRegistry.create_handler
+    api.RendezvousHandlerRegistry.create_handler = lambda self, params: look_at(create(self, params))
+
+
+def serve() -> Callable[[], object]:
+    """Fork and reap until the input ends; returns in a child only, with what it is to do."""
+    wake, waker = os.pipe()
+    for end in (wake, waker):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    requests = sys.stdin
+    while True:
+        ready, _, _ = select.select([requests, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            reap()
+        if requests in ready:
+            line = requests.readline()
+            if not line:
+                os._exit(0)
+            request = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(wake)
+                os.close(waker)
+                return become(request)
+            answer(pid=pid)
+
+
+def reap() -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        answer(pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def answer(**fields: int) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def become(request: dict[str, Any]) -> Callable[[], object]:
+    os.setsid()
+    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if request["netns"]:
+        enter_network(request["netns"])
+    if request["container"]:
+        contain(request["container"])
+    if request["function"]:
+        module, _, name = request["function"].rpartition(":")
+        return getattr(importlib.import_module(module), name)
+    return lambda: run.main(request["argv"])
+
+
+CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x04000000, 0x20000000, 0x40000000
+
+
+def call(result: int, what: str) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), what)
+
+
+def enter_network(name: str) -> None:
+    """A namespace of `ip netns`."""
+    with Path(f"/run/netns/{name}").open() as file:
+        call(ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET), "setns")
+
+
+def contain(host: str) -> None:
+    """Process 1 on a host of that name, as in a container. The process outside ends as the one inside does."""
+    call(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS | CLONE_NEWPID), "unshare")
+    socket.sethostname(host)
+    inside = os.fork()
+    if inside:
+        _, status = os.waitpid(inside, 0)
+        os._exit(abs(os.waitstatus_to_exitcode(status)))
+    assert os.getpid() == 1
+    say("contained", host=socket.gethostname())
+
+
+watch()
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run.main(sys.argv[1:])
+    else:
+        serve()()

@@ -1,0 +1,81 @@
+"""A training process that trains nothing: it says who it is, and does what the test tells it to. See agents.py.
+
+It imports no torch unless told to use collectives: importing it costs more than all else that happens in a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+FOLDER, NODE, MODE = Path(os.environ["JOB_DIR"]), os.environ["JOB_NODE"], os.environ["JOB_MODE"]
+
+
+def say(event: str, **fields: object) -> None:
+    # A shifted clock is the test's subject, and no good for its rows.
+    at = float(Path("/proc/uptime").read_text().split()[0]) if "FAKETIME" in os.environ else time.monotonic()
+    row = {"at": at, "node": NODE, "event": event, "pid": os.getpid(), **fields}
+    with (FOLDER / f"{NODE}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def order() -> str | None:
+    """What the test wants: of this node, once; or of all, for ever."""
+    try:
+        own = FOLDER / f"{NODE}.order"
+        text = own.read_text()
+        own.unlink()
+    except FileNotFoundError:
+        try:
+            text = (FOLDER / "all.order").read_text()
+        except FileNotFoundError:
+            return None
+    return text
+
+
+def stopped(*_: object) -> None:
+    say("stop")
+    sys.exit(128 + signal.SIGTERM)
+
+
+def main() -> None:
+    if "ignores SIGTERM" in MODE:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, stopped)
+    dist = None
+    if "collectives" in MODE:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        tensor = torch.ones(4)
+    env = os.environ
+    say(
+        "start",
+        rank=int(env["RANK"]),
+        size=int(env["WORLD_SIZE"]),
+        master=f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
+        restarts=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        round=int(env.get("RDZV_ROUND", "0")),
+        reason=env.get("RDZV_REASON", ""),
+        run_id=env.get("RDZV_RUN_ID", ""),
+        clock=time.time(),
+    )
+    while True:
+        if dist is not None:
+            dist.all_reduce(tensor)
+            tensor /= int(env["WORLD_SIZE"])
+        text = order()
+        if text is not None:
+            say("order", text=text)
+            sys.exit(int(text))
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The store that torch's agent gets, with torch's own code for ranks and the barrier on top."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.utils import store as store_util
+
+from rdzv import Rendezvous
+from rdzv.torchrun.agent_store import BATCH, TERMINAL, AgentStore
+
+LONG_S = 20.0
+QUICK = {"last_call": 0.2, "settle": 0.1, "drain_settle": 0.1, "grow_every": 0, "lease": 2, "closed_for": 5}
+_engines = itertools.count()
+
+
+class Owner:
+    """Stands where the handler does."""
+
+    def __init__(self, rendezvous):
+        self.rendezvous = rendezvous
+        self.given_up = ""
+        self.finished = threading.Event()
+        self.closed = threading.Event()
+
+    def is_over(self):
+        return bool(self.given_up) or self.rendezvous.changed is not None
+
+    def give_up(self, reason):
+        self.given_up = reason
+
+    def finish(self, timeout_s):
+        self.finished.set()
+
+    def is_closed(self):
+        return self.closed.is_set()
+
+
+class Agents:
+    """Agents in one round."""
+
+    def __init__(self, size):
+        self.size = size
+        self.stack = ExitStack()
+        self.pool = self.stack.enter_context(ThreadPoolExecutor(size + 1))
+
+    def __enter__(self):
+        endpoint = f"memory://agent-store-{next(_engines)}"
+        self.members = [
+            self.stack.enter_context(
+                Rendezvous(endpoint, run_id="job", min_nodes=1, max_nodes=self.size, slot=str(slot), **QUICK)
+            )
+            for slot in range(self.size)
+        ]
+        worlds = list(self.pool.map(lambda member: member.join(LONG_S), self.members))
+        self.owners = [Owner(member) for member in self.members]
+        pairs = sorted(zip(worlds, self.owners, strict=True), key=lambda pair: pair[0].rank)
+        self.worlds, self.owners = zip(*pairs, strict=True)
+        self.stores = [AgentStore(world, owner) for world, owner in pairs]
+        return self
+
+    def __exit__(self, *error):
+        self.stack.close()
+
+    def assign(self, rank, workers=2, role="trainer"):
+        """What torch's agent does with the store after each rendezvous."""
+        spec = SimpleNamespace(role=role, local_world_size=workers)
+        found = SimpleElasticAgent._assign_worker_ranks(None, self.stores[rank], rank, self.size, spec)
+        return [(worker.global_rank, worker.world_size, worker.role_rank, worker.role_world_size) for worker in found]
+
+
+def barrier(store, size, timeout_s=LONG_S):
+    store_util.barrier(store, size, TERMINAL, timeout_s)
+
+
+def test_all_agents_give_their_workers_ranks_of_one_world():
+    with Agents(3) as agents:
+        found = list(agents.pool.map(agents.assign, range(3), [2, 1, 3]))
+    assert found == [
+        [(0, 6, 0, 6), (1, 6, 1, 6)],
+        [(2, 6, 2, 6)],
+        [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)],
+    ]
+
+
+def test_an_agent_that_is_alone_asks_nobody():
+    with Agents(1) as agents:
+        before = agents.worlds[0].store.num_keys()
+        assert agents.assign(0) == [(0, 2, 0, 2), (1, 2, 1, 2)]
+        assert agents.worlds[0].store.num_keys() == before == 0
+
+
+def test_many_keys_go_in_batches_that_every_engine_takes():
+    with Agents(2) as agents:
+        keys = [f"torchelastic/role_info/{number}" for number in range(2 * BATCH + 1)]
+        asked = []
+        real = agents.worlds[0].store.multi_set
+        agents.worlds[0].store.multi_set = lambda values: (asked.append(len(values)), real(values))
+        agents.stores[0].multi_set(keys, ["x"] * len(keys))
+        assert asked == [BATCH, BATCH, 1]
+        assert agents.stores[1].multi_get(keys) == [b"x"] * len(keys)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_a_member_is_lost_before_the_ranks_are_known_the_agent_gets_a_stand_in_and_no_exception(rank):
+    with Agents(2) as agents:
+        waiting = agents.pool.submit(agents.assign, rank)
+        agents.owners[1 - rank].rendezvous.leave(reason="gone")
+        assert waiting.result(LONG_S) in ([(0, 2, 0, 2), (1, 2, 1, 2)], [(0, 4, 0, 4), (1, 4, 1, 4)])
+        assert agents.owners[rank].is_over()
+        assert agents.owners[rank].given_up.startswith("the ranks of round 1 could not be given out: round 1 is over: ")
+
+
+def test_a_key_that_does_not_come_in_time_is_no_reason_to_end_an_agent_either():
+    with Agents(2) as agents:
+        agents.stores[1].set("torchelastic/role_info/1", json.dumps({"role": "r", "rank": 1, "local_world_size": 3}))
+        agents.stores[1].set_timeout(timedelta(seconds=0.1))
+        assert json.loads(agents.stores[1].get("torchelastic/assigned_ranks/1")) == [0, 3, 0, 3]
+        assert "not set within 0.1 s" in agents.owners[1].given_up
+
+
+def test_other_keys_behave_as_in_any_store():
+    with Agents(2) as agents:
+        one, other = agents.stores
+        assert one.timeout == timedelta(seconds=300)
+        one.set("k", "v")
+        assert other.get("k") == b"v"
+        assert (one.add("n", 2), other.add("n", 3)) == (2, 5)
+        assert one.check(["k", "n"]) is True
+        assert one.check(["nothing"]) is False
+        assert one.compare_set("k", "v", "w") == b"w"
+        one.append("k", "x")
+        other.wait(["k"], timedelta(seconds=LONG_S))
+        assert other.get("k") == b"wx"
+        assert one.num_keys() == 2
+        assert (one.delete_key("k"), one.delete_key("k")) == (True, False)
+        with pytest.raises(DistStoreError, match="'k' not set within"):
+            one.wait(["k"], timedelta(seconds=0.1))
+
+
+# ---- the barrier at the end
+
+
+def test_the_barrier_says_that_we_are_done_and_is_over_when_the_run_is_closed():
+    with Agents(2) as agents:
+        owner = agents.owners[0]
+        waiting = agents.pool.submit(barrier, agents.stores[0], 2)
+        assert owner.finished.wait(LONG_S)
+        assert not waiting.done()
+        owner.closed.set()
+        waiting.result(LONG_S)
+        assert agents.worlds[0].store.num_keys() == 0
+
+
+def test_the_barrier_is_over_when_the_round_breaks():
+    with Agents(2) as agents:
+        waiting = agents.pool.submit(barrier, agents.stores[0], 2)
+        assert agents.owners[0].finished.wait(LONG_S)
+        agents.owners[1].rendezvous.leave(reason="gone")
+        waiting.result(LONG_S)
+        assert agents.owners[0].given_up == ""
+
+
+def test_the_barrier_ends_in_its_time_without_an_error(caplog):
+    with Agents(2) as agents:
+        began_at = time.monotonic()
+        barrier(agents.stores[0], 2, timeout_s=0.3)
+        assert time.monotonic() - began_at < 0.3 + 3
+        assert "the others are not done after 0 s" in caplog.text
