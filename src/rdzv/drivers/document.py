@@ -10,8 +10,8 @@ executed.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -30,6 +30,7 @@ LOG_BYTES_MAX = 64 * 1024
 ELSEWHERE = -1
 """Instead of a count of beats: the lease is renewed outside the document, in a key of its own."""
 
+_WHAT = "the state in the register"
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Foreign = {b"\x80": "a pickle, as torch's own handler writes it: give the two groups different run ids"}
 
@@ -80,35 +81,34 @@ def encode(document: Document) -> bytes:
 
 def decode(state: object) -> Document:
     """The document in a register's value, or Incompatible with the reason."""
-    what = "the state in the register"
     if not isinstance(state, bytes):
-        raise Incompatible(what, f"its backend gives {type(state).__name__} instead of bytes")
+        raise Incompatible(_WHAT, f"its backend gives {type(state).__name__} instead of bytes")
     if len(state) > STATE_MAX:
-        raise Incompatible(what, f"it has {len(state)} bytes, at most {STATE_MAX} are allowed")
+        raise Incompatible(_WHAT, f"it has {len(state)} bytes, at most {STATE_MAX} are allowed")
     if not state.startswith(MAGIC):
-        raise Incompatible(what, f"it is not rdzv's, or of another version: it begins with {_start(state)}")
+        raise Incompatible(_WHAT, f"it is not rdzv's, or of another version: it begins with {_start(state)}")
     try:
         document = _decoder.decode(state[len(MAGIC) :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Incompatible(what, f"it is damaged: {error}") from None
+        raise Incompatible(_WHAT, f"it is damaged: {error}") from None
     if not _is_sound(document):
-        raise Incompatible(what, "it is damaged: its parts do not agree")
+        raise Incompatible(_WHAT, "it is damaged: its parts do not agree")
     return document
 
 
 def _is_sound(document: Document) -> bool:
-    """What `Draft` and `read_log` rely on."""
-    created = [item.created for item in document.items]
-    keys = {item.key: item.modified for item in document.items}
-    past = [document.forgotten, *(logged.revision for logged in document.log), document.revision]
-    return (
-        len(keys) == len(created)
-        and created == sorted(created)
-        and all(0 < item.created <= item.modified <= document.revision for item in document.items)
-        and all(item.lease == 0 or item.lease in document.leases for item in document.items)
-        and past == sorted(past)
-        and all(keys.get(logged.key) == logged.revision for logged in document.log if logged.item is True)
-    )
+    """What the engine and the watches rely on: everything is in order."""
+    last = 0
+    for item in document.items:
+        if not last <= item.created <= item.modified <= document.revision:
+            return False
+        last = item.created
+    last = document.forgotten
+    for logged in document.log:
+        if not last <= logged.revision <= document.revision:
+            return False
+        last = logged.revision
+    return True
 
 
 def _start(state: bytes) -> str:
@@ -118,15 +118,15 @@ def _start(state: bytes) -> str:
 class Draft:
     """A document with changes that are not written yet: all of them, or none, will be."""
 
-    def __init__(self, document: Document, log: Iterable[Batch]) -> None:
+    def __init__(self, document: Document) -> None:
         self.document = document
         self.engine = Engine(document.instance, history_max=0)
         self.engine.load(document.items, document.revision)
         self.leases = dict(document.leases)
         for id, lease in document.leases.items():
             self.engine.leases.adopt(id, lease.ttl_s)
-        self.log = deque(log)
         self._changes: list[Batch] = []
+        self._compacted = False
         self.engine.observers.append(self._changes.append)
         self.changed = False
 
@@ -174,29 +174,29 @@ class Draft:
 
     def compact(self) -> None:
         """Forget all changes up to now."""
-        self.log.clear()
-        self._changes.clear()
-        self.changed = True
+        self._compacted = self.changed = True
 
     def finish(self, writer: str) -> Document:
         """The document to offer. The draft goes on from it."""
-        self.log.extend(self._changes)
-        self._changes.clear()
-        _trim(self.log)
         engine, former = self.engine, self.document
-        document = Document(
+        log: list[_Logged] = []
+        if not self._compacted:
+            log += _superseded(former.log, former, engine)
+            log += [_logged(event, engine) for batch in self._changes for event in batch.events]
+            log = _trim(log)
+        self.document = Document(
             instance=former.instance,
             serial=former.serial + 1,
             writer=writer,
             revision=engine.revision,
             items=list(engine.items()),
             leases=dict(self.leases),
-            log=[_logged(event, engine) for batch in self.log for event in batch.events],
-            forgotten=self.log[0].revision - 1 if self.log else engine.revision,
+            log=log,
+            forgotten=log[0].revision - 1 if log else engine.revision,
         )
-        self.document = document
-        self.changed = False
-        return document
+        self._changes.clear()
+        self.changed = self._compacted = False
+        return self.document
 
 
 def first_document(instance: str, writer: str) -> Document:
@@ -204,40 +204,60 @@ def first_document(instance: str, writer: str) -> Document:
     return Document(instance, 1, writer, 1, [], {}, [], 1)
 
 
-def read_log(document: Document) -> tuple[Batch, ...]:
-    """The latest changes, by revision."""
+def read_log(document: Document, since: int) -> tuple[Batch, ...]:
+    """The changes after that revision, as far as they are known."""
+    log = document.log
+    start = bisect_right(log, since, key=lambda logged: logged.revision)
+    if start == len(log):
+        return ()
     items = {item.key: item for item in document.items}
     batches: list[Batch] = []
     events: list[Event] = []
-    for logged in document.log:
+    for logged in log[start:]:
         if events and events[-1].revision != logged.revision:
             batches.append(Batch(events[-1].revision, tuple(events)))
             events = []
-        item = items[logged.key] if logged.item is True else logged.item or None
+        item = items.get(logged.key) if logged.item is True else logged.item or None
+        if logged.item is True and item is None:
+            raise Incompatible(_WHAT, f"it is damaged: {logged.key!r} is missing")
         events.append(Event(logged.key, logged.revision, item))
-    if events:
-        batches.append(Batch(events[-1].revision, tuple(events)))
+    batches.append(Batch(events[-1].revision, tuple(events)))
     return tuple(batches)
+
+
+def _superseded(log: Iterable[_Logged], document: Document, engine: Engine) -> Iterator[_Logged]:
+    """The log so far. A value that no longer stands among the items goes where it is still needed."""
+    former: dict[str, Item] = {}
+    for logged in log:
+        if logged.item is not True or _stands(logged.key, logged.revision, engine):
+            yield logged
+            continue
+        former = former or {item.key: item for item in document.items}
+        yield _Logged(logged.revision, logged.key, former[logged.key])
+
+
+def _stands(key: str, revision: int, engine: Engine) -> bool:
+    item = engine.get(key)
+    return item is not None and item.modified == revision
 
 
 def _logged(event: Event, engine: Engine) -> _Logged:
     """A value that still stands is written once, among the items."""
     if event.item is None:
         return _Logged(event.revision, event.key, False)
-    present = engine.get(event.key)
-    still = present is not None and present.modified == event.revision
-    return _Logged(event.revision, event.key, True if still else event.item)
+    return _Logged(event.revision, event.key, True if _stands(event.key, event.revision, engine) else event.item)
 
 
-def _trim(log: deque[Batch]) -> None:
-    """Forget the oldest. The newest batch stays, however large: most who watch have seen all before it."""
-    events = sum(len(batch.events) for batch in log)
-    size = sum(_size(batch.events) for batch in log)
-    while len(log) > 1 and (events > LOG_EVENTS_MAX or size > LOG_BYTES_MAX):
-        gone = log.popleft()
-        events -= len(gone.events)
-        size -= _size(gone.events)
-
-
-def _size(events: Iterable[Event]) -> int:
-    return sum(len(event.item.value) for event in events if event.item is not None)
+def _trim(log: list[_Logged]) -> list[_Logged]:
+    """Forget the oldest. The newest changes stay, however large: most who watch have seen all before them."""
+    room, keep = LOG_BYTES_MAX, len(log)
+    while keep and len(log) - keep < LOG_EVENTS_MAX and room > 0:
+        keep -= 1
+        item = log[keep].item
+        room -= len(item.value) if isinstance(item, Item) else 0
+    # Whole transactions only, since a watch shows each in one piece; but at least the newest.
+    if keep and log[keep - 1].revision == log[keep].revision:
+        last = log[keep].revision
+        later = bisect_right(log, last, key=lambda logged: logged.revision)
+        keep = later if later < len(log) else bisect_left(log, last, key=lambda logged: logged.revision)
+    return log[keep:]

@@ -1,8 +1,8 @@
 """The driver for any compare-and-set register: the whole engine in one value, see `document`.
 
 Everything a session wants goes into one line. One task takes all that waits there, applies it to the state it knows and offers
-the result in one swap; whoever loses the swap got the newer state with the answer, and tries again after a pause that grows
-with every loss. So a burst of joins costs each node a few swaps, and what a node wants at the same time costs it one.
+the result in one swap; whoever loses it tries again, after a pause for as many as were quicker. So a burst of joins costs
+each node a few swaps, and what a node wants at the same time costs it one.
 
 What a register cannot promise, and etcd or the embedded server can:
 
@@ -16,7 +16,7 @@ What a register cannot promise, and etcd or the embedded server can:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,8 +24,8 @@ from typing import Any
 from ..errors import LimitExceeded, RdzvError, Unreachable
 from ..machine import Bell, Machine, sleep
 from .backend import Register, Version
-from .base import Batch, Compare, EngineReset, LeaseGone, Operation, Outcome, Put
-from .document import ELSEWHERE, Document, Draft, Lease, decode, encode, first_document, read_log
+from .base import Compare, EngineReset, LeaseGone, Operation, Outcome, Put
+from .document import ELSEWHERE, Document, Draft, Lease, decode, encode, first_document
 from .register_watch import RegisterWatch
 from .vigil import GAP, Vigil
 
@@ -33,12 +33,13 @@ TXN_MAX = 100_000
 """The state's size limits a transaction, not this."""
 QUICK_S = (0.02, 0.002)
 """Between two looks while much happens: at least, and per lease, since every look of every member fetches everything."""
-SLOW_S = (0.25, 0.01, 1.0)
+SLOW_S = (0.5, 0.01, 1.0)
 """Between two looks while nothing does: at least, per lease, at most."""
 SLOWER = 1.5
 """Each look that showed nothing new makes the time until the next one so much longer."""
-BACKOFF_S = (0.01, 1.0)
-"""Pause after a lost swap: up to this at first, twice as long after each further one, and at most."""
+BACKOFF_MAX_S = 0.5
+PATIENCE = 6
+"""After so many lost swaps no more pauses: others that were as unlucky are few."""
 
 
 class RegisterDriver:
@@ -108,14 +109,16 @@ class RegisterSession:
         self._timeout_s = timeout_s
         self._state, self._token = version
         self._document = decode(self._state)
-        self._log: Sequence[Batch] = read_log(self._document)
         self._draft: Draft | None = None
         self.instance = self._document.instance
         self._looks = 0
+        self._swap_s = 0.0
+        """How long the last swap took."""
         self._interval_s = 0.0
         self._looked_at = self._beats_at = machine.now()
         self._look_at = machine.now()
         self._vigil = Vigil()
+        self._set_pace(self._document.leases)
         self._pending: list[_Request] = []
         self._unborn: dict[int, Lease] = {}
         self._watches: dict[RegisterWatch, None] = {}
@@ -171,7 +174,7 @@ class RegisterSession:
         if self._ended is not None:
             watch.end(self._ended)
         else:
-            watch.show(self._document, self._log)
+            watch.show(self._document)
         return watch
 
     async def compact(self) -> None:
@@ -224,23 +227,21 @@ class RegisterSession:
             requests = self._pending[:] if together else self._pending[:1]
             if not requests:
                 return
-            draft = self._draft = self._draft or Draft(self._document, self._log)
-            answers = [request.judge(draft) for request in requests]
+            draft = self._draft = self._draft or Draft(self._document)
+            answers, serial = [request.judge(draft) for request in requests], self._document.serial
             if draft.changed:
                 try:
-                    settled = await self._swap(draft)
+                    settled = await self._swap(draft, partial(self._answer, requests, answers, draft.leases))
                 except LimitExceeded as problem:
                     self._draft, together = None, False
                     if len(requests) == 1:
                         self._answer(requests, [problem], {})
                     continue
-            else:
-                settled = await self._is_fresh(requests)
-            if settled:
+            elif settled := await self._is_fresh(requests):
                 self._answer(requests, answers, draft.leases)
-            else:
+            if not settled:
                 lost += 1
-                await self._back_off(lost, requests)
+                await self._back_off(lost, serial, requests)
 
     async def _is_fresh(self, requests: Sequence[_Request]) -> bool:
         """What is known was true at some moment since they all were asked."""
@@ -277,14 +278,17 @@ class RegisterSession:
             if not request.answer.done():
                 request.answer.set_exception(problem)
 
-    async def _back_off(self, lost: int, requests: Sequence[_Request]) -> None:
+    async def _back_off(self, lost: int, serial: int, requests: Sequence[_Request]) -> None:
         now = self._machine.now()
         waited_s = now - min(request.asked_at for request in requests)
         if lost > 1 and waited_s > self._timeout_s:
             problem = f"{lost} swaps were lost to others"
             raise Unreachable(self._register.endpoint, problem, waited_s, applied=False)
-        first_s, longest_s = BACKOFF_S
-        await sleep(self._machine, min(first_s * 2 ** min(lost - 1, 10), longest_s) * self._machine.jitter())
+        # As many turns as others were quicker while we tried; and since they go on meanwhile, look before the next try.
+        pause_s = min(self._swap_s * (self._document.serial - serial), BACKOFF_MAX_S) * self._machine.jitter()
+        if lost < PATIENCE and pause_s > self._swap_s / 2:
+            await sleep(self._machine, pause_s)
+            await self._look()
 
     # ---- looking and swapping
 
@@ -302,40 +306,49 @@ class RegisterSession:
 
     def _plan(self, before: int) -> None:
         """When to look next."""
-        leases = self._document.leases
-        quick_s = max(QUICK_S[0], QUICK_S[1] * len(leases))
-        slow_s = min(max(SLOW_S[0], SLOW_S[1] * len(leases)), SLOW_S[2], self._shortest_s() * GAP / 2)
         if self._register.waits:
-            self._interval_s = slow_s
+            self._interval_s = self._slow_s
         elif self._document.revision != before:
-            self._interval_s = quick_s
+            self._interval_s = self._quick_s
         else:
-            self._interval_s = min(max(self._interval_s, quick_s) * SLOWER, slow_s)
+            self._interval_s = min(max(self._interval_s, self._quick_s) * SLOWER, self._slow_s)
         self._looked_at = self._machine.now()
         self._look_at = self._looked_at + self._interval_s * (0.75 + 0.25 * self._machine.jitter())
 
-    def _shortest_s(self) -> float:
-        return min((lease.ttl_s for lease in self._document.leases.values()), default=3600.0)
+    def _set_pace(self, leases: Mapping[int, Lease]) -> None:
+        """How often to look. Often enough to tell the silence of the shortest lease from a pause of ours."""
+        self._vigil_s = min((lease.ttl_s for lease in leases.values()), default=3600.0) * GAP / 2
+        self._quick_s = max(QUICK_S[0], QUICK_S[1] * len(leases))
+        self._slow_s = min(max(SLOW_S[0], SLOW_S[1] * len(leases)), SLOW_S[2], self._vigil_s)
 
     async def _look(self) -> None:
         self._looks += 1
         self._take(await self._register.read())
 
-    async def _swap(self, draft: Draft) -> bool:
-        """Offer the draft; if another was quicker, know its state instead."""
+    async def _swap(self, draft: Draft, answer_all: Callable[[], None]) -> bool:
+        """Offer the draft; if another was quicker, know its state instead.
+
+        Who asked is answered before the watches show what else happened by the same swap: an answer must not be older
+        than what its reader has seen.
+        """
         leases = self._document.leases
         document = draft.finish(self._machine.token())
         state = encode(document)
         self._looks += 1
         self._draft = None
+        asked_at = self._machine.now()
         answer = await self._register.swap(state, self._token)
+        self._swap_s = self._machine.now() - asked_at
         if answer is None:
-            await self._look()
-            return self._state == state
+            version = await self._register.read()
+            if version is None:
+                raise self._reset()
+            answer = (*version, False)
         now, token, won = answer
         if won or now == state:
             self._state, self._token, self._draft = state, token, draft
-            self._show(document, tuple(draft.log))
+            answer_all()
+            self._show(document)
             for id in leases.keys() - document.leases.keys():
                 await self._drop_beat(id)
             return True
@@ -353,12 +366,14 @@ class RegisterSession:
         if document.instance != self.instance or document.serial < self._document.serial:
             raise self._reset()
         self._state, self._token, self._draft = state, token, None
-        self._show(document, read_log(document))
+        self._show(document)
 
-    def _show(self, document: Document, log: Sequence[Batch]) -> None:
-        self._document, self._log = document, log
+    def _show(self, document: Document) -> None:
+        if len(document.leases) != len(self._document.leases):
+            self._set_pace(document.leases)
+        self._document = document
         for watch in tuple(self._watches):
-            watch.show(document, log)
+            watch.show(document)
 
     async def _await_changes(self) -> None:
         """Where the backend can wait, look soon after a change; but not at every one of a burst."""
@@ -370,11 +385,10 @@ class RegisterSession:
                 except RdzvError:
                     await sleep(self._machine, SLOW_S[2])
                     continue
-                quick_s = max(QUICK_S[0], QUICK_S[1] * len(self._document.leases))
                 if token is self._token:
-                    self._look_at = min(self._look_at, self._looked_at + quick_s)
+                    self._look_at = min(self._look_at, self._looked_at + self._quick_s)
                     self._bell.ring()
-                await sleep(self._machine, quick_s)
+                await sleep(self._machine, self._quick_s)
 
     # ---- leases
 
@@ -383,7 +397,7 @@ class RegisterSession:
         leases = self._document.leases
         beats: dict[int, int] = {}
         if self._register.beats:
-            if self._machine.now() - self._beats_at < self._shortest_s() * GAP / 2:
+            if self._machine.now() - self._beats_at < self._vigil_s:
                 return
             ids = [id for id, lease in leases.items() if lease.beats == ELSEWHERE]
             if ids:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from .base import Batch, Event, Gap
-from .document import Document
+from .document import Document, read_log
 
 BACKLOG_MAX = 100_000
 """Events kept for a watch whose owner does not read them; after that it gets a Gap."""
@@ -46,7 +46,7 @@ class RegisterWatch:
         """No more batches. Closing twice is harmless."""
         self.end(StopAsyncIteration())
 
-    def show(self, document: Document, log: Sequence[Batch]) -> None:
+    def show(self, document: Document) -> None:
         """This is the state now."""
         if self._seen < document.forgotten:
             self.end(Gap(f"changes after revision {document.forgotten} are known, not those after {self._seen}"))
@@ -54,7 +54,7 @@ class RegisterWatch:
         if self._seen >= document.revision:
             return  # Its revision may come from a session that has seen more than ours.
         events = tuple(
-            event for batch in log if batch.revision > self._seen for event in batch.events if self._wants(event)
+            event for batch in read_log(document, self._seen) for event in batch.events if self._wants(event)
         )
         self._seen = document.revision
         if not events:
