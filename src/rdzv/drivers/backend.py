@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..errors import Incompatible, Unreachable
@@ -19,8 +20,8 @@ T = TypeVar("T")
 Version = tuple[bytes, Any]
 """A state, and the token that stands for it."""
 
-WAIT_S = 1.0
-"""The longest wait of a backend's own: a wake-up that was lost (its writer died) costs no more."""
+WAIT_S = 6 * 3600.0
+"""The longest wait of a backend's own. One that hears of no change costs nothing: members also look by themselves."""
 
 
 class Backend(Protocol):
@@ -38,6 +39,9 @@ class Waits(Protocol):
 
     def wait_state(self, token: Any, timeout_s: float) -> None:
         """Until the state is perhaps no longer the one that the token stands for, or the time is over."""
+
+    def stop_waiting(self) -> None:
+        """Let a wait end, if there is one."""
 
 
 @runtime_checkable
@@ -128,7 +132,7 @@ class BlockingRegister:
 
     async def wait(self, token: Any) -> None:
         """See `Register`."""
-        await self._call(self._backend.wait_state, token, WAIT_S, lane=self._waiting)
+        await self._call(self._backend.wait_state, token, WAIT_S, lane=self._waiting, timeout_s=2 * WAIT_S)
 
     async def beat(self, name: str) -> None:
         """See `Register`."""
@@ -145,13 +149,18 @@ class BlockingRegister:
 
     async def close(self) -> None:
         """Its threads end after the calls they are at."""
-        self._lane.close()
         self._waiting.close()
+        if self.waits:
+            with suppress(Unreachable):
+                await self._call(self._backend.stop_waiting)
+        self._lane.close()
 
-    async def _call(self, work: Callable[..., T], *args: object, lane: Lane | None = None) -> T:
+    async def _call(
+        self, work: Callable[..., T], *args: object, lane: Lane | None = None, timeout_s: float | None = None
+    ) -> T:
         began_at = time.monotonic()
         try:
-            return await (lane or self._lane).call(work, *args, timeout_s=self._timeout_s)
+            return await (lane or self._lane).call(work, *args, timeout_s=timeout_s or self._timeout_s)
         except TimeoutError:
             raise Unreachable(self.endpoint, "no answer", time.monotonic() - began_at) from None
         except self._corrupt as error:

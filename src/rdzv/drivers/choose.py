@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ..errors import SettingsError
+from ..machine import RealMachine
 from ..settings import Settings
 from .base import Driver
+
+_ELSEWHERE = {"c10d": ("rdzv.torchrun.endpoints", "torch")}
+"""Schemes whose driver lives above this layer, because it needs a package that is imported only there: module, package."""
 
 
 def open_driver(settings: Settings) -> Driver:
@@ -27,5 +33,23 @@ def open_driver(settings: Settings) -> Driver:
             linger_s=settings.linger,
             read_timeout_s=settings.read_timeout,
         )
-    problem = f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for memory:// and rdzv://"
-    raise SettingsError(problem)
+    if endpoint.scheme == "file":
+        from .backend import BlockingRegister  # noqa: PLC0415
+        from .file import FileBackend  # noqa: PLC0415
+        from .register import RegisterDriver  # noqa: PLC0415
+
+        endpoint.options()
+        register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
+        return RegisterDriver(register, RealMachine(), timeout_s=settings.read_timeout)
+    if endpoint.scheme in _ELSEWHERE:
+        module, needs = _ELSEWHERE[endpoint.scheme]
+        try:
+            driver: Driver = import_module(module).open_driver(settings)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != needs:
+                raise
+            problem = f"endpoint {str(endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
+            raise SettingsError(problem) from error
+        return driver
+    there = "memory://, rdzv://, file:// and c10d://"
+    raise SettingsError(f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for {there}")
