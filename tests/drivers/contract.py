@@ -134,7 +134,9 @@ class RegisterRig(Rig):
 
     async def open(self) -> Session:
         register = BlockingRegister(self.backend, "register://contract", timeout_s=10.0)
-        self._drivers.append(RegisterDriver(register, RealMachine(), timeout_s=10.0))
+        machine = RealMachine()
+        machine.pid = -len(self._drivers)
+        self._drivers.append(RegisterDriver(register, machine, timeout_s=10.0))
         return await self._drivers[-1].connect()
 
     async def forget(self) -> None:

@@ -7,6 +7,7 @@ state for every renewal.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,11 @@ Version = tuple[bytes, Any]
 
 WAIT_S = 6 * 3600.0
 """The longest wait of a backend's own. One that hears of no change costs nothing: members also look by themselves."""
+
+
+STOP_S = 0.02
+STOPS_MAX = 50
+"""How often, and how many times at most, a wait is told to end."""
 
 
 class Backend(Protocol):
@@ -148,11 +154,14 @@ class BlockingRegister:
         await self._call(self._backend.drop_beat, name)
 
     async def close(self) -> None:
-        """Its threads end after the calls they are at."""
+        """Its threads end after the calls they are at; one that waits is woken, again if it was just about to wait."""
         self._waiting.close()
-        if self.waits:
+        for _ in range(STOPS_MAX):
+            if not self._waiting.busy:
+                break
             with suppress(Unreachable):
                 await self._call(self._backend.stop_waiting)
+            await asyncio.sleep(STOP_S)
         self._lane.close()
 
     async def _call(

@@ -29,6 +29,7 @@ class Lane:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pid = 0
+        self._last: concurrent.futures.Future[Any] | None = None
 
     async def call(self, work: Callable[..., T], *args: object, timeout_s: float) -> T:
         """What `work(*args)` returns or raises; TimeoutError when the time is over first: it may still happen then."""
@@ -38,6 +39,7 @@ class Lane:
             self._thread = threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
             self._thread.start()
         promise: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._last = promise
         self._jobs.put((promise, partial(work, *args)))
         waiting = asyncio.wrap_future(promise)
         try:
@@ -48,6 +50,11 @@ class Lane:
             return waiting.result()
         finally:
             waiting.cancel()
+
+    @property
+    def busy(self) -> bool:
+        """A call is under way, whether or not somebody waits for it."""
+        return self._last is not None and not self._last.done()
 
     def close(self) -> None:
         """Let the thread end after the call it is at."""

@@ -16,17 +16,18 @@ BACKLOG_MAX = 100_000
 class RegisterWatch:
     """What a session's `watch` gives. For one reader."""
 
-    def __init__(self, targets: Sequence[str], since: int, watches: dict[RegisterWatch, None]) -> None:
-        """`watches` are all those that are shown every new state; it takes itself out of them when it ends."""
+    def __init__(self, targets: Sequence[str], since: int, *lists: dict[RegisterWatch, None]) -> None:
+        """`lists` are those who keep the watches that have not ended."""
         self._prefixes = tuple(target for target in targets if target.endswith("/"))
         self._keys = frozenset(targets)
         self._seen = since
-        self._watches = watches
+        self._lists = lists
         self._batches: deque[Batch] = deque()
         self._events = 0
         self._problem: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        watches[self] = None
+        for watches in lists:
+            watches[self] = None
 
     def __aiter__(self) -> RegisterWatch:
         return self
@@ -71,7 +72,8 @@ class RegisterWatch:
 
     def end(self, problem: Exception) -> None:
         """Let the reader find the problem next, not after batches that it no longer explains."""
-        self._watches.pop(self, None)
+        for watches in self._lists:
+            watches.pop(self, None)
         self._batches.clear()
         if self._problem is None:
             self._problem = problem
