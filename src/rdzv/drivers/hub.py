@@ -27,9 +27,9 @@ SLOW_S = (0.5, 0.01, 1.0)
 """Between two looks while nothing does: at least, per lease, at most."""
 SLOWER = 1.5
 """Each look that showed nothing new makes the time until the next one so much longer."""
-BACKOFF_MAX_S = 0.5
-PATIENCE = 6
-"""After so many lost swaps no more pauses: others that were as unlucky are few."""
+DOUBLINGS_MAX = 6
+BACKOFF_MAX_S = 2.0
+"""The pause after a lost swap is drawn from a time that doubles with each: from two swaps' length to 64, or this."""
 
 Act = Callable[[Draft], object]
 _Key = tuple[asyncio.AbstractEventLoop, str, int, str]
@@ -148,10 +148,13 @@ class Hub:
             if not requests:
                 return
             draft = self._draft = self._draft or Draft(self.document)
-            answers, serial = [request.judge(draft) for request in requests], self.document.serial
+            answers = [request.judge(draft) for request in requests]
             if draft.changed:
                 try:
                     settled = await self._swap(draft, partial(self._answer, requests, answers, draft.leases))
+                    if not settled:
+                        lost += 1
+                        await self._back_off(lost, requests)
                 except LimitExceeded as problem:
                     self._draft, together = None, False
                     if len(requests) == 1:
@@ -159,9 +162,6 @@ class Hub:
                     continue
             elif settled := await self._is_fresh(requests):
                 self._answer(requests, answers, draft.leases)
-            if not settled:
-                lost += 1
-                await self._back_off(lost, serial, requests)
 
     async def _is_fresh(self, requests: Sequence[Request]) -> bool:
         """What is known was true at some moment since they all were asked."""
@@ -198,17 +198,16 @@ class Hub:
             if not request.answer.done():
                 request.answer.set_exception(problem)
 
-    async def _back_off(self, lost: int, serial: int, requests: Sequence[Request]) -> None:
+    async def _back_off(self, lost: int, requests: Sequence[Request]) -> None:
         now = self._machine.now()
         waited_s = now - min(request.asked_at for request in requests)
         if lost > 1 and waited_s > self._timeout_s:
             problem = f"{lost} swaps were lost to others"
             raise Unreachable(self._register.endpoint, problem, waited_s, applied=False)
-        # As many turns as others were quicker while we tried; and since they go on meanwhile, look before the next try.
-        pause_s = min(self._swap_s * (self.document.serial - serial), BACKOFF_MAX_S) * self._machine.jitter()
-        if lost < PATIENCE and pause_s > self._swap_s / 2:
-            await sleep(self._machine, pause_s)
-            await self._look()
+        longest_s = min(self._swap_s * 2 ** min(lost, DOUBLINGS_MAX), BACKOFF_MAX_S)
+        await sleep(self._machine, longest_s * self._machine.jitter())
+        # The others have gone on meanwhile, and a swap of what we knew before could only be lost.
+        await self._look()
 
     # ---- looking and swapping
 

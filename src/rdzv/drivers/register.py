@@ -1,7 +1,7 @@
 """The driver for any compare-and-set register: the whole engine in one value, see `document`.
 
 Everything a session wants goes into one line. One task takes all that waits there, applies it to the state it knows and offers
-the result in one swap; whoever loses it tries again, after a pause for as many as were quicker. So a burst of joins costs
+the result in one swap; whoever loses it tries again, after a pause that grows with each loss. So a burst of joins costs
 each node a few swaps, and what a node wants at the same time costs it one.
 
 What a register cannot promise, and etcd or the embedded server can:
