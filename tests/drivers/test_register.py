@@ -58,11 +58,6 @@ def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, LONG_S))
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
 # ---- states
 
 
@@ -221,7 +216,8 @@ def test_where_there_are_counters_a_renewal_is_no_swap():
                 await session.renew(lease)
             assert list(backend.counters.values()) == [5]
             await session.revoke(lease)
-            await until(lambda: not backend.counters)
+            await session.txn()
+            assert not backend.counters
 
     run(main())
     assert backend.swaps[1] == 3, "made, put, revoked"

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.distributed import DistStoreError, FileStore, Store, TCPStore
@@ -218,6 +219,8 @@ def _file(params: RendezvousParameters) -> FileStore:
         except OSError as error:
             raise RendezvousError(f"no temporary file could be made for the store: {error}") from error
     try:
+        # A FileStore would try to open it for minutes, and all threads of the process would wait for that.
+        Path(path).open("ab").close()
         return FileStore(path)
-    except (ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise RendezvousConnectionError(f"the file {path!r} cannot be used as a store: {error}") from error

@@ -64,7 +64,8 @@ class DynamicRendezvousHandler(Handler):
             "last_call": last_call_s,
             "replace_wait": last_call_s,
             "lease": settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt,
-            **({"local_addr": local_addr} if local_addr else {}),
+            # First ranks by address, as torch gives them to nodes that were told their own.
+            **({"local_addr": local_addr, "order": local_addr} if local_addr else {}),
             **options,
         }
         endpoint = Endpoint("register", path=backend.name)

@@ -32,8 +32,10 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 def _split(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return (host, rest[1:] if rest else None) if not rest or rest.startswith(":") else (text, None)
+        host, end, rest = text[1:].partition("]")
+        if not end or (rest and not rest.startswith(":")):
+            return text, None  # Which is no host, brackets and all.
+        return host, rest[1:] if rest else None
     if text.count(":") > 1 and _is_v6(text):
         return text, None
     host, mark, port = text.rpartition(":")
