@@ -27,23 +27,6 @@ def test_a_wrong_setting_is_refused_when_the_object_is_made():
         rendezvous(memory(), min_nodes=3)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "shown"),
-    [
-        ("etcd://a:2379", "etcd://a:2379"),
-        ("c10d://host", "c10d://host:29400"),
-        ("file:///x", "file:///x"),
-    ],
-)
-def test_an_engine_that_this_version_has_not_is_refused_in_one_sentence(endpoint, shown):
-    with pytest.raises(errors.SettingsError) as refused:
-        rendezvous(endpoint)
-    scheme = shown.partition(":")[0]
-    assert str(refused.value) == (
-        f"endpoint '{shown}': this version has no driver for {scheme}://, only for memory:// and rdzv://"
-    )
-
-
 def test_the_engine_in_memory_has_no_options():
     with pytest.raises(errors.SettingsError, match="unknown option 'x'"):
         rendezvous("memory://?x=1")

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from .core.status import Status
 from .core.told import Change
+from .drivers.base import Driver
 from .drivers.choose import open_driver
 from .endpoint import Endpoint
 from .errors import Closed, Drained
@@ -33,7 +34,7 @@ class Rendezvous:
     """One member of one run. For one event loop; nothing happens before the first call.
 
     The settings are checked here (SettingsError). `observer` is called with every notice, in the loop: it should be
-    quick.
+    quick. `driver` is for an engine that no endpoint names; the endpoint is then only shown.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Rendezvous:
         min_nodes: int | str,
         max_nodes: int | str,
         observer: Observer | None = None,
+        driver: Driver | None = None,
         **options: object,
     ) -> None:
         put_aside(os.environ)
@@ -51,7 +53,7 @@ class Rendezvous:
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options
         )
         self.run_id = settings.run_id
-        self._member = Member(open_driver(settings), settings, RealMachine(), observer)
+        self._member = Member(driver or open_driver(settings), settings, RealMachine(), observer)
 
     async def __aenter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
         return self

@@ -23,6 +23,7 @@ from . import aio
 from .aio import parting
 from .core.status import Status
 from .core.told import Change, Kind
+from .drivers.base import Driver
 from .endpoint import Endpoint
 from .errors import ForkedChild, LeftAlready
 from .notices import Observer
@@ -145,7 +146,8 @@ class Rendezvous:
     """One member of one run. Nothing happens before the first call.
 
     The settings are checked here (SettingsError). `observer` is called with every notice, in a background thread; it
-    should be quick, and must not call back. A forked child must make its own Rendezvous: this one stays the parent's.
+    should be quick, and must not call back. `driver` is for an engine that no endpoint names. A forked child must make
+    its own Rendezvous: this one stays the parent's.
     """
 
     def __init__(
@@ -156,10 +158,17 @@ class Rendezvous:
         min_nodes: int | str,
         max_nodes: int | str,
         observer: Observer | None = None,
+        driver: Driver | None = None,
         **options: object,
     ) -> None:
         self._aio = aio.Rendezvous(
-            endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, observer=observer, **options
+            endpoint,
+            run_id=run_id,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            observer=observer,
+            driver=driver,
+            **options,
         )
         self._line = _Line(self._aio)
         self.run_id = self._aio.run_id

@@ -11,13 +11,16 @@ import asyncio
 import atexit
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import ClassVar, TypeVar, cast
 
 import pytest
+from cells import AbleBackend, CellBackend
 
 from certs import full
+from rdzv.drivers.backend import Backend, BlockingRegister
 from rdzv.drivers.base import (
     Batch,
     Delete,
@@ -33,11 +36,14 @@ from rdzv.drivers.base import (
     Session,
 )
 from rdzv.drivers.etcd import EtcdDriver, EtcdSession
+from rdzv.drivers.file import FileBackend
 from rdzv.drivers.memory import MemoryDriver, MemorySession
+from rdzv.drivers.register import RegisterDriver, RegisterSession
 from rdzv.drivers.remote import RemoteDriver
 from rdzv.endpoint import Endpoint
 from rdzv.etcd.access import Access
 from rdzv.etcd.server import EtcdServer
+from rdzv.machine import RealMachine
 from rdzv.server.server import Server
 from rdzv.server.trust import Trust
 
@@ -178,6 +184,55 @@ def _etcd(binary: str) -> Opener:
     return opener
 
 
+class RegisterRig(Rig):
+    """A register in memory, or one in a file. Every session has a driver of its own, as if it were in another process."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.backend = backend
+        self._drivers: list[RegisterDriver] = []
+
+    async def open(self) -> Session:
+        register = BlockingRegister(self.backend, "register://contract", timeout_s=10.0)
+        machine = RealMachine()
+        machine.pid = -len(self._drivers)
+        self._drivers.append(RegisterDriver(register, machine, timeout_s=10.0))
+        return await self._drivers[-1].connect()
+
+    async def forget(self) -> None:
+        await cast(RegisterSession, await self.connect()).compact()
+        for session in self._sessions:
+            await session.txn()  # A session remembers what it has seen until it sees something newer.
+
+    async def restart_empty(self) -> None:
+        self.backend.clear()  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        await super().close()
+        for driver in self._drivers:
+            await driver.close()
+
+
+class ErasableFile(FileBackend):
+    """A file that the test can take away."""
+
+    def clear(self) -> None:
+        self._path.unlink()
+
+
+def _register(backend: Callable[[str], Backend]) -> Opener:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rig]:
+        with tempfile.TemporaryDirectory() as directory:
+            rig = RegisterRig(backend(directory))
+            try:
+                yield rig
+            finally:
+                await rig.close()
+
+    return opener
+
+
 MORE_ETCDS = [path for path in os.environ.get("RDZV_TEST_ETCD", "").split(":") if path]
 """Programs of other versions, beside the one that is found anyway; CI has some."""
 
@@ -185,6 +240,9 @@ RIGS: dict[str, Opener] = {
     "memory": _memory,
     "remote": _remote,
     "secured": lambda: _remote(full()),
+    "register": _register(lambda _: CellBackend()),
+    "able-register": _register(lambda _: AbleBackend()),
+    "file": _register(lambda directory: ErasableFile(f"{directory}/state")),
     "etcd": _etcd(""),
     **{f"etcd{n}": _etcd(path) for n, path in enumerate(MORE_ETCDS, 2)},
 }

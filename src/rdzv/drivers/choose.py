@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 from ..errors import SettingsError
+from ..machine import RealMachine
 from ..settings import Settings
 from .base import Driver
 
 USER_ENV = "RDZV_ETCD_USER"
 PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
 NO_RUN_ID = "none"
+
+_ELSEWHERE = {"c10d": ("rdzv.torchrun.endpoints", "torch")}
+"""Schemes whose driver lives above this layer, because it needs a package that is imported only there: module, package."""
 
 
 def open_driver(settings: Settings) -> Driver:
@@ -38,8 +43,9 @@ def open_driver(settings: Settings) -> Driver:
         )
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)
-    known = "memory://, rdzv://, etcd:// and etcds://"
-    raise SettingsError(f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for {known}")
+    if endpoint.scheme == "file":
+        return _open_file(settings)
+    return _open_elsewhere(settings)
 
 
 def _open_etcd(settings: Settings) -> Driver:
@@ -73,3 +79,26 @@ def _open_etcd(settings: Settings) -> Driver:
     if settings.token_file and not access.user:
         raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
+
+
+def _open_file(settings: Settings) -> Driver:
+    from .backend import BlockingRegister  # noqa: PLC0415
+    from .file import FileBackend  # noqa: PLC0415
+    from .register import RegisterDriver  # noqa: PLC0415
+
+    endpoint = settings.endpoint
+    endpoint.options()
+    register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
+    return RegisterDriver(register, RealMachine(), timeout_s=settings.read_timeout)
+
+
+def _open_elsewhere(settings: Settings) -> Driver:
+    module, needs = _ELSEWHERE[settings.endpoint.scheme]
+    try:
+        driver: Driver = import_module(module).open_driver(settings)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != needs:
+            raise
+        problem = f"endpoint {str(settings.endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
+        raise SettingsError(problem) from error
+    return driver

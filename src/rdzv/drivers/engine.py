@@ -185,6 +185,22 @@ class Engine:
         """How many keys there are."""
         return len(self._tree.items)
 
+    def load(self, items: Iterable[Item], revision: int) -> None:
+        """Start with these items, which come in the order of their creation, instead of empty. Nobody watches yet."""
+        self.revision = self._forgotten = revision
+        for item in items:
+            self._tree.put(item)
+            if item.lease:
+                self._owned.setdefault(item.lease, {})[item.key] = None
+
+    def items(self) -> Iterable[Item]:
+        """All there is, in the order of creation."""
+        return self._tree.items.values()
+
+    def get(self, key: str) -> Item | None:
+        """One item."""
+        return self._tree.items.get(key)
+
     # ---- transactions
 
     def txn(

@@ -67,6 +67,11 @@ class Leases:
         self._enqueue(self._last, state, state.due)
         return self._last
 
+    def adopt(self, lease: int, ttl_s: float) -> None:
+        """Make a lease under an id that somebody else chose; one of that id starts anew."""
+        self._leases[lease] = state = _Lease(ttl_s, self._now + ttl_s)
+        self._enqueue(lease, state, state.due)
+
     def renew(self, lease: int) -> None:
         """Start its time anew. Whoever renews is there, so this takes back a hang-up, too."""
         state = self._live(lease)

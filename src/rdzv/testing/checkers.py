@@ -30,6 +30,8 @@ class Case:
     slow_stop: frozenset[str]
     """Machines whose workers may take longer to stop than the others wait."""
     loss: float
+    register: bool = False
+    """The engine is a compare-and-set register, which promises less: see `drivers/register.py`."""
     states: dict[str, State] = field(default_factory=dict)
     """By engine instance, as of the observation being shown."""
     calm: Calm = field(default_factory=lambda: Calm([], 0.0))

@@ -174,7 +174,7 @@ class History:
             Commit(
                 actor=actor,
                 server=server.name,
-                instance=server.engine.instance,
+                instance=server.instance,
                 place=server.place,
                 revision=batch.revision,
                 kind=kind,

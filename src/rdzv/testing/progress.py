@@ -9,6 +9,8 @@ from .replay import State
 
 LOSS_SLACK_S = 3.0
 """Where connections break at random, one more round trip and a reconnection may be needed."""
+POLL_S = 0.75
+"""Longest time between two looks at a register, that of a lost swap included."""
 
 
 class G5Progress(Checker):
@@ -33,7 +35,8 @@ class G5Progress(Checker):
     @property
     def slack_s(self) -> float:
         """What every bound is allowed on top."""
-        return EPSILON_S + (LOSS_SLACK_S if self.case.loss else 0.0)
+        polls_s = 2 * POLL_S if self.case.register else 0.0
+        return EPSILON_S + polls_s + (LOSS_SLACK_S if self.case.loss else 0.0)
 
     def after(self, commit: Commit, state: State) -> None:
         """See what is owed now, and whether what was owed before was paid in time."""
@@ -181,6 +184,7 @@ _ENGINE_ONLY = frozenset(
     }
 )
 """Faults that must disturb no running round."""
+_RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
 _BLIPS = frozenset({"reset", "reset all", "lose request", "lose answer"})
 """Faults of a connection that is restored at once, unless the engine is in trouble at the same time."""
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "refused", "closed"})
@@ -249,6 +253,8 @@ class G7Cause(Checker):
         elif isinstance(one, Fault):
             if one.kind in ("engine restart", "engine crash"):
                 self._restarts.append(one.at)
+            if one.kind in _RESTARTS and self.case.register:
+                self._causes.append((one.at, "second engine", one.target))  # Whose value is lost tells nobody apart.
             if one.kind.startswith("engine") and one.kind != "engine restart":
                 self._engine_faults += -1 if one.stop else 1
             blip = one.kind in _BLIPS and self._engine_faults > 0

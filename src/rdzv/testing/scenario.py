@@ -110,7 +110,8 @@ class Scenario:
 def draw(seed: int, members: int | None = None) -> Scenario:
     """The scenario of that seed."""
     rng = random.Random(f"scenario {seed}")  # noqa: S311
-    count = members if members is not None else rng.randint(2, 12)
+    drawn = rng.randint(2, 12)  # In any case: the rest must not depend on whether somebody said how many.
+    count = members if members is not None else drawn
     options = _options(rng, count)
     lives = [_life(rng, f"m{index}", options) for index in range(count)]
     if rng.random() < 0.5:

@@ -35,7 +35,7 @@ class Welcome:
     """What a server says of itself to a new connection."""
 
     def __init__(self, server: SimServer) -> None:
-        self.instance = server.engine.instance
+        self.instance = server.instance
         self.place = server.place
         self.durable = server.durable
         self.compares_max = server.compares_max
@@ -102,6 +102,11 @@ class SimServer(Process):
         self._heard_at = self._judged_at = self.loop.time()
         self._ticking: Call = self.loop.call_later(self._tick_s, self._tick, self.engine, context=self.context)
 
+    @property
+    def instance(self) -> str:
+        """Which life of its memory this is."""
+        return self.engine.instance
+
     # ---- faults
 
     def crash(self) -> None:
@@ -126,6 +131,14 @@ class SimServer(Process):
         self.engine.revoke(lease)
         self._publish("", "expired")
 
+    def describe(self, verb: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        """A request, as the faults at the worst moment know them."""
+        return verb, args
+
+    def forget(self) -> None:
+        """All changes up to now, so that a watch from before meets a gap."""
+        self.engine.compact(self.engine.revision)
+
     def drop_watches(self) -> None:
         """Every watch gets a Gap, as if its reader had been too slow."""
         for connection, watches in self._peers.items():
@@ -143,7 +156,7 @@ class SimServer(Process):
             return
         self._hear()
         for ambush in list(self.arrivals):
-            ambush(connection.machine.name, verb, args)
+            ambush(connection.machine.name, *self.describe(verb, args))
         if self.dead or (connection not in self._peers and verb != "hello"):
             connection.refuse()
             return

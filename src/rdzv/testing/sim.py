@@ -46,27 +46,30 @@ CHECKERS: tuple[type[Checker], ...] = (
 class Result:
     """What came of a seed."""
 
-    def __init__(self, scenario: Scenario, history: History, wrong: list[str]) -> None:
+    def __init__(self, scenario: Scenario, history: History, wrong: list[str], *, register: bool) -> None:
         self.scenario = scenario
+        self._register = register
         self.history = history
         self.wrong = wrong
 
     @property
     def replay(self) -> str:
         """The command that shows it again."""
-        return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {len(self.scenario.lives)} --verbose"
+        engine = " --register" if self._register else ""
+        members = len(self.scenario.lives)
+        return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{engine} --verbose"
 
 
-def simulate(seed: int, members: int | None = None) -> Result:
-    """Play the scenario of that seed and check it."""
+def simulate(seed: int, members: int | None = None, *, register: bool = False) -> Result:
+    """Play the scenario of that seed and check it, on the reference engine or on a register."""
     scenario = draw(seed, members)
-    stage = Stage(scenario)
+    stage = Stage(scenario, register=register)
     wrong = []
     try:
         stage.play()
     except RunError as error:
         wrong.append(f"the run did not come to an end: {error}")
-    return Result(scenario, stage.history, wrong + check(stage))
+    return Result(scenario, stage.history, wrong + check(stage), register=register)
 
 
 def check(stage: Stage) -> list[str]:
@@ -80,6 +83,7 @@ def check(stage: Stage) -> list[str]:
         agreed=stage.agreed,
         slow_stop=frozenset(slow),
         loss=scenario.loss,
+        register=stage.register,
     )
     # A fault's effects are over when timed-out calls have been noticed, leases have run out and everybody has reconnected.
     case.calm = Calm(stage.history.of(Fault), 10.0 + scenario.options["lease"] * 1.1 + 5.0)
@@ -92,13 +96,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True, help="what everything random is drawn from")
     parser.add_argument("--count", type=int, default=1, help="run this many seeds, from --seed on")
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
+    parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
     parser.add_argument("--verbose", action="store_true", help="show all that happened")
     parser.add_argument("--bug", help="plant a defect by its name, to see it caught")
     options = parser.parse_args(arguments)
     failed = 0
     with bugs.planted(options.bug) if options.bug else nullcontext():
         for seed in range(options.seed, options.seed + options.count):
-            result = simulate(seed, options.members)
+            result = simulate(seed, options.members, register=options.register)
             if options.verbose:
                 print(result.scenario)
                 print(result.history)

@@ -12,7 +12,8 @@ from ..core import wire
 from ..core.keys import Keys
 from ..core.model import NO_ROUND, Agreed, RoundId
 from ..core.model import Member as Record
-from ..drivers.base import EngineReset, Get, Item, List
+from ..drivers.base import Driver, EngineReset, Get, Item, List
+from ..drivers.register import RegisterDriver
 from ..errors import (
     Banned,
     Closed,
@@ -30,11 +31,12 @@ from ..machine import Bell
 from ..member import Member
 from ..world import World
 from .ambush import AMBUSHES, Ambush
-from .driver import SimDriver
+from .driver import READ_TIMEOUT_S, SimDriver
 from .history import Acted, Changed, ClosedTold, EvictedTold, Fault, Given, History
 from .loop import VirtualLoop
 from .machines import SimMachine
 from .network import Network
+from .register import RegisterServer, SimRegister
 from .scenario import Life, Scenario, Trouble
 from .server import SimServer
 
@@ -50,7 +52,7 @@ class App:
         self.life = life
         self.machine = machine
         self.settings = stage.scenario.settings(life)
-        self.member = Member(SimDriver(stage.network, machine), self.settings, machine)
+        self.member = Member(stage.driver(machine), self.settings, machine)
         self.bell = Bell(machine)
         self.order = ""
         """What somebody wants of it: drain, finish."""
@@ -215,8 +217,10 @@ class App:
 class Stage:
     """One run of a scenario."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, register: bool = False) -> None:
+        """`register`: the run is kept in a compare-and-set register, in every second one of them with counters."""
         self.scenario = scenario
+        self.register = register
         self.loop = VirtualLoop()
         self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311
         self.history = History(self.loop)
@@ -233,9 +237,17 @@ class Stage:
         self.isolated = 0
 
     def _server(self, name: str) -> SimServer:
-        server = SimServer(self.network, name, self.scenario.seed, tick_s=0.4, writes_max=self.scenario.writes_max)
+        kind = RegisterServer if self.register else SimServer
+        server = kind(self.network, name, self.scenario.seed, tick_s=0.4, writes_max=self.scenario.writes_max)
         self.history.follow(server)
         return server
+
+    def driver(self, machine: SimMachine, read_timeout_s: float = READ_TIMEOUT_S) -> Driver:
+        """How that machine gets to the engine."""
+        if not self.register:
+            return SimDriver(self.network, machine, read_timeout_s=read_timeout_s)
+        register = SimRegister(self.network, machine, beats=self.scenario.seed % 2 == 1)
+        return RegisterDriver(register, machine, timeout_s=read_timeout_s)
 
     @property
     def closed(self) -> bool:
@@ -397,7 +409,7 @@ class Stage:
         self.engine.drop_watches()
 
     def _compact(self, _app: App | None, _: Trouble) -> None:
-        self.engine.engine.compact(self.engine.engine.revision)
+        self.engine.forget()
         self.network.reset()
 
     def _second_engine(self, app: App | None, _: Trouble) -> Callable[[], object]:
@@ -457,9 +469,11 @@ class Stage:
     async def _operate(self, deed: str, *args: str) -> None:
         """Through a session like anybody's; an operator whose engine is away gives up."""
         with suppress(RdzvError, EngineReset):
-            session = await SimDriver(self.network, self.operator, read_timeout_s=2.0).connect()
+            driver = self.driver(self.operator, read_timeout_s=2.0)
+            session = await driver.connect()
             await getattr(operate, deed)(session, "sim", *args)
             await session.close()
+            await driver.close()
 
     def _ask(self, app: App | None, _: Trouble) -> None:
         if app is not None:

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from ..blocking import Rendezvous, World
 from ..core.told import Kind
+from ..drivers.base import Driver
 from ..errors import (
     Banned,
     Closed,
@@ -66,10 +67,16 @@ _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
 """torch's error for each of ours; the first that fits."""
 
 
+def theirs(error: RdzvError) -> Exception:
+    """The error of torch's for ours, with the same sentence."""
+    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
+
+
 class Handler(RendezvousHandler):
     """See the module's docstring."""
 
-    def __init__(self, backend: str, conf: Conf) -> None:
+    def __init__(self, backend: str, conf: Conf, driver: Driver | None = None) -> None:
+        """`driver` is for an engine that no endpoint names."""
         self._backend = backend
         self._conf = conf
         self._news = _News()
@@ -79,6 +86,7 @@ class Handler(RendezvousHandler):
             min_nodes=conf.min_nodes,
             max_nodes=conf.max_nodes,
             observer=self._news.hear,
+            driver=driver,
             **conf.settings,
         )
         self._recorder = Recorder(backend, conf.run_id)
@@ -205,8 +213,7 @@ class Handler(RendezvousHandler):
                 raise RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
         self._recorder.failed(str(error))
-        kind = next(theirs for ours, theirs in _ERRORS if isinstance(error, ours))
-        raise kind(str(error)) from error
+        raise theirs(error) from error
 
     # ---- what the agent's store asks
 

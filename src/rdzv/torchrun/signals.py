@@ -55,8 +55,9 @@ class Ear:
             return
         if threading.current_thread() is threading.main_thread():
             present = signal.set_wakeup_fd(-1)
-            # If somebody took it over from us, it is theirs to keep.
-            signal.set_wakeup_fd(self._former if present == mouth.fileno() else present)
+            # If somebody took it over from us, it is theirs to keep. Whoever had it before us may be gone by now.
+            with suppress(OSError, ValueError):
+                signal.set_wakeup_fd(self._former if present == mouth.fileno() else present)
         mouth.close()
 
     def _hear(self, ear: socket.socket) -> None:

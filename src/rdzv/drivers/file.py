@@ -1,0 +1,72 @@
+"""A file as a register: for members that share a directory and nothing else.
+
+The state is replaced as a whole, by renaming a new file over the old one, under a lock that the kernel gives back when
+its holder dies. Whoever reads needs no lock. The file system must rename atomically and lock for all members: a local
+one, or NFS version 4.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .document import STATE_MAX
+
+LOCK_S = 5.0
+"""How long to wait for whoever has the lock; it is held for a read and a write."""
+RETRY_S = 0.005
+
+
+class FileBackend:
+    """A `Backend`. The token is the state itself, of which no two are equal."""
+
+    durable = True
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._lock_path = Path(path + ".lock")
+        self._new_path = Path(path + ".new")
+
+    def get_state(self) -> tuple[bytes, bytes] | None:
+        """See `Backend`. Reads no more than can be ours."""
+        try:
+            with self._path.open("rb") as file:
+                state = file.read(STATE_MAX + 1)
+        except FileNotFoundError:
+            return None
+        return (state, state) if state else None
+
+    def set_state(self, state: bytes, token: bytes | None = None) -> tuple[bytes, bytes, bool] | None:
+        """See `Backend`."""
+        with self._locked():
+            present = self.get_state()
+            if (present[0] if present else None) != token:
+                return (*present, False) if present else None
+            descriptor = os.open(self._new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(state)
+                file.flush()
+                os.fsync(file.fileno())
+            self._new_path.replace(self._path)
+            return state, state, True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + LOCK_S
+            while True:
+                with suppress(BlockingIOError, PermissionError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if time.monotonic() > deadline:
+                    msg = f"{self._lock_path} is locked by another process"
+                    raise OSError(msg)
+                time.sleep(RETRY_S)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,226 @@
+"""torch's key-value stores as a register: one key is the state, and compare-and-set is what the store offers.
+
+Beside torch's two methods it has what spares a TCPStore most of the work: counters for the members' renewals, and a wait
+that ends when the state it knows has been replaced. Whoever replaces a state sets a key named after it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import os
+import socket
+import tempfile
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed import DistStoreError, FileStore, Store, TCPStore
+
+from ...server.place import is_here
+from .api import RendezvousConnectionError, RendezvousError, RendezvousParameters, RendezvousStateError
+from .dynamic_rendezvous import RendezvousBackend, Token
+from .utils import parse_rendezvous_endpoint
+
+__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 29400
+READ_TIMEOUT_S = 60
+STATE_MAX = 4 << 20
+"""Bytes of base64: what is larger is not read into a state."""
+_ABSENT = b"Y2FuaW1hZGFt"
+"""What torch's backend writes for "no state": a store that it has used is still empty."""
+_MARKS_MAX = 16
+"""Of the states that this backend replaced, so many keep their mark for waiters that are slow to wait."""
+
+
+class C10dRendezvousBackend(RendezvousBackend):
+    """A register in any store of torch's. The token is the value itself, as the store compares values."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        """ValueError: no run id. Nothing is asked of the store yet."""
+        if not run_id:
+            raise ValueError("the run id is empty: it names the state, so give one")
+        self._store = store
+        self._key = f"torch.rendezvous.{run_id}"
+        self._marks: deque[str] = deque()
+        self._waiter: Store | None = None
+        self._awaited: bytes | None = None
+        # Other stores wait by asking again and again, which the driver does better.
+        self.wait_state = self._wait_state if isinstance(store, TCPStore) and hasattr(store, "clone") else None
+
+    @property
+    def name(self) -> str:
+        """See torch's class."""
+        return "c10d"
+
+    # ---- torch's contract
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """One request, that also answers if there is no state: compare with what is never there."""
+        value = self._ask(self._store.compare_set, self._key, _ABSENT, _ABSENT)
+        if self._awaited is not None and value != self._awaited:
+            self._mark(self._awaited)  # Its successor's writer has died, or is about to say it.
+            self._awaited = None
+        return None if value == _ABSENT else (self._decode(value), value)
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """See torch's class. A token of another kind than ours stands for no state."""
+        if token is not None and not isinstance(token, bytes):
+            present = self.get_state()
+            return None if present is None else (*present, False)
+        desired = b64encode(state)
+        value = self._ask(self._store.compare_set, self._key, token or _ABSENT, desired)
+        if token is None and value == _ABSENT:  # No key at all, which is compared with an empty value.
+            value = self._ask(self._store.compare_set, self._key, b"", desired)
+        if value == _ABSENT or (token is not None and value == token and desired != token):
+            return None  # A store that has lost the key answers with what was expected.
+        won = value == desired
+        if won and token is not None and self.wait_state is not None:
+            self._mark(token)
+        return (state if won else self._decode(value)), value, won
+
+    # ---- what else a store can do
+
+    def _wait_state(self, token: bytes, timeout_s: float) -> None:
+        """Over a connection of its own: a TCPStore does one thing at a time on each."""
+        if self._waiter is None:
+            self._waiter = self._ask(self._store.clone)
+        waiter, self._awaited = self._waiter, token
+        try:
+            waiter.wait([self._mark_of(token)], timedelta(seconds=timeout_s))
+        except DistStoreError:
+            return  # The time is over.
+        except (ValueError, RuntimeError) as error:
+            self._waiter = None
+            raise _unreachable(error) from error
+
+    def stop_waiting(self) -> None:
+        """Let a wait end. Others who wait for the same look once too often."""
+        if self._awaited is not None:
+            with suppress(RendezvousError):
+                self._mark(self._awaited)
+                self._ask(self._store.delete_key, self._marks.pop())
+
+    def _mark(self, replaced: bytes) -> None:
+        mark = self._mark_of(replaced)
+        self._ask(self._store.set, mark, b"")
+        self._marks.append(mark)
+        if len(self._marks) > _MARKS_MAX:
+            self._ask(self._store.delete_key, self._marks.popleft())
+
+    def _mark_of(self, value: bytes) -> str:
+        return f"{self._key}/replaced/{hashlib.sha256(value).hexdigest()[:32]}"
+
+    def beat(self, name: str) -> None:
+        """Count one renewal."""
+        self._ask(self._store.add, self._beat_of(name), 1)
+
+    def read_beats(self, names: Sequence[str]) -> list[int]:
+        """One or two requests for all; a counter that was never used makes it one for each."""
+        keys = [self._beat_of(name) for name in names]
+        if self._ask(self._store.check, keys):
+            return [int(value) for value in self._ask(self._store.multi_get, keys)]
+        return [self._ask(self._store.add, key, 0) for key in keys]
+
+    def drop_beat(self, name: str) -> None:
+        """It will not be read again."""
+        self._ask(self._store.delete_key, self._beat_of(name))
+
+    def _beat_of(self, name: str) -> str:
+        return f"{self._key}/beats/{name}"
+
+    # ---- errors
+
+    def _ask(self, request: Callable[..., T], *args: object) -> T:
+        try:
+            return request(*args)
+        except (ValueError, RuntimeError, TimeoutError) as error:
+            raise _unreachable(error) from error
+
+    def _decode(self, value: bytes) -> bytes:
+        if len(value) > STATE_MAX:
+            raise RendezvousStateError(f"the state has {len(value)} bytes, at most {STATE_MAX} are allowed")
+        try:
+            return b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise RendezvousStateError(
+                f"the state under {self._key!r} is corrupt: it begins with {value[:16]!r}, which is not base64"
+            ) from error
+
+
+def _unreachable(error: Exception) -> RendezvousConnectionError:
+    return RendezvousConnectionError(f"the store does not answer: {' '.join(str(error).split())}")
+
+
+# ---- making one
+
+
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+    """A backend and its store from `store_type` (tcp, file), `read_timeout` (seconds) and `is_host`.
+
+    ValueError: a parameter is wrong. RendezvousConnectionError: the store cannot be made or reached.
+    """
+    kind = str(params.get("store_type", "tcp")).strip().lower()
+    if kind == "tcp":
+        store: Store = _tcp(params)
+    elif kind == "file":
+        store = _file(params)
+    else:
+        raise ValueError(f"store_type is {kind!r}: it must be 'tcp' or 'file'")
+    return C10dRendezvousBackend(store, params.run_id), store
+
+
+def _tcp(params: RendezvousParameters) -> TCPStore:
+    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+    timeout_s = params.get_as_int("read_timeout", READ_TIMEOUT_S)
+    if timeout_s is None or timeout_s <= 0:
+        raise ValueError(f"read_timeout is {timeout_s}: it must be a whole number of seconds above 0")
+    return connect(host, port, timeout_s, params.get_as_bool("is_host"))
+
+
+def connect(host: str, port: int, timeout_s: float, is_host: bool | None) -> TCPStore:
+    """A TCPStore, served here if told so; untold, by the first on the machine whose address it is."""
+    serves = is_local(host) if is_host is None else is_host
+    options: dict[str, Any] = {"multi_tenant": True, "wait_for_workers": False, "timeout": timedelta(seconds=timeout_s)}
+    problem: Exception | None = None
+    for serve in (True, False) if serves and is_host is None else (serves,):
+        try:
+            return TCPStore(host, port, None, serve, **options)
+        except (ValueError, RuntimeError, TimeoutError) as error:
+            problem = problem or error
+    raise RendezvousConnectionError(
+        f"the store at {host}:{port} could not be {'served' if serves else 'reached'} within {timeout_s:g} s: "
+        f"{' '.join(str(problem).split())}"
+    ) from problem
+
+
+def is_local(host: str) -> bool:
+    """One of the name's addresses can be bound, so it is this machine's."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(is_here(int(family), str(address[0])) for family, _, _, _, address in found)
+
+
+def _file(params: RendezvousParameters) -> FileStore:
+    path = (params.endpoint or "").strip()
+    if not path:
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="rdzv-")
+            os.close(descriptor)
+        except OSError as error:
+            raise RendezvousError(f"no temporary file could be made for the store: {error}") from error
+    try:
+        # A FileStore would try to open it for minutes, and all threads of the process would wait for that.
+        Path(path).open("ab").close()
+        return FileStore(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RendezvousConnectionError(f"the file {path!r} cannot be used as a store: {error}") from error

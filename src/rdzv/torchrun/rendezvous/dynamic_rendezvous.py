@@ -1,0 +1,183 @@
+"""torch's dynamic rendezvous: the same handler as for every other engine, over a backend that keeps one state.
+
+A backend written for torch works unchanged: it is a compare-and-set register, and `drivers.register` makes an engine of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from torch.distributed import Store
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    RendezvousSettings,
+    RendezvousTimeout,
+    Token,
+)
+
+from ... import operate
+from ...drivers.backend import BlockingRegister
+from ...drivers.register import RegisterDriver
+from ...endpoint import Endpoint
+from ...errors import NotJoined, RdzvError
+from ...machine import RealMachine
+from ...portal import Portal
+from ...settings import DEFAULTS
+from ..conf import KEYS, TORCH, Conf, translate
+from ..handler import Handler, theirs
+from .api import RendezvousClosedError, RendezvousInfo, RendezvousParameters, RendezvousStateError
+
+__all__ = [
+    "DynamicRendezvousHandler",
+    "RendezvousBackend",
+    "RendezvousSettings",
+    "RendezvousTimeout",
+    "Token",
+    "create_handler",
+]
+
+logger = logging.getLogger("rdzv.torchrun")
+
+_BACKENDS = frozenset({"store_type", "read_timeout", "is_host", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"})
+"""Parameters of torch's own backends, which share their mapping with the handler's."""
+
+
+class DynamicRendezvousHandler(Handler):
+    """A handler over a `RendezvousBackend`. Made by `from_backend` or `create_handler`."""
+
+    def __init__(
+        self,
+        settings: RendezvousSettings,
+        backend: RendezvousBackend,
+        store: Store,
+        local_addr: str | None = None,
+        **options: object,
+    ) -> None:
+        """`options` are further settings of ours. The store is kept only because it may be the one that serves."""
+        self._torch_settings = settings
+        self._store = store
+        self._was_closed = False
+        last_call_s = settings.timeout.last_call.total_seconds()
+        given: dict[str, object] = {
+            "join_timeout": settings.timeout.join.total_seconds(),
+            "last_call": last_call_s,
+            "replace_wait": last_call_s,
+            "lease": settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt,
+            # First ranks by address, as torch gives them to nodes that were told their own.
+            **({"local_addr": local_addr, "order": local_addr} if local_addr else {}),
+            **options,
+        }
+        endpoint = Endpoint("register", path=backend.name)
+        timeout_s = float(str(given.get("read_timeout", DEFAULTS["read_timeout"])))
+        register = BlockingRegister(backend, str(endpoint), timeout_s=timeout_s, corrupt=(RendezvousStateError,))
+        self._driver = RegisterDriver(register, RealMachine(), timeout_s=timeout_s)
+        conf = Conf(
+            endpoint=endpoint,
+            run_id=settings.run_id,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            settings=given,
+            spare_exit="error",
+        )
+        super().__init__(backend.name, conf, self._driver)
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Store,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int = 5,
+        keep_alive_max_attempt: int = 3,
+    ) -> DynamicRendezvousHandler:
+        """As torch's. `store` is not written to: what a round needs of a store is kept with the round."""
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            timeout or RendezvousTimeout(),
+            timedelta(seconds=keep_alive_interval),
+            keep_alive_max_attempt,
+        )
+        return cls(settings, backend, store, local_addr)
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """As given."""
+        return self._torch_settings
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next round; see `Handler`."""
+        if self._was_closed:
+            raise RendezvousClosedError(f"run {self.get_run_id()!r} is closed: this handler closed it")
+        return super().next_rendezvous()
+
+    def is_closed(self) -> bool:
+        """Whether the run is over. Unless that is known already, the backend is asked, as torch's handler does."""
+        if self._was_closed or super().is_closed():
+            return True
+        try:
+            return self._rendezvous.status().phase == "closed"
+        except RdzvError as error:
+            raise theirs(error) from error
+
+    def set_closed(self) -> None:
+        """End the run for everybody; this may come from outside, too."""
+        try:
+            self._rendezvous.close_run("closed by its program")
+        except NotJoined:
+            self._close_from_outside()
+        except RdzvError as error:
+            raise theirs(error) from error
+        self._was_closed = True
+
+    def _close_from_outside(self) -> None:
+        async def close() -> None:
+            session = await self._driver.connect()
+            try:
+                await operate.close(session, self.get_run_id(), "closed by a program", "somebody outside")
+            finally:
+                await session.close()
+
+        with Portal.lock:
+            portal = Portal.open()
+        try:
+            portal.run(close())
+        except RdzvError as error:
+            raise theirs(error) from error
+        finally:
+            portal.close()
+
+
+def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """A handler with torch's parameters, in whole seconds, and any of our settings.
+
+    join_timeout 600, last_call_timeout 30, keep_alive_interval 5, keep_alive_max_attempt 3; close_timeout and
+    heartbeat_timeout are checked, and not needed. ValueError: one of them is wrong.
+    """
+    timeout = RendezvousTimeout(
+        _timeout(params, "join"), _timeout(params, "last_call"), _timeout(params, "close"), _timeout(params, "heartbeat")
+    )
+    settings = RendezvousSettings(
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        timeout,
+        timedelta(seconds=params.get_as_int("keep_alive_interval", 5) or 5),
+        params.get_as_int("keep_alive_max_attempt", 3) or 3,
+    )
+    own = {key: value for key, value in params.config.items() if key in KEYS and key not in {*TORCH, *_BACKENDS}}
+    own.pop("join_timeout", None)
+    for key in params.config.keys() - set(KEYS) - _BACKENDS:
+        logger.warning("parameter %r is not known here; its backend may know it", key)
+    return DynamicRendezvousHandler(settings, backend, store, params.local_addr, **translate(own))
+
+
+def _timeout(params: RendezvousParameters, name: str) -> timedelta | None:
+    seconds = params.get_as_int(f"{name}_timeout")
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -1,0 +1,60 @@
+"""Which handler a backend's name means: torch's names with our handlers, and the plug-ins that torch would find."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from .api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+
+__all__ = ["get_rendezvous_handler"]
+
+logger = logging.getLogger("rdzv.torchrun")
+
+GROUP = "torchrun.handlers"
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler of `params.backend`. ValueError: there is none of that name."""
+    return rendezvous_handler_registry.create_handler(params)
+
+
+def _static(params: RendezvousParameters) -> RendezvousHandler:
+    from .static_tcp_rendezvous import create_rdzv_handler  # noqa: PLC0415
+
+    return create_rdzv_handler(params)
+
+
+def _c10d(params: RendezvousParameters) -> RendezvousHandler:
+    from .c10d_rendezvous_backend import create_backend  # noqa: PLC0415
+    from .dynamic_rendezvous import create_handler  # noqa: PLC0415
+
+    backend, store = create_backend(params)
+    return create_handler(store, backend, params)
+
+
+def _etcd(params: RendezvousParameters) -> RendezvousHandler:
+    handler: RendezvousHandler = import_module(f"{__package__}.etcd_rendezvous").create_rdzv_handler(params)
+    return handler
+
+
+def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
+    from .dynamic_rendezvous import create_handler  # noqa: PLC0415
+
+    backend, store = import_module(f"{__package__}.etcd_rendezvous_backend").create_backend(params)
+    return create_handler(store, backend, params)
+
+
+def _register() -> None:
+    """Ours first: a plug-in cannot take their names, as with torch. One that is broken must not break the others."""
+    for name, creator in (("etcd", _etcd), ("etcd-v2", _etcd_v2), ("c10d", _c10d), ("static", _static)):
+        rendezvous_handler_registry.register(name, creator)
+    for entry in entry_points(group=GROUP):
+        try:
+            rendezvous_handler_registry.register(entry.name, entry.load()())
+        except Exception:
+            logger.exception("the plug-in %r of %s cannot be used", entry.name, entry.value)
+
+
+_register()

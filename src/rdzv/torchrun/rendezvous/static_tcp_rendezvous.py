@@ -1,0 +1,100 @@
+"""Static rendezvous: everybody was told its rank and where rank 0 is, so there is nothing to agree on.
+
+One TCPStore at that place, for the agents and for the workers. Nothing is elastic here: a node that is lost is not
+noticed, and nobody can join. Those who want that keep their ranks with the setting `rank` of `--rdzv-backend=rdzv`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch.distributed import DistError, PrefixStore, TCPStore
+
+from .api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from .utils import parse_rendezvous_endpoint
+
+__all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
+
+TIMEOUT_S = 600
+
+
+class StaticTCPRendezvous(RendezvousHandler):
+    """A handler that gives out what it was told."""
+
+    def __init__(
+        self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
+    ) -> None:
+        self.master_addr = master_addr
+        self.master_port = master_port
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.timeout = timedelta(seconds=timeout)
+        self._store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return "static"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The workers use the TCPStore of rank 0's agent."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Connect, once; rank 0 serves. Raises RendezvousConnectionError."""
+        if self._store is None:
+            try:
+                self._store = TCPStore(
+                    self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout, multi_tenant=True
+                )
+            except (DistError, ValueError, RuntimeError, TimeoutError) as error:
+                role = "serve" if self.rank == 0 else "reach rank 0"
+                raise RendezvousConnectionError(
+                    f"rank {self.rank} of run {self.run_id!r} could not {role} at "
+                    f"{self.master_addr}:{self.master_port}: {error}"
+                ) from error
+        info = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.world_size, info)
+
+    def is_closed(self) -> bool:
+        """There is nothing to close."""
+        return False
+
+    def set_closed(self) -> None:
+        """There is nothing to close."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody can wait."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """As given."""
+        return self.run_id
+
+    def shutdown(self) -> bool:
+        """There is nobody to be told."""
+        return True
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler from `rank`, the endpoint and `timeout` (seconds). The size is `max_nodes`. Raises ValueError."""
+    if "rank" not in params.config:
+        raise ValueError("static rendezvous: the rank of this node is missing; give 'rank' (torchrun: --node-rank)")
+    endpoint = (params.endpoint or "").strip()
+    if not endpoint:
+        raise ValueError("static rendezvous: the endpoint is missing; give rank 0's address as 'host:port'")
+    host, port = parse_rendezvous_endpoint(endpoint, -1)
+    if port == -1:
+        raise ValueError(f"static rendezvous: endpoint {endpoint!r} has no port; give rank 0's address as 'host:port'")
+    rank = int(params.config["rank"])
+    if not 0 <= rank < params.max_nodes:
+        raise ValueError(f"static rendezvous: rank is {rank}, of {params.max_nodes} nodes the last has {params.max_nodes - 1}")
+    timeout = params.get_as_int("timeout", TIMEOUT_S) or TIMEOUT_S
+    return StaticTCPRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout)

@@ -1,0 +1,50 @@
+"""Endpoints as torch writes them. Called as torch's module is."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+__all__ = ["parse_rendezvous_endpoint"]
+
+_HOST = re.compile(r"[\w.:-]+")
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Host and port of `host`, `host:port`, `[v6]:port` or a bare IPv6 address; nothing: localhost. Raises ValueError."""
+    text = (endpoint or "").strip()
+    if not text:
+        return "localhost", default_port
+    host, port = _split(text)
+    if port is None:
+        number = default_port
+    elif _PORT.fullmatch(port) and int(port) < 65536:
+        number = int(port)
+    else:
+        msg = f"endpoint {text!r}: its port must be a number from 0 to 65535, not {port!r}"
+        raise ValueError(msg)
+    if not _HOST.fullmatch(host):
+        msg = f"endpoint {text!r}: {host!r} is not a host name or address; write 'host:port' or '[v6]:port'"
+        raise ValueError(msg)
+    return host, number
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, end, rest = text[1:].partition("]")
+        if not end or (rest and not rest.startswith(":")):
+            return text, None  # Which is no host, brackets and all.
+        return host, rest[1:] if rest else None
+    if text.count(":") > 1 and _is_v6(text):
+        return text, None
+    host, mark, port = text.rpartition(":")
+    return (host, port) if mark else (text, None)
+
+
+def _is_v6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
