@@ -166,7 +166,7 @@ class Launcher:
     async def run(self) -> int:
         """Ends with the command's exit code, or as `rdzv join` would."""
         self._stop = Stop()
-        reason = "the first round"
+        reason = "this node came to join"
         async with self._make(self._observe) as rendezvous:
             while True:
                 try:
