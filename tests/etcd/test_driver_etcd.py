@@ -373,7 +373,7 @@ def test_a_question_is_repeated_if_it_is_not_answered_and_a_gap_if_its_revision_
 
 
 def test_a_watch_that_nobody_reads_ends_with_a_gap(monkeypatch):
-    monkeypatch.setattr("rdzv.drivers.etcd_watch.BACKLOG_MAX", 2)
+    monkeypatch.setattr("rdzv.drivers.inbox.BACKLOG_MAX", 2)
 
     async def work() -> None:
         etcd, watch = watching("a")

@@ -9,7 +9,6 @@ still to come. Only a key that came and went unseen escapes this question; its e
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,12 @@ from ..errors import Unreachable
 from ..etcd.faults import EtcdError, Refused, Unanswered
 from ..etcd.messages import Change, Found
 from .base import Batch, Event, Gap
+from .inbox import Inbox, wake
 
 if TYPE_CHECKING:
     from ..etcd.watches import Subscription
     from .etcd import EtcdSession
 
-BACKLOG_MAX = 100_000
-"""Events kept for a watch whose owner does not read them; after that it gets a Gap."""
 RETRY_S = 0.2
 
 
@@ -70,61 +68,38 @@ class _Part:
         return is_there or self.expected.count == (self.counted or 0) + self.net
 
 
-class EtcdWatch:
-    """What a session's `watch` gives. For one reader."""
+class EtcdWatch(Inbox):
+    """A watch of one or several parts."""
 
     def __init__(self, session: EtcdSession, targets: Sequence[str], since: int) -> None:
+        super().__init__(since)
         self._session = session
         self._parts = [_Part(self, *session.span(target), since) for target in _apart(targets)]
         self._since = since
-        self._told = since
         self._held: list[Event] = []
         self._asking: asyncio.Task[None] | None = None
         self._came: asyncio.Future[None] | None = None
-        self._batches: deque[Batch] = deque()
-        self._events = 0
-        self._problem: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
         """Tell etcd of it."""
         for part in self._parts:
             part.watched = self._session.client.watch(*part.span, self._since + 1, part)
 
-    def __aiter__(self) -> EtcdWatch:
-        return self
+    def before_waiting(self) -> None:
+        """Raises Unreachable in a forked child, where nothing comes."""
+        try:
+            self._session.client.cluster.check()
+        except Unanswered as fault:
+            raise Unreachable("etcd", fault.problem, applied=False) from None
 
-    async def __anext__(self) -> Batch:
-        while True:
-            if self._problem is not None:
-                raise self._problem
-            if self._batches:
-                batch = self._batches.popleft()
-                self._events -= len(batch.events)
-                return batch
-            try:
-                self._session.client.cluster.check()
-            except Unanswered as fault:
-                raise Unreachable("etcd", fault.problem, applied=False) from None
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    async def aclose(self) -> None:
-        """No more batches. Closing twice is harmless."""
-        self.end(StopAsyncIteration())
-
-    def end(self, problem: Exception) -> None:
-        """Let the reader find the problem next, not after batches that it no longer explains."""
-        if self._problem is None:
-            self._problem = problem
-            self._session.forget(self)
-            for part in self._parts:
-                if part.watched is not None and not self._session.client.cluster.forked:
-                    self._session.client.unwatch(part.watched)
-            if self._asking is not None:
-                self._asking.cancel()
-        self._batches.clear()
-        _wake(self._reader)
+    def ended(self) -> None:
+        """Tell etcd, unless it is not ours to speak to."""
+        self._session.forget(self)
+        for part in self._parts:
+            if part.watched is not None and not self._session.client.cluster.forked:
+                self._session.client.unwatch(part.watched)
+        if self._asking is not None:
+            self._asking.cancel()
 
     # ---- what comes
 
@@ -132,13 +107,13 @@ class EtcdWatch:
         """A part has news: whole revisions, in order."""
         events = [self._event(change) for change in changes]
         if len(self._parts) == 1:
-            self._deliver(Batch(events[-1].revision, tuple(events)))
+            self.deliver(Batch(events[-1].revision, tuple(events)))
             return
-        if events[0].revision <= self._told:
-            self.end(Gap(f"a change of revision {events[0].revision} came after others up to {self._told}"))
+        if events[0].revision <= self.seen:
+            self.end(Gap(f"a change of revision {events[0].revision} came after others up to {self.seen}"))
             return
         self._held += events
-        _wake(self._came)
+        wake(self._came)
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._sort_out(), name="rdzv orders a watch")
 
@@ -146,15 +121,6 @@ class EtcdWatch:
         kv = change.kv
         item = self._session.item(kv)
         return Event(item.key, kv.modified, None if change.deleted else item)
-
-    def _deliver(self, batch: Batch) -> None:
-        self._told = batch.revision
-        self._batches.append(batch)
-        self._events += len(batch.events)
-        if self._events > BACKLOG_MAX:
-            self.end(Gap(f"{self._events} events were not read in time"))
-        else:
-            _wake(self._reader)
 
     # ---- one order
 
@@ -169,7 +135,7 @@ class EtcdWatch:
                 ready = sorted((one for one in self._held if one.revision <= revision), key=lambda one: one.revision)
                 self._held = [one for one in self._held if one.revision > revision]
                 if ready:
-                    self._deliver(Batch(revision, tuple(ready)))
+                    self.deliver(Batch(revision, tuple(ready)))
         except Refused as fault:
             self.end(Gap(fault.problem))
         except Exception as error:  # noqa: BLE001  A defect of ours must reach whoever reads, not vanish in a task.
@@ -203,8 +169,3 @@ def _apart(targets: Sequence[str]) -> list[str]:
         for one in dict.fromkeys(targets)
         if not any(one != prefix and one.startswith(prefix) for prefix in prefixes)
     ]
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

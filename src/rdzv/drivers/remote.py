@@ -12,7 +12,6 @@ import logging
 import math
 import random
 import secrets
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeAlias
@@ -25,6 +24,7 @@ from ..server.place import can_be_told, outward_address, plain
 from ..server.trust import Trust
 from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
+from .inbox import Inbox
 from .link import DialFailed, Link
 
 logger = logging.getLogger("rdzv.remote")
@@ -33,8 +33,6 @@ BACKOFF_S = (0.02, 0.5)
 """First and longest wait between two attempts to reconnect; each is jittered down to its half.
 
 The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
-BACKLOG_MAX = 100_000
-"""Events kept for a watch whose owner does not read them; after that it gets a Gap."""
 
 Greeter: TypeAlias = Callable[[], Hello]
 """Makes a greeting: each has a number of its own."""
@@ -296,67 +294,29 @@ class RemoteSession:
         if isinstance(news, Batch):
             watch.deliver(news)
         else:
-            watch.end(news, at_server=True)
+            watch.at_server = False
+            watch.end(news)
 
-    def forget(self, watch: RemoteWatch, *, at_server: bool) -> None:
+    def forget(self, watch: RemoteWatch) -> None:
         """The watch ended, from whichever side."""
-        if self._watches.pop(watch.number, None) is not None and self._link is not None and not at_server:
+        if self._watches.pop(watch.number, None) is not None and self._link is not None and watch.at_server:
             self._link.tell(frames.Unwatch(watch.number))
 
 
-class RemoteWatch:
-    """What a session's `watch` gives. For one reader."""
+class RemoteWatch(Inbox):
+    """A watch that a new connection can be told to go on with."""
 
     def __init__(self, session: RemoteSession, number: int, targets: tuple[str, ...], since: int) -> None:
+        super().__init__(since)
         self.number = number
         self.targets = targets
-        self.seen = since
-        """Up to where a new connection need not tell again."""
+        self.at_server = True
+        """The server still has it."""
         self._session = session
-        self._batches: deque[Batch] = deque()
-        self._events = 0
-        self._problem: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
 
-    def __aiter__(self) -> RemoteWatch:
-        return self
-
-    async def __anext__(self) -> Batch:
-        while True:
-            if self._problem is not None:
-                raise self._problem
-            if self._batches:
-                batch = self._batches.popleft()
-                self._events -= len(batch.events)
-                return batch
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    async def aclose(self) -> None:
-        """No more batches. Closing twice is harmless."""
-        self.end(StopAsyncIteration())
-
-    def deliver(self, batch: Batch) -> None:
-        """The next changes."""
-        self.seen = batch.revision
-        self._batches.append(batch)
-        self._events += len(batch.events)
-        if self._events > BACKLOG_MAX:
-            self.end(Gap(f"{self._events} events were not read in time"))
-        else:
-            self._wake()
-
-    def end(self, problem: Exception, *, at_server: bool = False) -> None:
-        """Let the reader find the problem next, not after batches that it no longer explains."""
-        self._session.forget(self, at_server=at_server)
-        self._batches.clear()
-        if self._problem is None:
-            self._problem = problem
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def ended(self) -> None:
+        """The server must hear of it, unless it was it that said so."""
+        self._session.forget(self)
 
 
 def local_host(link: Link, welcome: Welcome, endpoint: Endpoint) -> str:
