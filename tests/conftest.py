@@ -1,8 +1,12 @@
-"""Options for all tests."""
+"""Options and fixtures for all tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from hosts import Network, why_not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,3 +15,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what happened into tests/transcripts/*.txt instead of comparing it; then read the diff",
     )
+
+
+@pytest.fixture(scope="session")
+def network_allowed() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(f"NOT TESTED on networks of several hosts: {reason}")
+
+
+@pytest.fixture
+def network(network_allowed: None) -> Iterator[Network]:
+    with Network() as made:
+        yield made

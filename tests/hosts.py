@@ -11,17 +11,24 @@ knows of it: no carrier is lost, packets just do not arrive.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PREFIX = "rdzv-test"
 ETC = Path("/etc/netns")
 """What lies here under a namespace's name is what `ip netns exec` shows as /etc."""
 V4, V6 = "10.99.0", "fd99::"
 ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+CLONE_NEWNET = 0x40000000
 _numbers = itertools.count()
 
 
@@ -97,6 +104,17 @@ class Host:
 
     def heal(self) -> None:
         ip("-n", self._network.switch, "link", "set", self._port, "master", "br0")
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Do it here: in a thread of this process that lives on this host."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: (self._enter(), work())[1]).result()
+
+    def _enter(self) -> None:
+        """Move this thread, and only it."""
+        with Path(f"/run/netns/{self.space}").open() as place:
+            if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def reaches(self, address: str, timeout_s: float = 10.0) -> bool:
         """Somebody accepts connections there (HOST:PORT), for who comes from here."""
