@@ -12,6 +12,7 @@ TORCH ?= torch==2.13.0 numpy
 ARGS ?=
 
 BIN := $(VENV)/bin
+USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
 SEEDS := tests/sim/test_seeds.py tests/sim/test_bugs.py tests/sim/test_register_seeds.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
@@ -34,8 +35,13 @@ test:
 	@$(MAKE) --no-print-directory gates
 	@$(MAKE) --no-print-directory seeds
 
-$(STAMP): pyproject.toml
+# What a user has: the demo needs neither torch nor the tools of development.
+$(USABLE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	@touch $@
+
+$(STAMP): $(USABLE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(TORCH)
 	@touch $@
 
@@ -60,7 +66,7 @@ gates: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
 
-demo: $(STAMP)
+demo: $(USABLE)
 	$(BIN)/rdzv demo
 
 bench: $(STAMP)

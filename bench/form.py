@@ -1,6 +1,6 @@
-"""Forming over real sockets: members in this process, the server in another. Times, CPU and memory of the server.
+"""Forming over real sockets: members in this process, the server in another. Times, and the server's CPU.
 
-python bench/form.py [--members 64 500] [--memory 200 1000]
+python bench/form.py [--members 64 500]
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Group:
         await asyncio.gather(*(member.leave() for member in self.members))
 
 
-async def formation(size: int, idle_s: float) -> None:
+async def formation(size: int) -> None:
     process = Process()
     try:
         group = Group(process, "job", size)
@@ -89,41 +89,24 @@ async def formation(size: int, idle_s: float) -> None:
         took_s = await group.form()
         cpu_s = process.cpu_s() - before_s
         print(f"{size} members: formed in {took_s * 1000:.0f} ms, of which the server computed {cpu_s * 1000:.0f} ms")
-        before_s = process.cpu_s()
-        await asyncio.sleep(idle_s)
-        used = (process.cpu_s() - before_s) / idle_s
-        print(f"{size} members: idle for {idle_s:g} s, the server uses {used:.2%} of a core")
         await group.leave()
     finally:
         process.stop()
 
 
-async def memory(low: int, high: int) -> None:
-    process = Process()
-    try:
-        first = Group(process, "first", low)
-        await first.form()
-        before = process.rss_kib()
-        second = Group(process, "second", high - low)
-        await second.form()
-        slope = (process.rss_kib() - before) / (high - low)
-        print(f"{low} to {high} members: {slope:.1f} KiB of the server's memory each (RSS {process.rss_kib()} KiB)")
-        await asyncio.gather(first.leave(), second.leave())
-    finally:
-        process.stop()
+def allow_files() -> None:
+    """Each member has a connection, and one has a socket for the others."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--members", type=int, nargs="*", default=[64, 500])
-    parser.add_argument("--memory", type=int, nargs=2, default=[200, 1000])
-    parser.add_argument("--idle", type=float, default=10.0)
     args = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_files()
     for size in args.members:
-        asyncio.run(formation(size, args.idle))
-    asyncio.run(memory(*args.memory))
+        asyncio.run(formation(size))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """An elastic job of three torchrun agents on this machine, with torch's own rendezvous and with rdzv, by turns.
 
-python bench/recover.py [--backend rdzv c10d] [--mode idle collectives] [--victim other rank0 server] [--turns 3] [--limit 60]
+python bench/recover.py [--backend rdzv c10d] [--mode idle collectives] [--victim other rank0 server] [--turns 1] [--limit 60]
 
 For each turn three agents form a world (`--nnodes 2:3`); one is killed with its worker, and the survivors come to train in
 a world of two; a fresh agent starts, and they train in a world of three. The agents are ordinary processes, so their start-up
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["rdzv", "c10d"])
     parser.add_argument("--mode", nargs="+", default=["idle", "collectives"], choices=["idle", "collectives"])
     parser.add_argument("--victim", nargs="+", default=["other"], choices=["other", "rank0", "server"])
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a part is given up")
     args = parser.parse_args()
     print(f"{'backend':8} {'workers':12} {'victim':7}" + "".join(f"{name:>9}" for name in COLUMNS))

@@ -28,15 +28,6 @@ def test_a_wrong_setting_is_refused_when_the_object_is_made():
         rendezvous(memory(), min_nodes=3)
 
 
-def test_an_engine_that_this_version_has_not_is_refused_in_one_sentence():
-    with pytest.raises(errors.SettingsError) as refused:
-        rendezvous("etcd://a:2379")
-    assert str(refused.value) == (
-        "endpoint 'etcd://a:2379': this version has no driver for etcd://, only for "
-        "memory://, rdzv://, file:// and c10d://"
-    )
-
-
 def test_an_engine_that_needs_what_is_not_installed_says_how_to_get_it(monkeypatch):
     def missing(_):
         raise ModuleNotFoundError(name="torch.distributed")

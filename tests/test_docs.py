@@ -15,7 +15,7 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(d.relati
 
 WORDS = (
     "run", "member", "node", "worker", "round", "world", "ready", "quorum", "last call", "sealed", "waiting", "spare", "broken",
-    "done", "closed", "incarnation", "lease", "revision", "leader", "engine", "driver",
+    "done", "closed", "incarnation", "lease", "revision", "leader", "engine", "driver", "secret",
 )  # fmt: skip
 
 

@@ -23,11 +23,13 @@ from rdzv.errors import (
     LeftAlready,
     LimitExceeded,
     NotJoined,
+    NotStarted,
     RdzvError,
     RoundOver,
     SettingsError,
     StoreTimeout,
     Unreachable,
+    Untrusted,
 )
 
 CASES = [
@@ -38,6 +40,8 @@ CASES = [
         Unreachable("host:1", "connection refused", 12.3456, applied=False),
         "engine host:1 is unreachable after 12.3 s: connection refused",
     ),
+    (Untrusted("host:1", "its certificate has expired"),
+     "engine host:1 and this side do not trust each other: its certificate has expired"),
     (
         EngineMoved("job", "a:1", "b:1"),
         ("run 'job' was kept by the engine at a:1, but b:1 answers now; the old one may still be serving others: bring it "
@@ -90,6 +94,7 @@ CASES = [
             "make a new Rendezvous here to take part"
         ),
     ),
+    (NotStarted("etcd", "no program was found"), "etcd was not started: no program was found"),
     (LimitExceeded("record 'ask'", 2000, 1024), "record 'ask' has 2000 bytes, at most 1024 are allowed"),
     (Incompatible("record 'ask'", "it is too new"), "record 'ask' cannot be read: it is too new"),
 ]

@@ -16,7 +16,7 @@ from rdzv.endpoint import Endpoint
 from rdzv.errors import SettingsError
 from rdzv.settings import DEFAULTS, ORDER_ENV, TABLE, Settings, differences
 
-MAY_BE_ZERO = {"settle", "grow_every", "replace_wait", "drain_settle", "last_call", "linger"}
+MAY_BE_ZERO = {"settle", "grow_every", "replace_wait", "drain_settle", "last_call", "linger", "serve_on"}
 TIMES = MAY_BE_ZERO | {"join_timeout", "regroup", "lease", "outage_grace", "closed_for", "read_timeout"}
 
 
@@ -46,6 +46,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "regroup": 75.0,
         "lease": 10.0,
         "linger": 1.0,
+        "serve_on": 60.0,
         "outage_grace": 900.0,
         "settle": 2.0,
         "grow": "settle",
@@ -64,10 +65,14 @@ def test_the_defaults_are_those_of_the_documentation():
         "info": {},
         "bootstrap_port": (0, 0),
         "local_addr": "",
+        "token": None,
         "token_file": "",
+        "tls": None,
         "tls_cert": "",
         "tls_key": "",
         "tls_ca": "",
+        "tls_mutual": None,
+        "tls_server_name": "",
     }
 
 

@@ -6,9 +6,9 @@ Such rules erode one small exception at a time, so each has a test here and each
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +29,8 @@ MEMBER = "member"
 LAYERS = [
     {"errors", "_version"},
     {"core"},
-    {"endpoint", "kinds", "settings", "bootstrap", "machine"},
+    {"secret", "endpoint", "kinds", "settings", "bootstrap", "machine"},
+    {"etcd"},  # A client, which knows nothing of rendezvous, and a server to start.
     # The embedded server is the reference engine behind a socket, and no brain: it knows as little of members as drivers do.
     {"drivers", "server"},
     {MEMBER},
@@ -46,7 +47,7 @@ PURE = {
 }  # fmt: skip
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
-THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "drivers/etcd", "typer": "cli/", "rich": "cli/"}
+THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "etcd/", "typer": "cli/", "rich": "cli/"}
 """Which package may be imported in which place; '' is everywhere."""
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -184,8 +185,9 @@ def test_a_module_says_what_lives_in_it(file):
 
 def test_no_module_is_a_drawer_for_leftovers():
     drawers = {"utils", "util", "helpers", "common", "misc", "manager"}
-    files = [file for file in FILES if file.parent != SRC / "torchrun" / "rendezvous"]  # Its modules have torch's names.
-    assert [where(file, 1) for file in files if drawers & {file.stem, *file.relative_to(SRC).parts[:-1]}] == []
+    # These modules bear torch's names, whatever they are.
+    ours = [file for file in FILES if file.parent != SRC / "torchrun" / "rendezvous"]
+    assert [where(file, 1) for file in ours if drawers & {file.stem, *file.relative_to(SRC).parts[:-1]}] == []
 
 
 def test_the_name_of_every_test_is_a_sentence():
@@ -219,16 +221,18 @@ def test_importing_the_package_brings_in_msgspec_and_the_standard_library_only()
 
 
 def best_of_5(program: str) -> float:
+    """What it computes: how long that takes on a busy machine says more of the machine."""
     times = []
     for _ in range(5):
-        before = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         python(program)
-        times.append(time.perf_counter() - before)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(times)
 
 
 def test_importing_the_package_is_quick():
-    # 120 ms is the aim on an idle machine; three times that leaves room for a busy one.
+    # 120 ms is the aim; three times that leaves room for a slow machine.
     assert best_of_5("import rdzv") - best_of_5("pass") < 3 * 0.120
 
 

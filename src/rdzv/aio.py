@@ -22,6 +22,7 @@ from .errors import Closed, Drained
 from .machine import RealMachine
 from .member import Member
 from .notices import Observer
+from .secret import put_aside
 from .settings import Settings
 from .store import Store
 from .world import Peer, World
@@ -47,6 +48,7 @@ class Rendezvous:
         driver: Driver | None = None,
         **options: object,
     ) -> None:
+        put_aside(os.environ)
         settings = Settings.make(
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options
         )
@@ -66,7 +68,7 @@ class Rendezvous:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         return await self._member.join(timeout_s)
 

@@ -65,7 +65,7 @@ class Arrival:
     def _look_around(self) -> list[Operation]:
         keys = self._presence.keys
         ban = keys.ban(self._presence.record.host)
-        return [Get(keys.settings), Get(keys.head), Get(ban), List(keys.members, Order.NEWEST, limit=1), Get(self._own)]
+        return [Get(keys.settings), Get(keys.head), Get(ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
 
     def _plan(self, seen: Outcome | None) -> tuple[list[Compare], list[Operation]]:
         """By which transaction we can come in; without a look around we take it that nobody was here before."""

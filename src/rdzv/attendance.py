@@ -15,7 +15,7 @@ from typing import Protocol
 from .core.keys import Keys
 from .core.model import Entry, Head, Member, Told
 from .drivers.base import Driver, EngineReset, Get, Session
-from .errors import Closed, EngineMoved, Evicted, Unreachable
+from .errors import Closed, EngineMoved, Evicted, Unreachable, Untrusted
 from .machine import Machine, sleep
 from .presence import Presence, record_for
 from .settings import Settings
@@ -46,7 +46,7 @@ class Attender(Protocol):
         """We are not present any more and do not try again by ourselves."""
 
     def lost_touch(self, trouble: str) -> None:
-        """The engine has just gone away."""
+        """The engine has gone away, or cannot be found in the first place."""
 
 
 class AnotherRun(Exception):
@@ -66,7 +66,9 @@ class Attendance:
         self._place = ""
         self._away_at: float | None = None
         self.presence: Presence | None = None
-        self.trouble = "not connected yet"
+        self._trouble = "not connected yet"
+        self._complained = False
+        self._refused = ""
 
     def start(self) -> None:
         """Be present from now on, if we are not trying already."""
@@ -83,6 +85,11 @@ class Attendance:
     def started(self) -> bool:
         """We have tried at least once."""
         return self._task is not None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the engine, while it is away."""
+        return self._trouble if self.presence is None else self.presence.trouble
 
     async def over(self) -> None:
         """Until the present attendance has ended by itself."""
@@ -155,6 +162,12 @@ class Attendance:
                 session = await self._driver.connect()
             except Unreachable as error:
                 self._lose_touch(str(error))
+            except Untrusted as error:
+                # Who comes for the first time is told at once, since waiting mends nothing. Who has been in goes on through
+                # it as through any outage: it was trusted before, and its workers run.
+                if not self._place:
+                    raise
+                self._lose_touch(str(error))
             else:
                 try:
                     if await self._may_follow(session):
@@ -176,6 +189,10 @@ class Attendance:
             return True
         moved = EngineMoved(self._settings.run_id, self._place, session.place)
         self._lose_touch(str(moved))
+        if self._refused != session.place:
+            # Said at once: only an operator can help, and the workers go on for outage_grace at most.
+            self._refused = session.place
+            self._attender.lost_touch(str(moved))
         if self.away_s() >= self._settings.outage_grace:
             raise moved
         return False
@@ -209,12 +226,16 @@ class Attendance:
         self.presence = self._former = presence
         self._place = presence.session.place
         self._away_at = None
+        self._complained = False
         self._attender.arrived(presence)
 
     def _lose_touch(self, trouble: str) -> None:
-        self.trouble = trouble
+        """The member hears of the first trouble only; the last one is what it finds if it must explain itself."""
+        self._trouble = trouble
         if self._away_at is None:
             self._away_at = self._machine.now()
+        if not self._complained:
+            self._complained = True
             self._attender.lost_touch(trouble)
         self._attender.refresh()
 

@@ -186,7 +186,7 @@ class Rendezvous:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         return World(self._line, self._line.run(self._aio.join(timeout_s)))
 

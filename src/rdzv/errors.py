@@ -3,6 +3,7 @@
     RdzvError
     ├── SettingsError (ValueError)     a setting or endpoint that cannot be right, or differs from the run's
     ├── Unreachable (ConnectionError)  the engine did not answer: trying again is reasonable
+    ├── Untrusted                      this side and the server do not trust each other; trying again does not help
     ├── EngineMoved                    an engine answers at another place than the one that knew this run
     ├── JoinTimeout (TimeoutError)     no round was sealed in time; says who is here and what is missing
     ├── StoreTimeout (TimeoutError)    a key of the round's store did not come in time
@@ -14,6 +15,7 @@
     ├── NotJoined                      a call that is for members, before join()
     ├── LeftAlready                    a call after leave()
     ├── ForkedChild                    a call in a child process, on an object of the process it was forked from
+    ├── NotStarted (RuntimeError)      a server that was to be started here does not run
     ├── LimitExceeded (ValueError)     a value larger than the wire format allows
     └── Incompatible                   bytes that are not ours, or of another version
 
@@ -67,6 +69,18 @@ class Unreachable(RdzvError, ConnectionError):
     def __str__(self) -> str:
         tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
         return f"engine {self.endpoint} is unreachable{tried}: {self.problem}"
+
+
+class Untrusted(RdzvError):
+    """Somebody is there, but one of us cannot prove who it is: secrets, certificates or TLS settings do not fit."""
+
+    def __init__(self, endpoint: str, problem: str) -> None:
+        super().__init__(endpoint, problem)
+        self.endpoint = endpoint
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"engine {self.endpoint} and this side do not trust each other: {self.problem}"
 
 
 class EngineMoved(RdzvError):
@@ -237,6 +251,18 @@ class ForkedChild(RdzvError):
             f"{self.call}: this member of run {self.run_id!r} belongs to the process that this one was forked from; "
             "make a new Rendezvous here to take part"
         )
+
+
+class NotStarted(RdzvError, RuntimeError):
+    """A server that this process was to start does not run."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what = what
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.what} was not started: {self.problem}"
 
 
 class LimitExceeded(RdzvError, ValueError):

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from .endpoint import Endpoint, parse_host
+from .secret import SIZE_MAX, Secret
 
 TIME_MAX_S = 1e9
 """Thirty years: whoever means "for ever" is served, and every engine can still count it."""
@@ -204,6 +205,27 @@ class File(Setting, frozen=True):
     def show(self, value: object) -> str:
         """Not the value: what is not a path is likely to be the secret itself."""
         return f"not a path (a value of type {type(value).__name__})"
+
+
+class Hidden(Setting, frozen=True):
+    """A secret: never shown, not even where it is wrong."""
+
+    @property
+    def allowed(self) -> str:
+        """Counted in bytes."""
+        return f"text of 1 to {SIZE_MAX} bytes"
+
+    def read(self, value: Any) -> Secret | None:
+        """None is for Python only."""
+        if value is None or isinstance(value, Secret):
+            return value
+        if not isinstance(value, str):
+            raise TypeError(value)
+        return Secret(value)
+
+    def show(self, value: object) -> str:
+        """Not the value."""
+        return f"not a secret (a value of type {type(value).__name__})"
 
 
 class Ports(Setting, frozen=True):

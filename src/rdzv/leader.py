@@ -173,7 +173,6 @@ class Duty:
         view = mirror.view(
             settings=presence.agreed,
             me=presence.id,
-            instance=self._session.instance,
             durable=self._session.durable,
             known_s=self._machine.now() - presence.known_at,
             ages=presence.sight.ages(),

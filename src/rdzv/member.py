@@ -68,6 +68,8 @@ class Member:
         self._heard_rank = -1
         self._left = NO_ROUND
         self._examined = ""
+        self._silent = False
+        """The engine we are present on does not answer, and our observer knows."""
         self._boot: Bootstrap | None = None
         self._owes_ready = False
         """Our presence has a line in the table of a round we gave up, and has not said so yet (T4)."""
@@ -106,7 +108,7 @@ class Member:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
         The time counts only while the run has no sealed round: a spare waits as long as it must. Raises JoinTimeout, Closed,
-        Evicted (join again), Drained, Banned, SettingsError, EngineMoved.
+        Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         self._check_usable("join")
         if self._evicted is not None and self._told_of is not self._evicted:
@@ -236,7 +238,7 @@ class Member:
 
     def lost_touch(self, trouble: str) -> None:
         """The workers go on; only the observer hears of it for now."""
-        self._notice("engine lost", trouble)
+        self._notice("engine away", trouble)
 
     def ended(self, error: Exception) -> None:
         """Evicted, or something final."""
@@ -289,6 +291,7 @@ class Member:
 
     def refresh(self) -> None:
         """T10: what the holder is told is a function of the present, computed anew."""
+        self._tell_of_silence()
         told: Change | None = None
         if self._evicted is not None:
             told = Change(Kind.EVICTED, self._evicted.reason)
@@ -307,6 +310,16 @@ class Member:
         if told is not None and self._world is not None:
             self._world.end(told.reason)
         self._bell.ring()
+
+    def _tell_of_silence(self) -> None:
+        """Of an engine that is there but does not answer; one that is gone, or is another, is noticed by connecting to it."""
+        silent = self._presence is not None and self._attendance.away_s() > 0
+        if silent != self._silent:
+            self._silent = silent
+            if silent:
+                self._notice("engine away", self._attendance.trouble)
+            elif self._presence is not None:
+                self._notice("engine back", "it answers again")
 
     # ---- T3, T4: waiting
 
@@ -377,6 +390,9 @@ class Member:
     async def _timed_out(self, waited_s: float) -> JoinTimeout:
         """With who is here and what is missing, if the engine can be asked at all."""
         reason, present = f"the engine is away: {self._attendance.trouble}", []
+        if self._settings.endpoint.scheme == "rdzv" and self._heard is not None:
+            where = self._settings.endpoint
+            reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
         if self._presence is not None and self._attendance.away_s() == 0:
             try:
                 status = await self._status(self._presence.session, self._presence)

@@ -87,7 +87,6 @@ class Mirror:
         *,
         settings: Agreed,
         me: str,
-        instance: str,
         durable: bool,
         known_s: float,
         ages: tuple[float, float, float],
@@ -101,7 +100,6 @@ class Mirror:
         return View(
             settings=settings,
             me=me,
-            instance=instance,
             durable=durable,
             known_s=known_s,
             revision=self.revision,

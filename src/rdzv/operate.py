@@ -70,7 +70,11 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
         await session.revoke(lease)
 
 
+ADOPT_S = 3600.0
+"""How long members may follow: they try about every half second, unless their machine sleeps."""
+
+
 async def adopt(session: Session, run_id: str, by: str) -> None:
     """T16: let members of a run follow to this engine, although it is at another place than the one they knew."""
-    lease = await session.grant(3600.0)
+    lease = await session.grant(ADOPT_S)
     await session.txn(then=[Put(Keys(run_id).adopt, msgspec.json.encode({"by": by}), lease)])

@@ -86,6 +86,8 @@ class Presence:
         self.renewed_at = machine.now()
         self.silent_at: float | None = None
         """Since when no renewal has been answered; None: the last one was."""
+        self.trouble = ""
+        """What came of the last renewal that was not answered."""
         self.line: Entry | None = None
         self.taken_at = 0
         """Revision of the read by which the present round was given."""
@@ -229,7 +231,8 @@ class Presence:
             except LeaseGone:
                 silent_s = self.machine.now() - self.renewed_at
                 raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
-            except Unreachable:
+            except Unreachable as error:
+                self.trouble = str(error)
                 due_at = self.machine.now() + period * (0.1 + 0.2 * self.machine.jitter())
                 # If it took longer than any call may take, it was us who stood still, which says nothing of the engine.
                 if self.silent_at is None and self.machine.now() - renewing_at < 2 * self.settings.read_timeout:

@@ -21,7 +21,8 @@ import msgspec
 from .core.model import Agreed
 from .endpoint import Endpoint
 from .errors import SettingsError
-from .kinds import Address, Choice, File, Growth, Info, Place, Ports, Seconds, Setting, Switch, Text, Whole
+from .kinds import Address, Choice, File, Growth, Hidden, Info, Place, Ports, Seconds, Setting, Switch, Text, Whole
+from .secret import TOKEN_ENV, Secret
 
 NODES_MAX = 10_000
 """The largest run that is planned for and measured."""
@@ -90,6 +91,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             zero=True,
         ),
     ] = 1.0
+    serve_on: Annotated[
+        float,
+        Seconds(
+            "embedded server: whoever serves and could go stays this long for others that are still there",
+            "its process, and what it would tell the batch system by ending, stays for longer",
+            zero=True,
+        ),
+    ] = 60.0
     outage_grace: Annotated[
         float,
         Seconds(
@@ -168,10 +177,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[int, int], Ports("where rank 0 serves the workers' bootstrap; a range if a firewall wants one")
     ] = (0, 0)
     local_addr: Annotated[str, Address("how others reach this node; empty: found out from the connection")] = ""
+    token: Annotated[
+        Secret | None,
+        Hidden(f"the secret that members and server share (default: {TOKEN_ENV}, which is taken out of the environment)"),
+    ] = None
     token_file: Annotated[str, File("file with the secret that members and server share")] = ""
-    tls_cert: Annotated[str, File("file with the certificate this node shows")] = ""
+    tls: Annotated[
+        bool | None, Switch("encrypt, and check the server's certificate; unset: if any other tls setting is given")
+    ] = None
+    tls_cert: Annotated[str, File("file with the certificate this node shows; who serves needs one")] = ""
     tls_key: Annotated[str, File("file with the key of tls_cert")] = ""
-    tls_ca: Annotated[str, File("file with the certificates that others' certificates are checked against")] = ""
+    tls_ca: Annotated[
+        str, File("file with the certificates that others' are checked against; empty: those the system trusts")
+    ] = ""
+    tls_mutual: Annotated[
+        bool | None,
+        Switch("a server takes only members that show a certificate; unset: if tls_ca says whose to trust"),
+    ] = None
+    tls_server_name: Annotated[str, Text("the name in the server's certificate, if it is not the endpoint's host")] = ""
 
     @classmethod
     def make(
@@ -209,6 +232,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The part that all members of a run must have in common."""
         return Agreed(**{name: getattr(self, name) for name in Agreed.__struct_fields__})
 
+    @property
+    def uses_tls(self) -> bool:
+        """Said, or meant by naming what is needed for it."""
+        if self.tls is not None:
+            return self.tls
+        return any((self.tls_cert, self.tls_ca, self.tls_mutual, self.tls_server_name))
+
     def summary(self) -> str:
         """What decides when a round is sealed, and all else that was set: the end of an error message."""
         names = [name for name in TABLE if name in _ALWAYS_SHOWN or getattr(self, name) != DEFAULTS.get(name)]
@@ -229,7 +259,7 @@ DEFAULTS: dict[str, Any] = {
 
 _ENVIRON = {"order": ORDER_ENV, "incarnation": (INCARNATION_ENV,), "topology": (TOPOLOGY_ENV,)}
 _ALWAYS_SHOWN = frozenset({"min_nodes", "max_nodes", "join_timeout", "last_call", "regroup", "lease"})
-_NEVER_SHOWN = frozenset({"endpoint", "run_id", "info", "token_file", "tls_cert", "tls_key", "tls_ca"})
+_NEVER_SHOWN = frozenset({"endpoint", "run_id", "info", "token", "token_file", "tls_cert", "tls_key", "tls_ca"})
 """Said elsewhere in the same message, or nobody's business."""
 
 
@@ -278,9 +308,20 @@ def _check_together(settings: Settings) -> None:
             f"endpoint is {str(settings.endpoint)!r}, which no other machine can find, and max_nodes is {high}: "
             "it must name the host that serves, as in 'host:29400'"
         )
+    _check_tls(settings)
+
+
+def _check_tls(settings: Settings) -> None:
+    for name in ("tls_cert", "tls_key", "tls_ca", "tls_mutual", "tls_server_name"):
+        if settings.tls is False and getattr(settings, name):
+            raise SettingsError(f"tls is false and {name} is set: leave one of them out")
     if bool(settings.tls_cert) != bool(settings.tls_key):
         there, missing = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
         raise SettingsError(f"{there} is set and {missing} is not: a certificate and its key are given together")
+    if settings.tls_mutual and not settings.tls_ca:
+        raise SettingsError("tls_mutual is true and tls_ca is not set: it must say whose certificates members may show")
+    if settings.is_host and settings.uses_tls and not settings.tls_cert:
+        raise SettingsError("is_host is true and tls is on without tls_cert and tls_key: who serves needs a certificate")
 
 
 def _plain(value: object) -> str:

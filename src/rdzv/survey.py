@@ -22,7 +22,6 @@ async def survey(session: Session, settings: Settings, presence: Presence | None
     return mirror.view(
         settings=settings.agreed(),
         me=presence.id if presence is not None else "",
-        instance=session.instance,
         durable=session.durable,
         known_s=presence.machine.now() - presence.known_at if presence is not None else 0.0,
         ages=presence.sight.ages() if presence is not None else (0.0, 0.0, 0.0),

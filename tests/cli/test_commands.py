@@ -95,6 +95,34 @@ def test_a_member_leaves_on_sigterm_with_code_0():
         assert "/b left: its work here is over" in broken["reason"]
 
 
+def test_who_serves_stays_for_the_others_until_a_second_signal_and_they_go_on():
+    """The second takes the address over, with nothing but what it knows itself."""
+    with served() as place:
+        free = place
+    with joining(free, "a", "1:2") as a:
+        worlds(a, lambda said: said["size"] == 1)
+        with joining(free, "b", "1:2") as b:
+            for one in (a, b):
+                worlds(one, lambda said: said["size"] == 2)
+            a.send_signal(signal.SIGINT)
+            worlds(b, lambda said: said["size"] == 1)
+            warned = next(line for line in a.stderr if "stays until the others have left" in line)
+            assert "this process serves run 't'" in warned
+            a.send_signal(signal.SIGINT)
+            assert a.wait(LIMIT_S) == 1
+            assert a.stderr.read() == "rdzv: ended at once, as the second signal asked\n"
+            back = next(said for said in map(json.loads, b.stdout) if said.get("kind") == "sealed")
+            assert back["reason"] == "kept after the engine came back"
+
+
+def test_who_finds_nobody_is_told_so_at_once():
+    """Not only when its patience is at its end."""
+    with joining("no-such-host.invalid:29400", "a", "2") as a:
+        said = json.loads(a.stdout.readline())
+        assert said["kind"] == "engine away"
+        assert "engine rdzv://no-such-host.invalid:29400 is unreachable: host 'no-such-host.invalid' " in said["reason"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [

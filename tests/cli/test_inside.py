@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 
 import pytest
@@ -12,7 +13,17 @@ from typer.testing import CliRunner
 from rdzv import __version__
 from rdzv.cli.codes import Code, code_of
 from rdzv.cli.main import app
-from rdzv.errors import Banned, Closed, Drained, EngineMoved, JoinTimeout, RoundOver, SettingsError, Unreachable
+from rdzv.errors import (
+    Banned,
+    Closed,
+    Drained,
+    EngineMoved,
+    JoinTimeout,
+    RoundOver,
+    SettingsError,
+    Unreachable,
+    Untrusted,
+)
 
 _numbers = itertools.count()
 
@@ -31,7 +42,7 @@ def test_the_version_is_shown():
     assert invoke("--version").stdout == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["join", "run", "serve", "demo"])
+@pytest.mark.parametrize("command", ["join", "run", "serve", "adopt", "demo"])
 def test_every_command_has_help(command):
     shown = invoke(command, "--help")
     assert shown.exit_code == 0
@@ -49,6 +60,7 @@ def test_every_command_has_help(command):
         (EngineMoved("r", "a", "b"), Code.UNREACHABLE),
         (Drained("r", "m", "x"), Code.REFUSED),
         (Banned("r", "h", "x"), Code.REFUSED),
+        (Untrusted("e", "x"), Code.REFUSED),
         (RoundOver(1, "x"), Code.FAILED),
     ],
 )
@@ -65,6 +77,11 @@ def test_every_error_has_its_code(error, code):
         (["run", "memory://", "--run-id", "t", "--nnodes", "1"], "rdzv run needs a program"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
+        (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
+        (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
+        (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
+        (["serve", "--conf", "token=4711"], "a secret is not given as an argument"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "token=4711"], "a secret is not given as an argument"),
     ],
 )
 def test_a_mistake_is_said_in_one_sentence(words, sentence):
@@ -72,6 +89,20 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     assert done.exit_code == Code.USAGE
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
+    assert "4711" not in done.stderr
+
+
+def test_nobody_is_let_over_to_another_engine_without_force():
+    """And it is said what would be done."""
+    done = invoke("adopt", "memory://", "--run-id", "t")
+    assert done.exit_code == Code.USAGE
+    assert re.fullmatch(
+        r"rdzv: members of run 't' would follow to the engine at memory\S+; make sure that the one they knew is gone, then "
+        r"give --force: if it still serves others, the run is split\n", done.stderr,
+    )  # fmt: skip
+    done = invoke("adopt", "memory://", "--run-id", "t", "--force")
+    assert (done.exit_code, done.stderr) == (Code.OK, "")
+    assert re.fullmatch(r"members of run 't' may follow to memory\S+ for 3600 s from now\n", done.stdout)
 
 
 def test_who_waits_in_vain_is_told_for_what():

@@ -126,7 +126,6 @@ def views(draw):
         " ".join(people),
         records=said,
         lines={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
-        instance=draw(st.sampled_from(INSTANCES)),
         durable=draw(st.booleans()),
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),

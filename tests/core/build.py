@@ -95,7 +95,6 @@ def view(phase: Phase | None, people: str = "", **given: Any) -> View:
     base = {
         "settings": agreed,
         "me": next(iter(members), ""),
-        "instance": "e1",
         "revision": REVISION,
         "head": head(phase, entries, **in_head),
         "members": members,

@@ -48,12 +48,9 @@ class Story:
         self.people: dict[str, Person] = {}
         self._joins = 0
         self._made = 0
-        self._instances = 0
         self._start_engine()
 
     def _start_engine(self) -> None:
-        self._instances += 1
-        self.instance = f"e{self._instances}"
         self.revision = 0
         self.head: Head | None = None
         self.members: dict[str, Live] = {}
@@ -175,7 +172,6 @@ class Story:
         view = View(
             settings=self.settings,
             me=leader.id if leader is not None else "",
-            instance=self.instance,
             durable=self.durable,
             known_s=self.now - self.known_at,
             revision=self.revision,

@@ -12,14 +12,14 @@ from rdzv.core.rules import lead
 
 LOST = Cause(kind=Why.LOST, text="c lost", members=("c",))
 DONE = Cause(kind=Why.SUCCESS, text="all 2 members of round 3 are done")
-NEXT = Era(2, "e9")
+NEXT = Era(2, "fresh")
 
 
 def forgot(*tellers, young=True, **changes):
-    """Members on instance e9, which knows nothing. Each teller is what its record holds beyond its name."""
+    """Members on an engine that knows nothing. Each teller is what its record holds beyond its name."""
     names = "abcdefgh"[: len(tellers)]
     records = dict(zip(names, tellers, strict=True))
-    return no_head(" ".join(names), records=records, young=young, instance="e9", **changes)
+    return no_head(" ".join(names), records=records, young=young, **changes)
 
 
 def holds(rank, **fields):
@@ -250,7 +250,7 @@ def test_a_run_without_a_round_waits_for_its_members_too():
 def missing_one(**changes):
     """Round 3 of two was told by a alone, who has given it up. b has not come back. c is new."""
     given = {"size": 2, "next_era": NEXT, "young": True, "call": Call.LAST, "age": 99.0, **changes}
-    return broken("a:ready c:new", instance="e9", records={"a": heard(0)}, **given)
+    return broken("a:ready c:new", records={"a": heard(0)}, **given)
 
 
 def test_nothing_is_sealed_while_a_teller_may_still_come_back():
@@ -312,7 +312,7 @@ def test_numbers_below_the_heads_do_not_count():
 
 
 ERAS = [
-    # Head's next era, eras told, era of the seal on instance e9.
+    # Head's next era, eras told, era of the seal.
     (Era(2, "e9"), [], Era(2, "e9")),
     (Era(2, "e9"), [Era(1, "e1")], Era(2, "e9")),
     (Era(2, "e9"), [Era(2, "e9")], Era(2, "e9")),
@@ -325,39 +325,39 @@ ERAS = [
 
 
 @pytest.mark.parametrize(("next_era", "eras", "sealed_in"), ERAS)
-def test_h10_a_seal_is_in_an_era_above_all_that_another_instance_may_have_used(next_era, eras, sealed_in):
+def test_h10_a_seal_is_in_an_era_above_all_that_another_head_may_have_used(next_era, eras, sealed_in):
     """T15.5."""
     names = "abcd"[: 1 + len(eras)]
     records = {name: heard(era=era) for name, era in zip(names[1:], eras, strict=True)}
     people = " ".join(f"{name}:ready" for name in names)
-    view = broken(people, min=1, call=Call.REGROUP, instance="e9", next_era=next_era, records=records)
+    view = broken(people, min=1, call=Call.REGROUP, next_era=next_era, records=records)
     assert seal_of(lead(view)).head.era == seal_of(lead(view)).head.next_era == sealed_in
 
 
 def test_h10_an_era_that_was_only_planned_counts_too():
     """T15.5: another instance may have sealed in it without anybody here having heard."""
     records = {"b": {"heard": told(next_era=Era(2, "e1"))}}
-    view = broken("a:ready b:ready", call=Call.REGROUP, instance="e9", next_era=Era(2, "e9"), records=records)
+    view = broken("a:ready b:ready", call=Call.REGROUP, next_era=Era(2, "e9"), records=records)
     assert seal_of(lead(view)).head.era == Era(3, "e9")
 
 
 def test_h10_a_head_made_again_plans_an_era_above_all_told():
     """T14.2: above eras and next eras, of everybody and not of the best alone."""
     plans = lead(forgot(holds(0, next_era=Era(4, "e5")), heard(number=1, era=Era(1, "e0")), young=False)).act.head
-    assert (plans.era, plans.next_era) == (ERA, Era(5, "e9"))
+    assert (plans.era, plans.next_era) == (ERA, Era(5, "fresh"))
 
 
 def test_h10_two_instances_that_go_on_from_one_round_make_two_rounds():
     """T14.2: S1 served a only and died; S2 is told by b alone. Both plan era 2, and yet not the same."""
-    one = lead(no_head("a", records={"a": holds(0)}, instance="s1")).act.head.next_era
-    other = lead(no_head("b", records={"b": holds(1)}, instance="s2")).act.head.next_era
+    one = lead(no_head("a", records={"a": holds(0)}, fresh="s1")).act.head.next_era
+    other = lead(no_head("b", records={"b": holds(1)}, fresh="s2")).act.head.next_era
     assert one.level == other.level
     assert one != other
 
 
 def told_to_regroup(**records):
     """Round 3 of three lost its server and b together; a and c had given it up before they came here, so they have no line."""
-    return broken("a:new c:new", size=3, call=Call.REGROUP, next_era=NEXT, instance="e9", records=records)
+    return broken("a:new c:new", size=3, call=Call.REGROUP, next_era=NEXT, records=records)
 
 
 def test_those_who_gave_the_round_up_before_they_came_re_form_without_a_last_call():
@@ -374,13 +374,13 @@ def test_who_only_heard_of_the_round_does_not_re_form_it():
 
 def test_after_going_on_broken_former_members_keep_their_ranks():
     """T15.2, R1: a brought its line along."""
-    view = broken("b:ready a:ready c:new", next_era=NEXT, instance="e9", call=Call.REGROUP, size=3)
+    view = broken("b:ready a:ready c:new", next_era=NEXT, call=Call.REGROUP, size=3)
     assert ranks_of(lead(view)) == {"b": 0, "a": 1, "c": 2}
 
 
 def test_an_open_head_made_again_is_sealed_in_the_next_era():
     """T15.4, T6.9."""
     view = opened(
-        "a b", next_era=NEXT, instance="e9", call=Call.LAST, age=30.0, records={"a": heard(number=0, table="")}
+        "a b", next_era=NEXT, call=Call.LAST, age=30.0, records={"a": heard(number=0, table="")}
     )
     assert seal_of(lead(view)).head.round == RoundId(NEXT, 1)

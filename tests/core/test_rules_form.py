@@ -13,7 +13,7 @@ from rdzv.core.rules import RULES, lead
 
 # ---- T2: the first head
 
-NEW_HEAD = Head(run="fresh", era=Era(1, "e1"), next_era=Era(1, "e1"))
+NEW_HEAD = Head(run="fresh", era=Era(1, "fresh"), next_era=Era(1, "fresh"))
 
 
 def test_the_leader_makes_the_head():

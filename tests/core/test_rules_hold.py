@@ -65,10 +65,10 @@ def check_head(view: View, new: Head) -> None:
     old = view.head
     if old is None:
         assert new.seq == 1
-        assert new.next_era.instance == view.instance
+        assert new.next_era.id == view.fresh
         assert new.next_era > new.era or (new.number, new.next_era) == (0, new.era)
         for _, told in view.told:
-            assert new.next_era.level > told.era.level
+            assert new.run != told.run or new.next_era.level > told.era.level
         return
     assert new.phase in STEPS[old.phase]
     assert [name for name in KEPT if getattr(new, name) != getattr(old, name)] == []
@@ -116,7 +116,7 @@ def check_seal(view: View, act: Seal) -> None:
     assert new.era == new.next_era >= old.next_era
     for _, told in view.told:
         assert new.number > told.number or told.run != old.run
-        assert told.era.instance == view.instance or new.era.level > told.era.level
+        assert told.era.id == new.era.id or new.era.level > told.era.level
     # R1, T6.7
     for id in set(lines) & inside:
         before = view.entries[id].rank

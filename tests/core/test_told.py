@@ -136,9 +136,10 @@ def test_h15_a_round_of_another_incarnation_is_not_ours_though_its_number_is():
     assert change(told(rank=0, run="r0"), head()).kind is Kind.EVICTED
 
 
-def test_h25_success_is_nothing_to_react_to():
-    """T10.2: even for one that missed what came before it."""
-    assert change(HOLDS, head(Phase.CLOSED, number=4, table="t4", cause=Cause(kind=Why.SUCCESS, text="x"))) is None
+def test_the_success_of_others_ends_a_round_that_they_went_on_from():
+    """T10.3: who was cut off and comes back when the rest have finished would train on for nobody."""
+    finished = head(Phase.CLOSED, number=4, table="t4", cause=Cause(kind=Why.SUCCESS, text="all 2 members are done"))
+    assert change(HOLDS, finished) == Change(Kind.CLOSED, "the run was closed: all 2 members are done")
 
 
 def test_the_kinds_of_change_keep_their_names():

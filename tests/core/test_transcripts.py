@@ -181,7 +181,7 @@ def _changes(old: Head | None, new: Head) -> list[str]:
 
 def _plain(value: object) -> str:
     if isinstance(value, Era):
-        return f"{value.level}@{value.instance}"
+        return f"{value.level}@{value.id}"
     return str(getattr(value, "value", value)) or "''"
 
 

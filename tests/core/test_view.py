@@ -181,7 +181,7 @@ def test_a_candidate_is_ordered_by_its_order_key_or_else_by_its_place_in_the_net
 # ---- G3: the order of rounds
 
 
-def test_rounds_are_ordered_by_level_then_instance_then_number():
+def test_rounds_are_ordered_by_level_then_id_then_number():
     ordered = [
         NO_ROUND,
         RoundId(Era(1, "a"), 1),
@@ -194,8 +194,8 @@ def test_rounds_are_ordered_by_level_then_instance_then_number():
         assert one < next_one
 
 
-def test_h10_the_same_number_on_two_instances_is_not_the_same_round():
-    """The era has a random part, so that two instances that both went on from one round never make the same."""
+def test_h10_the_same_number_under_two_heads_is_not_the_same_round():
+    """The era has a random part, so that two heads that both went on from one round never make the same."""
     one, other = RoundId(Era(2, "e1"), 2), RoundId(Era(2, "e2"), 2)
     assert one != other
     assert (one < other) is not (other < one)

@@ -8,24 +8,44 @@ they were told, but nobody else may write to the engine meanwhile.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import pytest
 from cells import AbleBackend, CellBackend
 
+from certs import full
 from rdzv.drivers.backend import Backend, BlockingRegister
-from rdzv.drivers.base import Batch, Delete, Event, Get, Item, List, Operation, Order, Outcome, Put, Session
+from rdzv.drivers.base import (
+    Batch,
+    Delete,
+    DeletePrefix,
+    Event,
+    Get,
+    Item,
+    List,
+    Operation,
+    Order,
+    Outcome,
+    Put,
+    Session,
+)
+from rdzv.drivers.etcd import EtcdDriver, EtcdSession
 from rdzv.drivers.file import FileBackend
 from rdzv.drivers.memory import MemoryDriver, MemorySession
 from rdzv.drivers.register import RegisterDriver, RegisterSession
 from rdzv.drivers.remote import RemoteDriver
 from rdzv.endpoint import Endpoint
+from rdzv.etcd.access import Access
+from rdzv.etcd.server import EtcdServer
 from rdzv.machine import RealMachine
 from rdzv.server.server import Server
+from rdzv.server.trust import Trust
 
 DEADLINE_S = 30.0
 """No wait of a test is longer than this. It measures nothing: only a broken engine makes a test wait so long."""
@@ -97,7 +117,8 @@ class RemoteRig(Rig):
     def __init__(self, server: Server) -> None:
         super().__init__()
         self.server = server
-        self._driver = RemoteDriver(Endpoint.parse(f"127.0.0.1:{server.port}"), run_id="contract")
+        endpoint = Endpoint.parse(f"127.0.0.1:{server.port}")
+        self._driver = RemoteDriver(endpoint, run_id="contract", trust=server.trust)
 
     async def open(self) -> Session:
         return await self._driver.connect()
@@ -108,13 +129,13 @@ class RemoteRig(Rig):
 
     async def restart_empty(self) -> None:
         await self.server.stop()
-        self.server = Server(("127.0.0.1", self.server.port))
+        self.server = Server(("127.0.0.1", self.server.port), trust=self.server.trust)
         await self.server.start()
 
 
 @asynccontextmanager
-async def _remote() -> AsyncIterator[Rig]:
-    server = Server(("127.0.0.1", 0))
+async def _remote(trust: Trust | None = None) -> AsyncIterator[Rig]:
+    server = Server(("127.0.0.1", 0), trust=trust)
     await server.start()
     rig = RemoteRig(server)
     try:
@@ -122,6 +143,45 @@ async def _remote() -> AsyncIterator[Rig]:
     finally:
         await rig.close()
         await rig.server.stop()
+
+
+class EtcdRig(Rig):
+    """A real etcd, one for all tests of this process."""
+
+    _servers: ClassVar[dict[str, EtcdServer]] = {}
+
+    def __init__(self, binary: str) -> None:
+        super().__init__()
+        if binary not in self._servers:
+            server = self._servers[binary] = EtcdServer(binary=binary)
+            server.start()
+            atexit.register(server.stop)
+        self._driver = EtcdDriver(Endpoint.parse(f"{self._servers[binary].url}/contract"), Access())
+
+    async def open(self) -> Session:
+        return await self._driver.connect()
+
+    async def forget(self) -> None:
+        session = cast(EtcdSession, await self.connect())
+        await session.client.compact((await session.txn()).revision)
+
+    async def close(self) -> None:
+        # A key left behind would go with its lease in the middle of another test, and count as a write there.
+        session = await self.connect()
+        await session.txn(then=[DeletePrefix(self.root)])
+        await super().close()
+
+
+def _etcd(binary: str) -> Opener:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rig]:
+        rig = EtcdRig(binary)
+        try:
+            yield rig
+        finally:
+            await rig.close()
+
+    return opener
 
 
 class RegisterRig(Rig):
@@ -173,13 +233,20 @@ def _register(backend: Callable[[str], Backend]) -> Opener:
     return opener
 
 
+MORE_ETCDS = [path for path in os.environ.get("RDZV_TEST_ETCD", "").split(":") if path]
+"""Programs of other versions, beside the one that is found anyway; CI has some."""
+
 RIGS: dict[str, Opener] = {
     "memory": _memory,
     "remote": _remote,
+    "secured": lambda: _remote(full()),
     "register": _register(lambda _: CellBackend()),
     "able-register": _register(lambda _: AbleBackend()),
     "file": _register(lambda directory: ErasableFile(f"{directory}/state")),
+    "etcd": _etcd(""),
+    **{f"etcd{n}": _etcd(path) for n, path in enumerate(MORE_ETCDS, 2)},
 }
+"""The secured one is the server again, behind a secret and TLS on both sides."""
 
 
 # ---- tools

@@ -302,6 +302,8 @@ async def test_list_orders_and_limits(rig: Rig) -> None:
     assert await keys(session, rig.root, Order.OLDEST, 1) == ["b"]
     assert await keys(session, rig.root, Order.NEWEST, 2) == ["c", "a"]
     assert await keys(session, rig.root, Order.NEWEST, 9) == ["c", "a", "d", "b"]
+    assert sorted(await keys(session, rig.root, Order.ANY)) == ["a", "b", "c", "d"]
+    assert len(await keys(session, rig.root, Order.ANY, 1)) == 1
 
 
 @contract

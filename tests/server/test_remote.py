@@ -8,7 +8,7 @@ import time
 import pytest
 from stand import Proxy, Raw, ServerThread, driver_to, run, serving, session_to, until
 
-from rdzv.drivers import link, remote
+from rdzv.drivers import inbox, link
 from rdzv.drivers.base import EngineReset, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
 from rdzv.server.frames import Grant, Txn
@@ -287,7 +287,7 @@ def test_a_session_closed_while_it_reconnects_is_closed():
 
 
 def test_a_watch_that_nobody_reads_ends_with_a_gap(monkeypatch):
-    monkeypatch.setattr(remote, "BACKLOG_MAX", 10)
+    monkeypatch.setattr(inbox, "BACKLOG_MAX", 10)
 
     async def scenario():
         async with serving() as server, session_to(server.port) as session:

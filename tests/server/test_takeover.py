@@ -49,10 +49,10 @@ with rdzv.Rendezvous(endpoint, run_id="job", min_nodes=2, max_nodes=3, slot=slot
 class Process:
     """A member of its own process."""
 
-    def __init__(self, file, endpoint, slot):
+    def __init__(self, file, endpoint, slot, **environ):
         self.process = subprocess.Popen(
             [sys.executable, str(file), endpoint, slot], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
+            env={**os.environ, "PYTHONPATH": str(SRC), **environ},
         )  # fmt: skip
 
     async def world(self):
@@ -90,11 +90,12 @@ def _listening():
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks for listeners in /proc")
-def test_when_the_serving_process_is_killed_another_one_takes_its_place(tmp_path):
+@pytest.mark.parametrize("environ", [{}, {"RDZV_TOKEN": "the secret of all three"}], ids=["open", "with a secret"])
+def test_when_the_serving_process_is_killed_another_one_takes_its_place(environ, tmp_path):
     file = tmp_path / "member.py"
     file.write_text(MEMBER)
     port = free_port()
-    members = [Process(file, f"127.0.0.1:{port}", slot) for slot in "abc"]
+    members = [Process(file, f"127.0.0.1:{port}", slot, **environ) for slot in "abc"]
 
     async def scenario():
         worlds = await asyncio.gather(*(member.world() for member in members))

@@ -8,8 +8,9 @@ import socket
 import time
 
 import pytest
-from stand import driver_to, free_port, run, serving, until
+from stand import LONG_S, Proxy, driver_to, free_port, run, serving, until
 
+from rdzv.drivers.base import Get, Put
 from rdzv.drivers.choose import open_driver
 from rdzv.drivers.link import DialFailed
 from rdzv.endpoint import Endpoint
@@ -322,6 +323,32 @@ def test_but_not_for_ever(caplog):
 
     run(scenario)
     assert "after 0.3 s, although 1 connections were left" in caplog.text
+
+
+def test_one_whose_host_went_without_hanging_up_is_not_waited_for():
+    """Its connection stands, for all that can be seen here, but its lease has ended."""
+
+    async def scenario():
+        port = free_port()
+        driver = hosting(f"127.0.0.1:{port}", stay_s=LONG_S)
+        session = await driver.connect()
+        async with Proxy(port) as proxy:
+            lost = await driver_to(proxy.port).connect()
+            lease = await lost.grant(0.5, presence=True)
+            proxy.freeze()
+            await session.txn(then=[Put("lost", b"", lease)])
+            for _ in range(200):  # Asked for, not watched: time passes for leases only while somebody is heard.
+                if (await session.txn(then=[Get("lost")])).item(0) is None:
+                    break
+                await asyncio.sleep(0.05)
+            began_at = time.monotonic()
+            await session.close()
+            await driver.close()
+            assert time.monotonic() - began_at < 3 * 1.0
+            proxy.thaw()
+            await lost.close()
+
+    run(scenario)
 
 
 def test_one_whose_connection_just_broke_is_waited_for():

@@ -300,7 +300,7 @@ async def test_an_outage_shorter_than_the_grace_is_told_nobody(hands):
     await hands.pass_time(40.0)
     for player in (a, b):
         assert (player.kinds, player.is_in) == ([], True), f"{player.name} was disturbed"
-    assert "engine lost" in [notice.kind for notice in a.notices]
+    assert "engine away" in [notice.kind for notice in a.notices]
 
 
 @by_hand(min_nodes=2, max_nodes=2, outage_grace=30.0, catches={"outage is told at once": "was disturbed"})

@@ -49,7 +49,7 @@ async def test_h09_a_newcomer_that_is_first_at_an_emptied_engine_waits_for_the_o
     await hands.until(lambda: all(player.is_in for player in (a, b, c)))
     assert [head.cause.kind for _, head in hands.breaks()] == [Why.GROWTH]
     assert (a.rounds, b.rounds, c.rounds) == ([1, 2], [1, 2], [2])
-    assert hands.head.era == Era(2, hands.engine.engine.instance)
+    assert hands.head.era.level == 2
 
 
 @by_hand(
@@ -122,8 +122,8 @@ async def test_h10_two_rounds_of_one_number_differ_in_their_era(hands):
     assert (b.rounds, c.rounds) == ([1, 2, 3], [1, 2, 3])
 
 
-def eras_have_no_instance():
-    def plain(level, _instance):
+def eras_have_no_id():
+    def plain(level, _id):
         return Era(level, "")
 
     return [(retell, "Era", plain), (rules, "Era", plain)]
@@ -133,14 +133,21 @@ def what_was_given_up_is_not_told():
     return [(retell, "_eras", lambda told: (told.era, told.next_era))]
 
 
+def ids_begin_with(start, player):
+    token = player.machine.token
+    player.machine.token = lambda: start + token()[1:]
+
+
 async def two_engines_go_on_from_one_round(hands, first, second):
     """Neither of the second and third engine knows of the other: both are told of era 1 only, and choose level 2."""
     a, b = await hands.form("a", "b")
+    ids_begin_with(first, a)
+    ids_begin_with(second, b)
     b.cut()
-    hands.restart(first * 16)
+    hands.restart()
     await hands.until(lambda: a.is_in and hands.sealed == 2)
     a.cut()
-    hands.restart(second * 16)
+    hands.restart()
     b.heal()
     await hands.until(lambda: b.is_in and hands.sealed == 2)
     assert [(one.world.round, one.world.era.level) for one in (a, b)] == [(2, 2), (2, 2)]
@@ -151,15 +158,15 @@ async def two_engines_go_on_from_one_round(hands, first, second):
     assert a.kinds == ["round", "evicted"], "that it was evicted is the first it must hear"
 
 
-@by_hand(min_nodes=1, max_nodes=2, catches={eras_have_no_instance: "two records of one round"})
+@by_hand(min_nodes=1, max_nodes=2, catches={eras_have_no_id: "two records of one round"})
 async def test_h10_two_engines_that_go_on_from_one_round_make_two_eras(hands):
-    """What tells their rounds apart is the instance."""
+    """What tells their rounds apart is the id of the era."""
     await two_engines_go_on_from_one_round(hands, "1", "f")
 
 
 @by_hand(min_nodes=1, max_nodes=2, catches={what_was_given_up_is_not_told: "did not happen within"})
 async def test_h10_the_next_round_is_above_all_that_its_members_have_left(hands):
-    """The same with instance ids in the other order: A left a round of instance f, and would not take a later one of instance 1
+    """The same with ids in the other order: A left a round of an era f..., and would not take a later one of an era 1...
     in an era of the same level. So the next era must be of a higher level than any that A knows (T15)."""
     await two_engines_go_on_from_one_round(hands, "f", "1")
 

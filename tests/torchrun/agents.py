@@ -155,7 +155,10 @@ class Agent:
 
     def ends(self, timeout_s: float = LONG_S) -> int:
         """Wait for its exit code."""
-        return wait_for(lambda: (self.code,) if self.code is not None else None, f"{self.node} ends", timeout_s, self._job.tell)[0]  # noqa: E501
+        wait_for(lambda: self.code is not None, f"{self.node} ends", timeout_s, self._job.tell)
+        code = self.code
+        assert code is not None
+        return code
 
     def signal(self, number: signal.Signals) -> float:
         """To the agent alone; when that was."""
@@ -337,13 +340,13 @@ class Job:
     def server(self) -> str:
         """The node whose agent listens at the endpoint."""
         port = f":{int(self.endpoint.rpartition(':')[2]):04X}"
-        lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-        sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
         for node, agent in self.agents.items():
             with suppress(OSError):
-                for descriptor in Path(f"/proc/{agent.pid}/fd").iterdir():
-                    if str(descriptor.readlink()) in sockets:
-                        return node
+                mine = Path(f"/proc/{agent.pid}")
+                lines = [line.split() for name in ("tcp", "tcp6") for line in (mine / "net" / name).read_text().splitlines()]
+                sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
+                if any(str(descriptor.readlink()) in sockets for descriptor in (mine / "fd").iterdir()):
+                    return node
         return ""
 
     def row(self, event: str, node: str, *, after: float = 0.0, timeout_s: float = LONG_S) -> Row:

@@ -53,7 +53,7 @@ def test_it_sets_and_gets_text_and_bytes(store):
     assert store.get("a") == b""
 
 
-def test_it_counts(store):
+def test_it_counts_together(store):
     assert [store.add("n", 2), store.add("n", -3), store.add("n", 0)] == [2, -1, -1]
     assert store.get("n") == b"-1"
 
@@ -67,7 +67,7 @@ def test_it_compares_and_sets(store):
     assert store.get("a") == b"second"
 
 
-def test_it_appends(store):
+def test_it_appends_bytes(store):
     store.append("list", "a,")
     store.append("list", "b,")
     assert store.get("list") == b"a,b,"

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 
-import pytest
 from agents import Job, children_of, wait_for
 
 TOGETHER = {"last_call": 10}
@@ -119,17 +118,3 @@ def test_the_other_goes_on_if_one_is_enough(job):
     assert after.restarts == 0
     training.finish()
     assert training.agents[left].ends() == 0
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_a_member_that_is_told_to_go_ten_times_over_is_always_replaced(job):
-    training = job("1:2", settle=0.3, grow_every=0, **TOGETHER)
-    form(training, ["a0", "b"])
-    for turn in range(10):
-        sent_at = training.agents[f"a{turn}"].signal(signal.SIGTERM)
-        training.world(["b"], 1, after=sent_at)
-        training.agent(f"a{turn + 1}")
-        training.world([f"a{turn + 1}", "b"], 2, after=sent_at)
-    training.finish()
-    assert training.agents["b"].ends() == 0

@@ -101,8 +101,13 @@ def test_a_job_grows_with_nothing_but_default_settings(job):
     finish(training, "ab")
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(200)
 def test_workers_that_use_collectives_go_on_too(job):
-    """Their collective fails, which torch judges before it asks the rendezvous: that costs a restart, and no more."""
+    """Their collective fails, which torch judges before it asks the rendezvous: that costs a restart, and no more.
+
+    Not in every test run, because that of examples/elastic_ddp.py shows the same.
+    """
     training = job("2:3", mode="collectives", **QUICK)
     rows = form(training)
     victim = next(node for node in NODES if rows[node].rank > 0 and node != training.server())

@@ -127,8 +127,8 @@ def test_a_secret_is_refused_and_not_repeated(key):
     assert "hunter2" not in sentence
 
 
-def test_every_setting_can_be_given_but_those_with_an_option_of_their_own():
-    assert set(TABLE) - set(KEYS) == {"endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "info"}
+def test_every_setting_can_be_given_but_those_with_an_option_of_their_own_and_the_secret():
+    assert set(TABLE) - set(KEYS) == {"endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "info", "token"}
     assert len(set(KEYS)) == len(KEYS)
 
 

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
-from rdzv.errors import Unreachable
+from rdzv.errors import Evicted, Unreachable
 from rdzv.server.server import Server
 from rdzv.torchrun import graceful, plugin
 from rdzv.torchrun.agent_store import TERMINAL
@@ -113,7 +113,7 @@ def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():
         assert (handlers[0].get_backend(), handlers[0].get_run_id()) == ("rdzv", "job")
         assert not handlers[0].is_closed()
         assert (os.environ["RDZV_RUN_ID"], os.environ["RDZV_ROUND"]) == ("job", "1")
-        assert os.environ["RDZV_REASON"] == "the first round"
+        assert os.environ["RDZV_REASON"] == "this node came to join"
 
 
 def test_a_loss_is_told_and_the_next_round_has_a_bootstrap_of_its_own():
@@ -390,3 +390,41 @@ def test_a_server_of_our_own_does_not(free_port):
     with Job(1, 1) as job:
         [info] = job.next(job.agent(run_id="none", endpoint=f"127.0.0.1:{free_port}"))
         assert info.world_size == 1
+
+
+# ---- coming back
+
+
+def test_an_agent_whose_ranks_could_not_be_given_out_starts_anew():
+    with Job(1, 1) as job:
+        [handler], _ = job.form(1)
+        handler.give_up("the ranks of round 1 could not be given out: a trial")
+        assert handler.num_nodes_waiting() == 1
+        job.next(handler)
+        assert handler.num_nodes_waiting() == 0
+        assert (os.environ["RDZV_ROUND"], os.environ["RDZV_REASON"]) == (
+            "2",
+            "the ranks of round 1 could not be given out: a trial",
+        )
+
+
+def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch, caplog):
+    with Job(1, 1) as job:
+        handler = job.agent()
+        real, errors = handler._rendezvous.join, [Evicted("job", "a", "it was paused")]
+        monkeypatch.setattr(handler._rendezvous, "join", lambda: real() if not errors else _raise(errors.pop()))
+        [info] = job.next(handler)
+        assert info.world_size == 1
+        assert "was evicted from run 'job': it was paused" in caplog.text
+
+
+def _raise(error):
+    raise error
+
+
+def test_etcd_v3_is_a_name_of_its_own(monkeypatch):
+    asked = []
+    monkeypatch.setattr("rdzv.aio.open_driver", lambda settings: asked.append(str(settings.endpoint)))
+    parameters = RendezvousParameters("etcd-v3", "e:2379", "job", 1, 1, None, timeout=900)
+    assert plugin.create_etcd_v3(parameters).get_backend() == "etcd-v3"
+    assert asked == ["etcd://e:2379"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from ..errors import (
     RdzvError,
     SettingsError,
     Unreachable,
+    Untrusted,
 )
 
 
@@ -34,7 +36,7 @@ class Code(IntEnum):
     UNREACHABLE = 5
     """The engine cannot be reached, or another one answers."""
     REFUSED = 6
-    """An operator drained this member or banned this host."""
+    """An operator drained this member or banned this host, or the server and we do not trust each other."""
 
 
 _CODES: tuple[tuple[type[RdzvError], Code], ...] = (
@@ -45,6 +47,7 @@ _CODES: tuple[tuple[type[RdzvError], Code], ...] = (
     (EngineMoved, Code.UNREACHABLE),
     (Drained, Code.REFUSED),
     (Banned, Code.REFUSED),
+    (Untrusted, Code.REFUSED),
 )
 
 
@@ -65,3 +68,6 @@ def sentences() -> Iterator[None]:
         if code is not Code.OK:
             sys.stderr.write(f"rdzv: {error}\n")
         sys.exit(code)
+    except asyncio.CancelledError:
+        sys.stderr.write("rdzv: ended at once, as the second signal asked\n")
+        sys.exit(Code.FAILED)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -12,12 +15,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import operate
 from .._version import __version__
 from ..aio import Rendezvous
+from ..drivers.choose import open_driver
 from ..endpoint import PORT, parse_host
 from ..errors import SettingsError, Unreachable
 from ..notices import Notice
+from ..secret import put_aside
 from ..server.server import Server
+from ..server.trust import Trust
+from ..settings import Settings
 from . import member, options
 from .codes import Code, sentences
 from .demo import Demo
@@ -47,10 +55,12 @@ def _shared(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
 
 
-def _maker(endpoint: str, run_id: str, nnodes: str, pairs: list[str] | None) -> Callable[..., Rendezvous]:
+def _maker(
+    endpoint: str, run_id: str, nnodes: str, pairs: list[str] | None, trust: dict[str, str]
+) -> Callable[..., Rendezvous]:
     """Reads the options now; the member, which checks its settings, is made in the loop."""
     low, high = options.nodes(nnodes)
-    settings = options.conf(pairs)
+    settings = {**options.conf(pairs), **trust}
 
     def make(observer: Callable[[Notice], None]) -> Rendezvous:
         return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **settings)
@@ -65,14 +75,18 @@ def join(
     nnodes: options.Nodes,
     conf: options.Conf = None,
     json: options.Json = False,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
 ) -> None:
     """Be a member of a run: a line per world and per notice, until SIGTERM or the run is over.
 
     Exit codes: 0 left or all done, 2 wrong usage or settings, 3 no round in time, 4 closed, 5 engine unreachable,
-    6 drained or banned, 1 anything else.
+    6 drained, banned or not trusted, 1 anything else.
     """
     with sentences():
-        make = _maker(endpoint, run_id, nnodes, conf)
+        make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
         sys.exit(asyncio.run(member.join(make, Voice(json))))
 
 
@@ -85,10 +99,15 @@ def run(
     conf: options.Conf = None,
     stop_s: Annotated[float, typer.Option("--stop-timeout", help="seconds from SIGTERM to SIGKILL of the program")] = 30.0,
     max_restarts: Annotated[int, typer.Option("--max-restarts", help="how often a program that failed is tried again")] = 0,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
 ) -> None:
     """Run a program, given after --, in each world; it is stopped and started again when the round changes.
 
-    It finds RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_RUN_ID and RDZV_REASON in its environment.
+    It finds RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_RUN_ID and RDZV_REASON in its environment, and
+    RDZV_TOKEN no more.
     Ends with the program's exit code (128 + n if signal n ended it), or with one of `rdzv join`'s.
     """
     command = context.args
@@ -98,7 +117,7 @@ def run(
         if shutil.which(command[0]) is None:
             # Said before we join: the others would form a round with us only to lose us again.
             raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
-        make = _maker(endpoint, run_id, nnodes, conf)
+        make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
         launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts, observe=_log)
         sys.exit(asyncio.run(launcher.run()))
 
@@ -121,10 +140,55 @@ async def _demo() -> int:
 @app.command()
 def serve(
     bind: Annotated[str, typer.Option("--bind", help="HOST:PORT to listen at; '*' for all interfaces")] = f"127.0.0.1:{PORT}",
+    conf: options.Conf = None,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
 ) -> None:
     """Serve runs from this process's memory, until SIGTERM. Members go on undisturbed if it is restarted at the same place."""
     with sentences():
-        sys.exit(asyncio.run(_serve(*_parse_bind(bind))))
+        put_aside(os.environ)
+        given = {**options.conf(conf), **options.trust(token_file, tls_ca, tls_cert, tls_key)}
+        settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, is_host=True, **given)
+        sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings))))
+
+
+@app.command()
+def adopt(
+    endpoint: options.Endpoint,
+    run_id: options.RunId,
+    force: Annotated[bool, typer.Option("--force", help="the engine that the members knew is surely gone")] = False,
+    conf: options.Conf = None,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+) -> None:
+    """Let the members of a run follow to the engine that the endpoint means now, although they knew one at another place.
+
+    They refuse it by themselves, because the old engine may still serve others. If all of a round follow, it goes on.
+    """
+    with sentences():
+        given = {**options.conf(conf), **options.trust(token_file, tls_ca, tls_cert, tls_key), "is_host": False}
+        settings = Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, environ=os.environ, **given)
+        sys.exit(asyncio.run(_adopt(settings, force)))
+
+
+async def _adopt(settings: Settings, force: bool) -> int:
+    driver = open_driver(settings)
+    session = await driver.connect()
+    try:
+        if not force:
+            problem = f"members of run {settings.run_id!r} would follow to the engine at {session.place}"
+            remedy = "make sure that the one they knew is gone, then give --force: if it still serves others, the run is split"
+            raise SettingsError(f"{problem}; {remedy}")
+        await operate.adopt(session, settings.run_id, f"{getpass.getuser()}@{socket.gethostname()}")
+        typer.echo(f"members of run {settings.run_id!r} may follow to {session.place} for {operate.ADOPT_S:g} s from now")
+    finally:
+        await session.close()
+        await driver.close()
+    return Code.OK
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:
@@ -135,16 +199,14 @@ def _parse_bind(bind: str) -> tuple[str, int]:
     return ("" if host == "*" else parse_host(host.strip("[]"))), int(port)
 
 
-async def _serve(host: str, port: int) -> int:
+async def _serve(host: str, port: int, trust: Trust) -> int:
     stop = member.Stop()
-    server = Server((host, port))
+    server = Server((host, port), trust=trust)
     try:
         await server.start()
     except OSError as error:
         raise Unreachable(f"{host or '*'}:{port}", f"cannot listen there: {error.strerror or error}") from None
     typer.echo(f"serving at {host or '*'}:{server.port}")
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        typer.echo("rdzv: anybody who reaches this address can take part in its runs", err=True)
     await stop.unless(asyncio.Event().wait())
     await server.stop()
     return Code.OK

@@ -11,8 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from ..aio import Rendezvous
+from ..core.model import Phase
 from ..core.told import Change, Kind
-from ..errors import Closed, Evicted, RdzvError
+from ..errors import Evicted, RdzvError
+from ..notices import Notice
 from ..world import World
 from .codes import Code
 from .say import Voice
@@ -21,16 +23,19 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """SIGTERM and SIGINT as an event; which of them came first."""
+    """SIGTERM and SIGINT as an event; which of them came first. A second one ends a goodbye that takes too long."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._event = asyncio.Event()
+        self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for number in STOPPING:
             loop.add_signal_handler(number, self._set, number)
 
     def _set(self, number: signal.Signals) -> None:
+        if self.signal is not None and self._task is not None:
+            self._task.cancel()
         self.signal = self.signal or number
         self._event.set()
 
@@ -49,7 +54,14 @@ class Stop:
 async def join(make: Callable[[Callable[..., None]], Rendezvous], voice: Voice) -> int:
     """Be in every round until told to stop or the run is over."""
     stop = Stop()
-    async with make(voice.notice) as rendezvous:
+    over = asyncio.Event()
+
+    def observe(notice: Notice) -> None:
+        voice.notice(notice)
+        if notice.kind == Phase.CLOSED.value:
+            over.set()
+
+    async with make(observe) as rendezvous:
         while stop.signal is None:
             try:
                 world = await stop.unless(rendezvous.join())
@@ -57,28 +69,26 @@ async def join(make: Callable[[Callable[..., None]], Rendezvous], voice: Voice) 
                     break
                 voice.world(world)
                 world.bootstrap.release()
-                change = await stop.unless(_changed_or_over(rendezvous))
-                if isinstance(change, Change) and change.kind is Kind.CLOSED:
-                    return _say(f"{change.reason}", Code.CLOSED)
+                change = await stop.unless(_changed_or_over(rendezvous, over))
+                if change is None:
+                    break
+                if change.kind is Kind.CLOSED:
+                    return _say(change.reason, Code.CLOSED)
+                voice.changed(world.round, change)
             except Evicted as evicted:
-                sys.stderr.write(f"rdzv: {evicted}\n")
+                voice.changed(0, Change(Kind.EVICTED, evicted.reason))
     return Code.OK
 
 
-async def _changed_or_over(rendezvous: Rendezvous) -> Change | None:
-    """Until the world no longer stands. A success is no change, so it is asked for now and then."""
-    while True:
-        change = await rendezvous.wait_changed(1.0)
-        if change is not None:
-            return change
-        if await _succeeded(rendezvous):
-            raise Closed("", "all are done", success=True)
-
-
-async def _succeeded(rendezvous: Rendezvous) -> bool:
-    with suppress(RdzvError):
-        return (await rendezvous.status()).phase == "closed"
-    return False
+async def _changed_or_over(rendezvous: Rendezvous, over: asyncio.Event) -> Change | None:
+    """Until the world no longer stands. None: all were done, which changes nothing for whoever holds it."""
+    waits = [asyncio.ensure_future(rendezvous.wait_changed()), asyncio.ensure_future(over.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return rendezvous.changed
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _say(sentence: str, code: Code) -> int:
@@ -118,14 +128,15 @@ class Program:
     async def stop(self) -> int:
         """SIGTERM, then, if it does not end in time, SIGKILL; the whole group."""
         assert self._process is not None, "started before"
-        if self._process.returncode is None:
-            self._signal(signal.SIGTERM)
-            try:
+        try:
+            if self._process.returncode is None:
+                self._signal(signal.SIGTERM)
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), self._stop_s)
-            except asyncio.TimeoutError:
-                sys.stderr.write(f"rdzv: the program did not stop within {self._stop_s:g} s and is killed\n")
-        # What the program started may outlive it.
-        self._signal(signal.SIGKILL)
+        except asyncio.TimeoutError:
+            sys.stderr.write(f"rdzv: the program did not stop within {self._stop_s:g} s and is killed\n")
+        finally:
+            # Also if we are told to be quick; and what the program started may outlive it.
+            self._signal(signal.SIGKILL)
         return await self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -155,7 +166,7 @@ class Launcher:
     async def run(self) -> int:
         """Ends with the command's exit code, or as `rdzv join` would."""
         self._stop = Stop()
-        reason = "the first round"
+        reason = "this node came to join"
         async with self._make(self._observe) as rendezvous:
             while True:
                 try:

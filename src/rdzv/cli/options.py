@@ -18,6 +18,12 @@ Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated"),
 ]
+TokenFile = Annotated[
+    str | None, typer.Option("--token-file", help="file with the shared secret; RDZV_TOKEN in the environment is the other way")
+]
+TlsCa = Annotated[str | None, typer.Option("--tls-ca", help="PEM file: whose certificates to trust")]
+TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the certificate to show")]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
 
 
@@ -36,5 +42,14 @@ def conf(pairs: list[str] | None) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise SettingsError(f"--conf is {pair!r}: it must be KEY=VALUE, such as last_call=10")
-        settings[key.strip().replace("-", "_")] = value.strip()
+        name = key.strip().replace("-", "_")
+        if name == "token":
+            raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
+        settings[name] = value.strip()
     return settings
+
+
+def trust(token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None) -> dict[str, Any]:
+    """The settings of whom to trust, as far as given."""
+    given = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    return {name: value for name, value in given.items() if value is not None}

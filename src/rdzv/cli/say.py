@@ -1,4 +1,4 @@
-"""What a member's command prints: a line per world and per notice, for people or for programs."""
+"""What a member's command prints: a line per world, change and notice, for people or for programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.told import Change
 from ..notices import Notice
 from ..world import World
 
@@ -18,13 +19,16 @@ class Voice:
         self._as_json = as_json
 
     def world(self, world: World) -> None:
-        """We were given a world."""
+        """We were given a world, with all that is needed to see that others were given the same."""
         fields = {
+            "run": world.run_id,
+            "incarnation": world.incarnation,
+            "era": world.era,
             "round": world.round,
             "rank": world.rank,
             "size": world.size,
             "bootstrap": str(world.bootstrap),
-            "run": world.run_id,
+            "digest": world.digest,
         }
         self._line("world", fields, f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}")
 
@@ -32,6 +36,11 @@ class Voice:
         """Something happened."""
         fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}
         self._line("notice", fields, f"{notice.kind}: {notice.reason}")
+
+    def changed(self, round: int, change: Change) -> None:
+        """The world we hold, of that round (0: we hold none), no longer stands."""
+        text = f"round {round} is over: {change.reason}" if round else change.reason
+        self._line("changed", {"kind": change.kind, "round": round, "reason": change.reason}, text)
 
     def _line(self, event: str, fields: dict[str, Any], text: str) -> None:
         line = msgspec.json.encode({"event": event, **fields}).decode() if self._as_json else text

@@ -51,10 +51,10 @@ class Record(
 
 
 class Era(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Which engine instance a round was sealed in. Levels grow with each instance; the id tells two of one level apart."""
+    """Under which making of the head a round was sealed: its level is above all told then, its id made with that head."""
 
     level: int = 0
-    instance: str = ""
+    id: str = ""
 
 
 class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True):

@@ -1,9 +1,9 @@
 """T13-T15: an engine came back empty, and its members tell it what they know.
 
 Each member that comes back says which round it *holds* and which head it *heard* last. The leader goes on from the best of
-these. Rounds sealed on different instances can bear the same number, so every seal after an empty restart is in a new *era*,
-whose level is above every level told and whose id is the new instance's own: two instances that both went on from the same
-round can never make two records of one round.
+these. Rounds sealed under different heads can bear the same number, so every seal under a head that was made from what was told
+is in a new *era*, whose level is above every level told and whose id is made with that head: wherever, and however often, a
+run is gone on with from the same round, there are never two records of one round.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def go_on_broken(view: View) -> Verdict | None:
 
 
 def next_era(view: View) -> Era:
-    """The era of the next seal: above every level told by somebody of another instance."""
+    """The era of the next seal: above every level told that is not of this head's own line."""
     head = view.head
     assert head is not None, "asked when sealing"
     era = head.next_era
     for _, told in view.told:
         for other in _eras(told):
-            if other.level >= era.level and other.instance != view.instance:
-                era = Era(other.level + 1, view.instance)
+            if other.level >= era.level and other.id != era.id:
+                era = Era(other.level + 1, era.id)
     return era
 
 
@@ -126,7 +126,7 @@ def _again(view: View, told: Told, phase: Phase, call: Call, cause: Cause | None
         call_seq=1,
         cause=cause,
         adopted=phase is Phase.SEALED,
-        next_era=Era(level + 1, view.instance),
+        next_era=Era(level + 1, view.fresh),
         top=told.top,
         grown=told.grown,
         incarnation=told.incarnation,

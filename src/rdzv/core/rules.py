@@ -70,7 +70,7 @@ def first_head(view: View) -> Verdict:
     if view.young and not view.is_full:
         reason = f"{view.here}: waiting for members of an earlier round to come back to this engine"
         return Verdict(None, reason, BACK_S - view.known_s)
-    era = Era(1, view.instance)
+    era = Era(1, view.fresh)
     head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
     return Verdict(WriteHead(head), f"{view.here}: the run begins")
 

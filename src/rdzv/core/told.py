@@ -76,7 +76,8 @@ def change(holds: Told, head: Head | None) -> Change | None:
     if head is None:
         return None
     if head.phase is Phase.CLOSED:
-        if head.cause is not None and head.cause.kind is Why.SUCCESS:
+        # Success is nothing to be told of, unless it is that of others, who went on without us.
+        if head.cause is not None and head.cause.kind is Why.SUCCESS and head.table == holds.table:
             return None
         return Change(Kind.CLOSED, f"the run was closed: {head.cause.text if head.cause else 'no reason was given'}")
     if head.run != holds.run:

@@ -28,7 +28,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     settings: Agreed
     me: str
-    instance: str
     durable: bool = True
     known_s: float = 0.0
     """How long this engine instance has been known to me."""

@@ -98,8 +98,12 @@ Compare = Created | Modified | AllCreated | Empty
 
 
 class Order(Enum):
-    """In which order a `List` answers. Its `limit` cuts after sorting. Keys created at one revision are in any order."""
+    """In which order a `List` answers. Its `limit` cuts after sorting. Keys created at one revision are in any order.
 
+    `ANY` is for who asks whether there is anything: an engine that sorts only what it has read need not read it all.
+    """
+
+    ANY = "any"
     KEY = "key"
     OLDEST = "oldest"
     NEWEST = "newest"
@@ -231,7 +235,7 @@ class Driver(Protocol):
     """As shown to people: never with a secret in it."""
 
     async def connect(self) -> Session:
-        """One attempt; raises Unreachable. The caller chooses when to try again."""
+        """One attempt; raises Unreachable, and the caller chooses when to try again; or Untrusted, where that is no use."""
 
     async def close(self) -> None:
         """Give up what the driver itself holds, such as a server it hosts."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from ..errors import SettingsError
 from ..machine import RealMachine
 from ..settings import Settings
 from .base import Driver
+
+USER_ENV = "RDZV_ETCD_USER"
+PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
+NO_RUN_ID = "none"
 
 _ELSEWHERE = {"c10d": ("rdzv.torchrun.endpoints", "torch")}
 """Schemes whose driver lives above this layer, because it needs a package that is imported only there: module, package."""
@@ -23,6 +28,7 @@ def open_driver(settings: Settings) -> Driver:
         return MemoryDriver(endpoint.path)
     if endpoint.scheme == "rdzv":
         from ..server.host import HostingDriver  # noqa: PLC0415
+        from ..server.trust import Trust  # noqa: PLC0415
 
         endpoint.options()
         return HostingDriver(
@@ -31,25 +37,68 @@ def open_driver(settings: Settings) -> Driver:
             is_host=settings.is_host,
             max_nodes=settings.max_nodes,
             linger_s=settings.linger,
+            stay_s=settings.serve_on,
             read_timeout_s=settings.read_timeout,
+            trust=Trust.of(settings),
         )
+    if endpoint.scheme in {"etcd", "etcds"}:
+        return _open_etcd(settings)
     if endpoint.scheme == "file":
-        from .backend import BlockingRegister  # noqa: PLC0415
-        from .file import FileBackend  # noqa: PLC0415
-        from .register import RegisterDriver  # noqa: PLC0415
+        return _open_file(settings)
+    return _open_elsewhere(settings)
 
-        endpoint.options()
-        register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
-        return RegisterDriver(register, RealMachine(), timeout_s=settings.read_timeout)
-    if endpoint.scheme in _ELSEWHERE:
-        module, needs = _ELSEWHERE[endpoint.scheme]
-        try:
-            driver: Driver = import_module(module).open_driver(settings)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != needs:
-                raise
-            problem = f"endpoint {str(endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
-            raise SettingsError(problem) from error
-        return driver
-    there = "memory://, rdzv://, file:// and c10d://"
-    raise SettingsError(f"endpoint {str(endpoint)!r}: this version has no driver for {endpoint.scheme}://, only for {there}")
+
+def _open_etcd(settings: Settings) -> Driver:
+    try:
+        from ..etcd.access import Access  # noqa: PLC0415
+        from .etcd import EtcdDriver  # noqa: PLC0415
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "grpc":
+            raise
+        raise SettingsError(
+            f"endpoint {str(settings.endpoint)!r}: etcd needs grpcio, which is not installed; `pip install 'rdzv[etcd]'`"
+        ) from None
+    endpoint = settings.endpoint
+    if settings.run_id == NO_RUN_ID:
+        raise SettingsError(
+            f"run_id is {NO_RUN_ID!r}, which is what torchrun says when none was given, and an etcd is shared: "
+            "give each job an id of its own"
+        )
+    tls = endpoint.scheme == "etcds"
+    if not tls and (settings.tls_ca or settings.tls_cert):
+        raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and tls_ca or tls_cert is set: write etcds://")
+    access = Access(
+        tls=tls,
+        ca=settings.tls_ca,
+        cert=settings.tls_cert,
+        key=settings.tls_key,
+        user=endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, ""),
+        password_file=settings.token_file,
+        password=os.environ.get(PASSWORD_ENV, ""),
+    )
+    if settings.token_file and not access.user:
+        raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
+    return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
+
+
+def _open_file(settings: Settings) -> Driver:
+    from .backend import BlockingRegister  # noqa: PLC0415
+    from .file import FileBackend  # noqa: PLC0415
+    from .register import RegisterDriver  # noqa: PLC0415
+
+    endpoint = settings.endpoint
+    endpoint.options()
+    register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
+    return RegisterDriver(register, RealMachine(), timeout_s=settings.read_timeout)
+
+
+def _open_elsewhere(settings: Settings) -> Driver:
+    module, needs = _ELSEWHERE[settings.endpoint.scheme]
+    try:
+        driver: Driver = import_module(module).open_driver(settings)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != needs:
+            raise
+        problem = f"endpoint {str(settings.endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
+        raise SettingsError(problem) from error
+    return driver

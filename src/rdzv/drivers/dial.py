@@ -20,6 +20,9 @@ from .link import DialFailed, Link
 
 CONNECT_TIMEOUT_S = 3.0
 """Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
+TLS_PATIENCE = 10
+"""How many times longer a server may take to greet under TLS: ten thousand handshakes at once keep it busy for half a
+minute, and whoever gives up meanwhile only makes it begin again."""
 STAGGER_S = 0.25
 """How long an address may keep the next one waiting."""
 ADDRESSES_MAX = 16
@@ -100,7 +103,7 @@ async def dial(
         former = connecting[-1] if connecting else None
         connecting.append(loop.create_task(_connect(address, former, timeout_s), name="rdzv dials"))
     problems: dict[str, None] = {}
-    answered, passing = False, True
+    answered, passing, untrusted = False, True, True
     taken: socket.socket | None = None
     try:
         for connected in asyncio.as_completed(connecting):
@@ -111,26 +114,33 @@ async def dial(
                 problems[failed.problem] = None
                 answered = answered or failed.answered
                 passing = passing and (failed.passing or not failed.answered)
+                untrusted = untrusted and (failed.untrusted or not failed.answered)
     finally:
         for task in connecting:
             if not task.done():
                 task.cancel()
             elif not task.cancelled() and task.exception() is None and task.result() is not taken:
                 task.result().close()
-    raise DialFailed("; ".join(problems) or "its name has no address", answered=answered, passing=passing)
+    problem = "; ".join(problems) or "its name has no address"
+    raise DialFailed(problem, answered=answered, passing=passing, untrusted=answered and untrusted)
 
 
 async def greet(
     sock: socket.socket, hello: Hello, new_link: Callable[[], Link], timeout_s: float
 ) -> tuple[Link, Welcome]:
     """Say hello on a fresh connection. Raises DialFailed; the connection is closed then."""
-    _, link = await asyncio.get_running_loop().create_connection(new_link, sock=sock)
+    link = new_link()
+    if link.is_encrypted:
+        timeout_s *= TLS_PATIENCE
+    await asyncio.get_running_loop().create_connection(link.carrier, sock=sock)
     try:
         return link, await link.greet(hello, timeout_s)
     except DialFailed as failed:
         peer = link.transport.get_extra_info("peername")
         problem = f"{_show(peer)}: {failed.problem}"
-        raise DialFailed(problem, answered=failed.answered, passing=failed.passing) from None
+        raise DialFailed(
+            problem, answered=failed.answered, passing=failed.passing, untrusted=failed.untrusted
+        ) from None
 
 
 async def connect(address: Address, timeout_s: float) -> socket.socket:

@@ -110,7 +110,7 @@ class _Tree:
             sources += 1
         if order is Order.KEY:
             found.sort(key=lambda item: item.key)
-        elif sources > 1:
+        elif sources > 1 and order is not Order.ANY:
             found.sort(key=lambda item: item.created, reverse=newest)
         return tuple(found[:limit] if limit else found)
 
@@ -209,7 +209,7 @@ class Engine:
         """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before anything changed."""
         branches = (tuple(otherwise), tuple(then))
         for branch in branches:
-            _refuse_double_writes(branch)
+            refuse_double_writes(branch)
         succeeded = all(map(self._holds, compares))
         operations = branches[succeeded]
         for operation in operations:
@@ -423,7 +423,7 @@ def _size(event: Event) -> int:
     return 1 + len(event.item.value) // 1024 if event.item else 1
 
 
-def _refuse_double_writes(operations: Sequence[Operation]) -> None:
+def refuse_double_writes(operations: Sequence[Operation]) -> None:
     """A mistake of the caller's in any case, so it is refused whether or not the branch is taken and the keys exist."""
     if len(operations) < 2:
         return

@@ -13,28 +13,38 @@ from typing import Any
 from ..errors import Incompatible, LimitExceeded, Unreachable
 from ..server.frames import (
     FRAME_MAX,
+    MAGIC,
     PREAMBLE,
     Answer,
     Bye,
+    Challenge,
     Done,
     Ended,
     Frame,
     Framed,
     Full,
+    Grant,
     Granted,
     Hello,
     Missed,
     News,
     Ok,
     Ping,
+    Proof,
     Refused,
     Rejected,
+    Txn,
     Welcome,
     answer_decoder,
+    challenge_decoder,
     decode,
+    describe,
     encode,
+    proven_decoder,
     welcome_decoder,
 )
+from ..server.tls import Channel
+from ..server.trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 from .base import Batch, Gap, LeaseGone
 from .forked import let_go_in_children
 
@@ -46,28 +56,41 @@ class DialFailed(Exception):
     """An attempt to connect failed.
 
     `answered`: somebody is there, though not whom we want. `passing`: who answered says that it will soon be otherwise.
+    `untrusted`: one of the two does not trust the other, which no further attempt can change.
     """
 
-    def __init__(self, problem: str, *, answered: bool, passing: bool = False) -> None:
+    def __init__(self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False) -> None:
         super().__init__(problem)
         self.problem = problem
         self.answered = answered
         self.passing = passing
+        self.untrusted = untrusted
 
 
 class Link(Framed):
     """See the module's docstring. `on_news` gets what watches are told, `on_lost` why it is over."""
 
-    def __init__(self, endpoint: str, read_timeout_s: float) -> None:
+    def __init__(self, endpoint: str, read_timeout_s: float, trust: Trust | None = None, host: str = "") -> None:
+        """`host`: whom the server's certificate must be for."""
         super().__init__(FRAME_MAX)
         self._endpoint = endpoint
+        self._trust = trust or Trust()
+        self._host = host
+        self._hello: Hello | None = None
+        """What waits until we have proven ourselves."""
+        self._nonce = new_nonce()
+        self._handshake: Handshake | None = None
+        self._is_proven = self._trust.secret is None
+        """The server knows the secret, or there is none."""
         self._timeout_s = read_timeout_s
         self._loop = asyncio.get_running_loop()
         self.is_open = True
+        self.violation = ""
+        """What the other side did that no rdzv server does, once it has."""
         self.on_lost: Callable[[str], None] = lambda _problem: None
         self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
-        self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
+        self._waiters: dict[int, tuple[float, asyncio.Future[Any], Frame]] = {}
         self._asked = 0
         self._heard_at = self._loop.time()
         self._heard_anything = False
@@ -75,9 +98,23 @@ class Link(Framed):
 
     # ---- greeting
 
+    @property
+    def is_encrypted(self) -> bool:
+        """It speaks TLS."""
+        return self._trust.certificates is not None
+
+    def carrier(self) -> asyncio.BufferedProtocol:
+        """What the stream is to be connected to."""
+        certificates = self._trust.certificates
+        return self if certificates is None else Channel(self, certificates, self._host)
+
     async def greet(self, hello: Hello, timeout_s: float) -> Welcome:
         """Raises DialFailed; the connection is closed then."""
-        self.send(PREAMBLE + encode(hello))
+        if self._trust.secret is None:
+            self.send(PREAMBLE + encode(hello))
+        else:
+            self._hello = hello
+            self.send(PREAMBLE + encode(Challenge(self._nonce)))
         timer = self._loop.call_later(timeout_s, self._not_greeted, timeout_s)
         try:
             return await self._welcome
@@ -90,19 +127,20 @@ class Link(Framed):
     def _not_greeted(self, timeout_s: float) -> None:
         self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s")
 
-    def _fail_greeting(self, problem: str, *, passing: bool = False) -> None:
+    def _fail_greeting(self, problem: str, *, passing: bool = False, untrusted: bool = False) -> None:
         if not self._welcome.done():
-            self._welcome.set_exception(DialFailed(problem, answered=True, passing=passing))
+            self._welcome.set_exception(DialFailed(problem, answered=True, passing=passing, untrusted=untrusted))
 
     # ---- asking
 
     async def call(self, frame: Callable[[int], Frame]) -> Any:
         """Ask and wait. Raises LeaseGone, ValueError, LimitExceeded; Unreachable means that the outcome is unknown."""
         number = self._asked + 1
-        data = encode(frame(number))
+        question = frame(number)
+        data = encode(question)
         self._asked = number
         waiter: asyncio.Future[Any] = self._loop.create_future()
-        self._waiters[number] = (self._loop.time(), waiter)
+        self._waiters[number] = (self._loop.time(), waiter, question)
         self.send(data)
         try:
             return await waiter
@@ -127,7 +165,7 @@ class Link(Framed):
         if self._alarm is not None:
             self._alarm.cancel()
         self._fail_greeting(problem)
-        for _, waiter in self._waiters.values():
+        for _, waiter, _ in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
         self.transport.close()
@@ -137,15 +175,16 @@ class Link(Framed):
         """One alarm for everything, not set anew at every call: nearly all are answered in time."""
         now = self._loop.time()
         if self._waiters:
-            asked_at, _ = next(iter(self._waiters.values()))
+            asked_at, *_ = next(iter(self._waiters.values()))
             if now - asked_at >= self._timeout_s:
                 self.lose("no answer", self._timeout_s)
                 return
             wait_s = self._timeout_s - (now - asked_at)
         elif now - self._heard_at >= PING_S:
             self._asked += 1
-            self._waiters[self._asked] = (now, self._loop.create_future())
-            self.tell(Ping(self._asked))
+            ping = Ping(self._asked)
+            self._waiters[self._asked] = (now, self._loop.create_future(), ping)
+            self.tell(ping)
             wait_s = self._timeout_s
         else:
             wait_s = PING_S - (now - self._heard_at)
@@ -173,8 +212,20 @@ class Link(Framed):
 
     def violated(self, problem: str, start: bytes = b"") -> None:
         """It is no rdzv server, or one that went mad."""
+        self.violation = problem
         if start:
             self._fail_greeting(problem)
+        self.lose(problem)
+
+    def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
+        """A server of ours without TLS, or no server of ours."""
+        self.transport = transport
+        is_ours = MAGIC.startswith(start[: len(MAGIC)])
+        self._fail_greeting(ONLY_MEMBER_HAS_TLS if is_ours else describe(start), untrusted=is_ours)
+
+    def insecure(self, problem: str, untrusted: bool) -> None:
+        """TLS failed."""
+        self._fail_greeting(problem, untrusted=untrusted)
         self.lose(problem)
 
     def frame_received(self, payload: memoryview) -> None:
@@ -182,10 +233,32 @@ class Link(Framed):
         if self._welcome.done():
             self._answered(decode(answer_decoder, payload))
             return
-        welcome: Welcome | Rejected = decode(welcome_decoder, payload)
-        if isinstance(welcome, Rejected):
-            self._fail_greeting(_refusal(welcome), passing=welcome.passing)
-            return
+        decoder = welcome_decoder if self._is_proven else challenge_decoder if self._handshake is None else proven_decoder
+        answer: Welcome | Challenge | Proof | Rejected = decode(decoder, payload)
+        if isinstance(answer, Rejected):
+            self._fail_greeting(_refusal(answer), passing=answer.passing, untrusted=answer.untrusted)
+        elif isinstance(answer, Challenge):
+            self._challenged(answer)
+        elif isinstance(answer, Proof):
+            self._proven(answer)
+        else:
+            self._welcomed(answer)
+
+    def _challenged(self, challenge: Challenge) -> None:
+        """Prove ourselves, and greet in the same breath: what the hello tells, whoever listens could hear anyway."""
+        if self._trust.secret is None or self._hello is None:
+            raise Incompatible("a challenge", "none was asked for yet")
+        binding = self.transport.get_extra_info("binding", b"")
+        self._handshake = Handshake(self._trust.secret, self._nonce, challenge.nonce, binding)
+        self.send(encode(Proof(self._handshake.proof(DRIVER))) + encode(self._hello))
+
+    def _proven(self, proof: Proof) -> None:
+        if self._handshake is not None and self._handshake.holds(SERVER, proof.proof):
+            self._is_proven = True
+        else:
+            self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)
+
+    def _welcomed(self, welcome: Welcome) -> None:
         self._welcome.set_result(welcome)
         self._alarm = self._loop.call_later(min(PING_S, self._timeout_s), self._watch_out)
 
@@ -197,16 +270,34 @@ class Link(Framed):
         elif isinstance(answer, Rejected):
             self.lose(_refusal(answer))
         else:
-            _, waiter = self._waiters.pop(answer.number, (0.0, None))
-            if waiter is None:
+            asked = self._waiters.get(answer.number)
+            if asked is None:
                 if answer.number > self._asked:
                     raise Incompatible(f"answer {answer.number}", f"only {self._asked} were asked for")
-            elif not waiter.done():
+                return
+            _, waiter, question = asked
+            if not _fits(question, answer):
+                problem = f"a {type(question).__name__} was asked for, and what came does not answer that"
+                raise Incompatible(f"answer {answer.number}, {type(answer).__name__},", problem)
+            del self._waiters[answer.number]
+            if not waiter.done():
                 _settle(waiter, answer)
 
 
 def _refusal(rejected: Rejected) -> str:
-    return rejected.text or "the server hung up without a reason"
+    # On one line: it may be a stranger's, and goes into logs.
+    return " ".join(rejected.text.split()) or "the server hung up without a reason"
+
+
+def _fits(question: Frame, answer: Done | Granted | Ok | Ended | Refused | Full) -> bool:
+    """It answers what was asked. Callers rely on that, and must not fall over a server that went mad."""
+    if isinstance(answer, (Ended, Refused, Full)):
+        return not isinstance(question, Ping)
+    if isinstance(question, Txn):
+        return isinstance(answer, Done) and len(answer.outcome.reads) == len(
+            question.then if answer.outcome.succeeded else question.otherwise
+        )
+    return isinstance(answer, Granted if isinstance(question, Grant) else Ok)
 
 
 def _settle(waiter: asyncio.Future[Any], answer: Done | Granted | Ok | Ended | Refused | Full) -> None:

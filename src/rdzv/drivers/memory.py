@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..errors import Unreachable
 from .base import Batch, Compare, Gap, Operation, Outcome
 from .engine import Engine
+from .inbox import BACKLOG_MAX
 
 __all__ = ["Engine", "MemoryDriver", "MemorySession", "MemoryWatch"]
 
@@ -24,8 +25,6 @@ TICK_S = 0.25
 """How often an event loop looks whether leases have ended."""
 STEP_MAX_S = 2 * TICK_S
 """The most that may pass at once: the rest of a longer pause was a stall of ours, and is credited to all leases."""
-BACKLOG_MAX = 100_000
-"""Events kept for a watch whose owner does not read them; after that it gets a Gap."""
 TXN_MAX = 100_000
 """Nothing in here limits a transaction; this is for those who split theirs."""
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
 from ..endpoint import Endpoint
-from ..errors import Unreachable
+from ..errors import Unreachable, Untrusted
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
+from ..server.trust import Trust
 from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
+from .inbox import Inbox
 from .link import DialFailed, Link
 
 logger = logging.getLogger("rdzv.remote")
@@ -31,8 +33,6 @@ BACKOFF_S = (0.02, 0.5)
 """First and longest wait between two attempts to reconnect; each is jittered down to its half.
 
 The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
-BACKLOG_MAX = 100_000
-"""Events kept for a watch whose owner does not read them; after that it gets a Gap."""
 
 Greeter: TypeAlias = Callable[[], Hello]
 """Makes a greeting: each has a number of its own."""
@@ -50,6 +50,7 @@ class RemoteDriver:
         linger_s: float = 1.0,
         read_timeout_s: float = 10.0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        trust: Trust | None = None,
     ) -> None:
         self.endpoint = str(endpoint)
         self.run_id = run_id
@@ -57,8 +58,10 @@ class RemoteDriver:
         self.read_timeout_s = read_timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.named = endpoint
+        self.trust = trust or Trust()
         self._resolver = Resolver()
         self._warned = ""
+        self._warned_at = -math.inf
 
     async def connect(self) -> RemoteSession:
         """See the port."""
@@ -75,7 +78,7 @@ class RemoteDriver:
         return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
 
     async def dial(self, hello: Greeter) -> tuple[Link, Welcome]:
-        """One attempt to get a connection. Raises Unreachable."""
+        """One attempt to get a connection. Raises Unreachable, Untrusted."""
         try:
             return await self.dial_named(hello)
         except DialFailed as failed:
@@ -95,14 +98,23 @@ class RemoteDriver:
 
     def new_link(self) -> Link:
         """For a new connection."""
-        return Link(self.endpoint, self.read_timeout_s)
+        host = self.named.hosts[0][0] if self.named.hosts else "127.0.0.1"
+        return Link(self.endpoint, self.read_timeout_s, self.trust, host)
 
-    def unreachable(self, failed: DialFailed) -> Unreachable:
-        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log, once."""
-        if failed.answered and not failed.passing and failed.problem != self._warned:
-            self._warned = failed.problem
-            logger.warning("engine %s: %s", self.endpoint, failed.problem)
+    def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
+        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log."""
+        if failed.untrusted:
+            return Untrusted(self.endpoint, failed.problem)
+        if failed.answered and not failed.passing:
+            self.warn(failed.problem)
         return Unreachable(self.endpoint, failed.problem, applied=False)
+
+    def warn(self, problem: str) -> None:
+        """Once, until there is another one, and at most once per second: who sends rubbish must not fill the log as well."""
+        now = asyncio.get_running_loop().time()
+        if problem != self._warned and now - self._warned_at >= 1.0:
+            self._warned, self._warned_at = problem, now
+            logger.warning("engine %s: %s", self.endpoint, problem)
 
 
 class RemoteSession:
@@ -226,6 +238,8 @@ class RemoteSession:
         return True
 
     def _lost(self, _problem: str) -> None:
+        if self._link is not None and self._link.violation:
+            self._driver.warn(self._link.violation)
         self._link = None
         if self._ended is None:
             self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
@@ -236,7 +250,10 @@ class RemoteSession:
         for attempt in count():
             try:
                 link, welcome = await self._driver.dial(self._hello_again)
-            except Unreachable:
+            except (Unreachable, Untrusted) as error:
+                if isinstance(error, Untrusted):
+                    # Who is in does not go because of another's mistake, which may be undone before it matters.
+                    self._driver.warn(error.problem)
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
                 await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
                 continue
@@ -277,67 +294,29 @@ class RemoteSession:
         if isinstance(news, Batch):
             watch.deliver(news)
         else:
-            watch.end(news, at_server=True)
+            watch.at_server = False
+            watch.end(news)
 
-    def forget(self, watch: RemoteWatch, *, at_server: bool) -> None:
+    def forget(self, watch: RemoteWatch) -> None:
         """The watch ended, from whichever side."""
-        if self._watches.pop(watch.number, None) is not None and self._link is not None and not at_server:
+        if self._watches.pop(watch.number, None) is not None and self._link is not None and watch.at_server:
             self._link.tell(frames.Unwatch(watch.number))
 
 
-class RemoteWatch:
-    """What a session's `watch` gives. For one reader."""
+class RemoteWatch(Inbox):
+    """A watch that a new connection can be told to go on with."""
 
     def __init__(self, session: RemoteSession, number: int, targets: tuple[str, ...], since: int) -> None:
+        super().__init__(since)
         self.number = number
         self.targets = targets
-        self.seen = since
-        """Up to where a new connection need not tell again."""
+        self.at_server = True
+        """The server still has it."""
         self._session = session
-        self._batches: deque[Batch] = deque()
-        self._events = 0
-        self._problem: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
 
-    def __aiter__(self) -> RemoteWatch:
-        return self
-
-    async def __anext__(self) -> Batch:
-        while True:
-            if self._problem is not None:
-                raise self._problem
-            if self._batches:
-                batch = self._batches.popleft()
-                self._events -= len(batch.events)
-                return batch
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    async def aclose(self) -> None:
-        """No more batches. Closing twice is harmless."""
-        self.end(StopAsyncIteration())
-
-    def deliver(self, batch: Batch) -> None:
-        """The next changes."""
-        self.seen = batch.revision
-        self._batches.append(batch)
-        self._events += len(batch.events)
-        if self._events > BACKLOG_MAX:
-            self.end(Gap(f"{self._events} events were not read in time"))
-        else:
-            self._wake()
-
-    def end(self, problem: Exception, *, at_server: bool = False) -> None:
-        """Let the reader find the problem next, not after batches that it no longer explains."""
-        self._session.forget(self, at_server=at_server)
-        self._batches.clear()
-        if self._problem is None:
-            self._problem = problem
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def ended(self) -> None:
+        """The server must hear of it, unless it was it that said so."""
+        self._session.forget(self)
 
 
 def local_host(link: Link, welcome: Welcome, endpoint: Endpoint) -> str:

@@ -6,6 +6,9 @@ driver is `Hello`; the server answers `Welcome`, or says why not with `Rejected`
 run on one engine instance from then on, so no later frame needs to say which. Requests carry a number, which the answer
 repeats; what a watch has to tell carries the watch's number.
 
+Where there is a shared secret, it is proven before the hello: the driver begins with `Challenge`, which the server answers with
+its own; the driver sends `Proof` and, in the same breath, its hello; the server answers with its `Proof` and the welcome.
+
 Everything is decoded strictly and into known types only. Whatever does not fit ends the connection with a sentence.
 """
 
@@ -28,6 +31,10 @@ FRAME_MAX = 16 * 1024 * 1024
 HELLO_MAX = 64 * 1024
 """What a stranger may make us keep: enough for every honest greeting."""
 KEY_MAX = 2048
+CHALLENGE_MAX = 4 * 1024
+"""The same, of one that has to prove itself first. An honest hello would fit too, and then gets its sentence."""
+NONCE = 32
+"""Bytes of a number that is never used again, and of a proof."""
 LEASES_MAX = 64
 """Presences that one session can bring back; a member has one."""
 
@@ -37,10 +44,26 @@ _BUFFER = 64 * 1024
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE, max_length=NONCE)]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Anything that is sent."""
+
+
+# ---- from both
+
+
+class Challenge(Frame, frozen=True, tag=11):
+    """Prove that you know the secret, for this number."""
+
+    nonce: Nonce
+
+
+class Proof(Frame, frozen=True, tag=12):
+    """I do."""
+
+    proof: Nonce
 
 
 # ---- from the driver
@@ -148,6 +171,8 @@ class Rejected(Frame, frozen=True, tag=2):
     text: Annotated[str, msgspec.Meta(max_length=8192)]
     passing: bool = False
     """It will soon be otherwise, so nobody need be troubled with it."""
+    untrusted: bool = False
+    """It will never be otherwise: one of the two sides has to be told something else."""
 
 
 class Done(Frame, frozen=True, tag=3):
@@ -213,9 +238,13 @@ Answer = Done | Granted | Ok | Ended | Refused | Full | News | Missed | Rejected
 # ---- bytes
 
 _encoder = msgspec.msgpack.Encoder()
+first_decoder = msgspec.msgpack.Decoder(Challenge | Hello)
+proof_decoder = msgspec.msgpack.Decoder(Proof)
 hello_decoder = msgspec.msgpack.Decoder(Hello)
 request_decoder = msgspec.msgpack.Decoder(Request)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome | Rejected)
+challenge_decoder = msgspec.msgpack.Decoder(Challenge | Rejected)
+proven_decoder = msgspec.msgpack.Decoder(Proof | Rejected)
 answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 
@@ -260,7 +289,7 @@ def describe(data: bytes) -> str:
     if start.startswith(b"SSH-"):
         return "an SSH server answers there, not an rdzv server"
     if start[:1] in {b"\x15", b"\x16"} and start[1:2] == b"\x03":
-        return "it speaks TLS, and this side does not"
+        return "it speaks TLS, and this side does not: give both the same tls settings"
     return f"it does not speak rdzv: its first bytes are {start!r}"
 
 
@@ -299,6 +328,14 @@ class Framed(asyncio.BufferedProtocol):
 
     def violated(self, problem: str, start: bytes = b"") -> None:
         """What came is not ours; `start` are the first bytes, if not even the greeting was. Must end the connection."""
+        raise NotImplementedError
+
+    def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
+        """It does not speak TLS as it should; `start` are its first bytes. Must end the connection."""
+        raise NotImplementedError
+
+    def insecure(self, problem: str, untrusted: bool) -> None:
+        """TLS failed; `untrusted`: because one side does not trust the other. Must end the connection."""
         raise NotImplementedError
 
     # ---- asyncio's side

@@ -29,9 +29,12 @@ from .frames import Hello, Welcome
 from .limits import Limits
 from .place import is_here
 from .server import Server
+from .trust import Trust
 
 STAY_S = 60.0
 """How long who serves stays for the others when it could go."""
+AT_ONCE_S = 2.0
+"""Those who end together are gone by then; whoever waits for longer is told for whom."""
 
 _users: dict[Server, set[HostingDriver]] = {}
 """The servers that serve in this process, and which drivers here use them. All of one server are in one loop."""
@@ -52,6 +55,7 @@ class HostingDriver(RemoteDriver):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         stay_s: float = STAY_S,
         limits: Limits | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """`stay_s`: how long `close` waits for others that are still connected to the server hosted here."""
         super().__init__(
@@ -60,6 +64,7 @@ class HostingDriver(RemoteDriver):
             linger_s=linger_s,
             read_timeout_s=read_timeout_s,
             connect_timeout_s=connect_timeout_s,
+            trust=trust,
         )
         self.server: Server | None = None
         """The one hosted here, once there is one."""
@@ -88,16 +93,23 @@ class HostingDriver(RemoteDriver):
                 await server.stop()
 
     async def _stop(self, server: Server) -> None:
+        telling = asyncio.get_running_loop().call_later(AT_ONCE_S, self._tell_why_it_stays, server)
         try:
-            if server.peers:
-                logger.info("serving on for at most %g s, for %s connections", self._stay_s, len(server.peers))
             if not await server.drained(self._stay_s):
                 logger.warning(
                     "stopped serving run %r at %s after %g s, although %s connections were left",
                     self.run_id, self.endpoint, self._stay_s, len(server.peers),
                 )  # fmt: skip
         finally:
+            telling.cancel()
             await server.stop()
+
+    def _tell_why_it_stays(self, server: Server) -> None:
+        logger.warning(
+            "this process serves run %r and stays until the others have left (connections: %s), for at most %g s: "
+            "whoever ends it now ends the server too",
+            self.run_id, len(server.peers), self._stay_s,
+        )  # fmt: skip
 
     # ---- dialling
 
@@ -151,6 +163,8 @@ class HostingDriver(RemoteDriver):
             return
         if self._closed or self._is_host is False or self._stands_alone:
             raise nobody
+        if self.trust.certificates is not None and not self.trust.certificates.can_serve:
+            raise DialFailed(f"{nobody.problem}; this node cannot serve, because it has no tls_cert", answered=False)
         server = self.server
         if server is None:
             if not self._is_host and not self.named.is_one_machine:
@@ -183,7 +197,12 @@ class HostingDriver(RemoteDriver):
     async def _start(self, nobody: DialFailed) -> Server:
         host, port = self._to_bind()
         server = Server(
-            (host, port), run_id=self.run_id, linger_s=self.linger_s, limits=self._limits, is_open=False
+            (host, port),
+            run_id=self.run_id,
+            linger_s=self.linger_s,
+            limits=self._limits,
+            is_open=False,
+            trust=self.trust,
         )
         try:
             await server.start()
@@ -221,6 +240,8 @@ class HostingDriver(RemoteDriver):
             hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
             link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
         except DialFailed as failed:
+            if failed.untrusted:
+                raise  # If it is our own server, nobody else would trust it either.
             return failed.problem if failed.answered else ""
         link.close()
         return welcome.server

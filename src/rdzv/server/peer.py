@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..drivers.base import Batch, Gap, LeaseGone
 from ..errors import LimitExceeded
+from ..secret import Secret
 from .frames import (
+    CHALLENGE_MAX,
     HELLO_MAX,
+    MAGIC,
     PREAMBLE,
     VERSION,
     Bye,
+    Challenge,
     Done,
     Ended,
     Frame,
@@ -26,9 +30,11 @@ from .frames import (
     Full,
     Grant,
     Granted,
+    Hello,
     Missed,
     Ok,
     Ping,
+    Proof,
     Refused,
     Rejected,
     Renew,
@@ -37,13 +43,26 @@ from .frames import (
     Unwatch,
     Watch,
     decode,
+    describe,
     encode,
+    first_decoder,
     hello_decoder,
+    proof_decoder,
     request_decoder,
 )
 from .limits import logger
 from .place import plain
 from .runs import Run, check_key
+from .trust import (
+    DIFFERENT_SECRETS,
+    DRIVER,
+    ONLY_MEMBER_HAS_ONE,
+    ONLY_SERVER_HAS_ONE,
+    ONLY_SERVER_HAS_TLS,
+    SERVER,
+    Handshake,
+    new_nonce,
+)
 
 if TYPE_CHECKING:
     from .server import Server
@@ -62,13 +81,16 @@ class Peer(Framed):
     """Whoever is at the other end."""
 
     __slots__ = (
-        "_backlog", "_cut", "_server", "_targets", "_watches", "attempt", "heard_s", "leases", "linger_s", "run",
-        "said_bye", "session", "slow_s",
+        "_backlog", "_cut", "_handshake", "_server", "_targets", "_watches", "attempt", "heard_s", "is_proven", "leases",
+        "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
-        super().__init__(HELLO_MAX)
+        self.is_proven = server.trust.secret is None
+        """It knows the secret, or there is none."""
+        super().__init__(HELLO_MAX if self.is_proven else CHALLENGE_MAX)
         self._server = server
+        self._handshake: Handshake | None = None
         self.run: Run | None = None
         self.session = ""
         self.attempt = 0
@@ -90,6 +112,11 @@ class Peer(Framed):
         name = self.transport.get_extra_info("peername")
         return plain(name[0]) if name else "unknown"
 
+    @property
+    def may_be_there(self) -> bool:
+        """Not if all its leases have ended: its host went without hanging up, or it is cut off and would have to join anew."""
+        return self.run is None or not self.leases or any(lease in self.run.engine.leases for lease in self.leases)
+
     # ---- its life
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,9 +136,9 @@ class Peer(Framed):
         """Nothing more will come, and nobody will read."""
         self.transport.abort()
 
-    def reject(self, text: str, *, passing: bool = False) -> None:
+    def reject(self, text: str, *, passing: bool = False, untrusted: bool = False) -> None:
         """Say why, and hang up. What it has not read of earlier answers, it may still read."""
-        rejected = encode(Rejected(text[:8000], passing))
+        rejected = encode(Rejected(text[:8000], passing, untrusted))
         self.send(rejected if self._greeted else PREAMBLE + rejected)
         self.transport.close()
 
@@ -124,6 +151,23 @@ class Peer(Framed):
             self.transport.close()
         else:
             self.reject(problem)
+
+    def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
+        """One of ours without TLS, or a stranger. It is answered in the clear, since it would not understand else."""
+        self.transport = transport
+        if MAGIC.startswith(start[: len(MAGIC)]):
+            self._distrust(ONLY_SERVER_HAS_TLS)
+        else:
+            self.violated(describe(start), start)
+
+    def insecure(self, problem: str, untrusted: bool) -> None:  # noqa: ARG002
+        """TLS has told it already."""
+        self._server.complain(self.host, problem)
+        self.transport.close()
+
+    def _distrust(self, problem: str) -> None:
+        self._server.complain(self.host, problem)
+        self.reject(problem, untrusted=True)
 
     def greeted(self) -> None:
         """It speaks our language."""
@@ -158,11 +202,11 @@ class Peer(Framed):
     def frame_received(self, payload: memoryview) -> None:
         """Requests are done at once, one after the other."""
         server = self._server
-        self.heard_s = server.awake_s
         run = self.run
         if run is None:
-            server.hello(self, decode(hello_decoder, payload))
+            self._introduced(payload)
             return
+        self.heard_s = server.awake_s
         request = decode(request_decoder, payload)
         run.hear(server.now())
         handler: Callable[[Peer, Run, Any], Frame | None] = _HANDLERS[type(request)]
@@ -180,6 +224,33 @@ class Peer(Framed):
             return
         if answer is not None:
             self._answer(answer)
+
+    def _introduced(self, payload: memoryview) -> None:
+        """Before it is in: the secret if there is one, then the hello. A stranger's time is not prolonged by its words."""
+        secret, handshake = self._server.trust.secret, self._handshake
+        if secret is None or self.is_proven:
+            first: Challenge | Hello = decode(first_decoder if secret is None else hello_decoder, payload)
+            if isinstance(first, Hello):
+                self._server.hello(self, first)
+            else:
+                self._distrust(ONLY_MEMBER_HAS_ONE)
+        elif handshake is None:
+            self._challenged(secret, decode(first_decoder, payload))
+        elif handshake.holds(DRIVER, decode(proof_decoder, payload).proof):
+            self.is_proven = True
+            self._handshake = None
+            self.frame_max = HELLO_MAX
+            self.send(encode(Proof(handshake.proof(SERVER))))
+        else:
+            self._distrust(DIFFERENT_SECRETS)
+
+    def _challenged(self, secret: Secret, first: Challenge | Hello) -> None:
+        if isinstance(first, Hello):
+            self._distrust(ONLY_SERVER_HAS_ONE)
+            return
+        own = new_nonce()
+        self._handshake = Handshake(secret, first.nonce, own, self.transport.get_extra_info("binding", b""))
+        self.send(encode(Challenge(own)))
 
     def _answer(self, answer: Frame) -> None:
         try:

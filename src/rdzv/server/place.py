@@ -111,6 +111,11 @@ def plain(address: str) -> str:
     return str(mapped or ip)
 
 
+def is_loopback(address: str) -> bool:
+    """Only this machine reaches it."""
+    return ipaddress.ip_address(plain(address)).is_loopback
+
+
 def can_be_told(address: str) -> bool:
     """Others can use it: link-local addresses mean something else on every host, and loopback means everybody."""
     try:

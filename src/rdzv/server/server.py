@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from functools import partial
 
 from ..drivers.base import Batch
 from ..drivers.forked import let_go_in_children
@@ -17,8 +16,10 @@ from .clock import Clock
 from .frames import Hello, Welcome, encode, encode_batch, encode_news
 from .limits import DESCRIPTORS_SPARED, Complaints, Limits, logger, raise_nofile
 from .peer import LINGER_MAX_S, Peer
-from .place import BACKLOG, can_be_told, listen, place_of, plain
+from .place import BACKLOG, can_be_told, is_loopback, listen, place_of, plain
 from .runs import Run
+from .tls import Channel
+from .trust import Trust
 
 LINGER_S = 1.0
 SWEEP_S = 1.0
@@ -39,15 +40,17 @@ class Server:
         linger_s: float = LINGER_S,
         limits: Limits | None = None,
         is_open: bool = True,
+        trust: Trust | None = None,
     ) -> None:
         """`bind`: host ('' for all interfaces) and port (0 for any). `run_id`: serve that run only ('' for all).
 
-        A server that is not open answers probes only, until `admit`.
+        A server that is not open answers probes only, until `admit`. `trust`: what members must prove; None: nothing.
         """
         self.bind = bind
         self.only_run = run_id
         self.linger_s = linger_s
         self.limits = limits or Limits()
+        self.trust = trust or Trust()
         self.id = secrets.token_hex(8)
         self.place = ""
         self.port = 0
@@ -94,7 +97,7 @@ class Server:
         loop = self.loop = asyncio.get_running_loop()
         try:
             for one in sockets:
-                self._listeners.append(await loop.create_server(partial(Peer, self), sock=one, backlog=BACKLOG))
+                self._listeners.append(await loop.create_server(self._accept, sock=one, backlog=BACKLOG))
         except BaseException:
             self._clock.stop()
             self._listeners.clear()
@@ -104,10 +107,23 @@ class Server:
             raise
         shown = f"run {self.only_run!r}" if self.only_run else "all runs"
         logger.info("serving %s at %s:%s (server %s)", shown, host or "*", self.port, self.id)
+        self._is_reachable = not all(is_loopback(one.getsockname()[0]) for one in sockets)
+        if self.is_open:
+            self.admit()
+
+    def _accept(self) -> asyncio.BufferedProtocol:
+        peer, certificates = Peer(self), self.trust.certificates
+        return peer if certificates is None else Channel(peer, certificates)
 
     def admit(self) -> None:
         """Serve; before, only probes were answered."""
         self.is_open = True
+        if self._is_reachable and not self.trust.knows_members:
+            logger.warning(
+                "anybody who reaches port %s of this machine can take part in its runs: give server and members a secret "
+                "(RDZV_TOKEN or token_file)",
+                self.port,
+            )
 
     async def stop(self) -> None:
         """Say so to all, and end. What the engines hold is gone. Stopping twice is harmless."""
@@ -118,7 +134,8 @@ class Server:
         self._listeners.clear()
         self._clock.stop()
         for peer in tuple(self.peers):
-            peer.reject(f"the server at {self.place} has been stopped", passing=True)
+            where = f" at {self.place}" if peer.run is not None else ""  # Which is no stranger's business.
+            peer.reject(f"the server{where} has been stopped", passing=True)
         deadline = self.now() + STOP_S
         while self.peers and await self._moves(deadline - self.now()):
             pass
@@ -133,9 +150,10 @@ class Server:
         deadline = self.now() + timeout_s
         while True:
             left_s = deadline - self.now()
-            if self.peers:
-                if not await self._moves(left_s):
+            if any(peer.may_be_there for peer in self.peers):
+                if left_s <= 0:
                     return False
+                await self._moves(min(left_s, self.linger_s))  # In slices: a lease that ends moves nobody.
             elif not any(run.presences for run in self.runs.values()) or not await self._moves(min(left_s, self.linger_s)):
                 return True
 
@@ -160,7 +178,15 @@ class Server:
         self._moved.set()
         self.peers.add(peer)
         self._strangers[peer] = None
-        if len(self.peers) > self._connections_max:
+        if len(self.peers) <= self._connections_max:
+            return
+        oldest = next(iter(self._strangers))
+        if oldest is not peer:
+            # Strangers may not keep members out by their number: whoever is one of ours says so sooner than they are replaced.
+            self._strangers.pop(oldest)
+            self._drop(oldest, "it connected and did not say hello before this server was full")
+            oldest.transport.abort()
+        else:
             text = f"this server has {self._connections_max} connections, which is all it can have"
             self.complain(peer.host, text)
             peer.reject(text)
@@ -182,6 +208,7 @@ class Server:
             peer.transport.close()
             return
         self._strangers.pop(peer, None)
+        peer.heard_s = self.awake_s
         now = self.now()
         run = self.runs.get(hello.run)
         if run is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
 
 from ..drivers.base import Batch, Compare, EngineReset, Operation, Outcome
+from ..drivers.inbox import Inbox
 from ..errors import Unreachable
 from ..machine import sleep
 from .machines import SimMachine
@@ -223,49 +223,15 @@ class SimSession:
             self._connection.tell("unwatch", watch.number)
 
 
-class SimWatch:
-    """What a session's `watch` gives. For one reader."""
+class SimWatch(Inbox):
+    """A watch that a new connection can be told to go on with."""
 
     def __init__(self, session: SimSession, number: int, targets: tuple[str, ...], since: int) -> None:
+        super().__init__(since)
         self.number = number
         self.targets = targets
-        self.seen = since
-        """Up to where a new connection need not tell again."""
         self._session = session
-        self._batches: deque[Batch] = deque()
-        self._problem: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
 
-    def __aiter__(self) -> SimWatch:
-        return self
-
-    async def __anext__(self) -> Batch:
-        while True:
-            if self._problem is not None:
-                raise self._problem
-            if self._batches:
-                return self._batches.popleft()
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    async def aclose(self) -> None:
-        """No more batches. Closing twice is harmless."""
-        self.end(StopAsyncIteration())
-
-    def deliver(self, batch: Batch) -> None:
-        """The next changes."""
-        self.seen = batch.revision
-        self._batches.append(batch)
-        self._wake()
-
-    def end(self, problem: Exception) -> None:
-        """Let the reader find the problem next, not after batches that it no longer explains."""
+    def ended(self) -> None:
+        """The server must hear of it."""
         self._session.forget(self)
-        self._batches.clear()
-        if self._problem is None:
-            self._problem = problem
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)

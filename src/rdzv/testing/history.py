@@ -72,7 +72,7 @@ class Given(Observation, frozen=True, kw_only=True):
 
     def tell(self) -> str:
         """Round, rank and table; the rest follows from the table if G1 holds."""
-        era = f"{self.era.level}.{self.era.instance[:4]}"
+        era = f"{self.era.level}.{self.era.id[:4]}"
         return f"{self.member} round {era}/{self.number} rank {self.rank} of {self.size} table {self.table} {self.boot}"
 
 

@@ -217,6 +217,8 @@ class G7Cause(Checker):
         self._took: dict[str, set[str]] = {}
         """By table: machines that were given it."""
         self._useful_at: dict[str, float] = {}
+        self._done_at: dict[str, float] = {}
+        """By table: when the first of its members was done."""
 
     def before(self, commit: Commit, state: State) -> None:
         """A growth must be worth its price."""
@@ -230,11 +232,13 @@ class G7Cause(Checker):
             return
         if commit.at - self._useful_at.get(state.instance, -10.0) > _IN_FLIGHT_S or settings.grow == "never":
             self.say(commit.at, f"round {head.number} was broken for newcomers that it has no use for")
-        if state.some_done:
+        if commit.at - self._done_at.get(head.table, commit.at) > _IN_FLIGHT_S:
             self.say(commit.at, f"round {head.number} was broken for newcomers when some were done already")
 
     def after(self, commit: Commit, state: State) -> None:
-        """Remember who is in which table."""
+        """Remember who is in which table, and since when somebody of it is done."""
+        if state.head is not None and state.some_done:
+            self._done_at.setdefault(state.head.table, commit.at)
         head = _new_head(commit, state)
         if head is not None and head.cause is not None and head.cause.kind is Why.GROWTH:
             self._grown.add(head.table)

@@ -165,9 +165,10 @@ class State:
             return None
         if self.stragglers:
             return "evict stragglers", settings.regroup + settings.last_call
-        told = any(one.record.holds or one.record.heard for one in self.members.values())
         if count >= self.size_of(settings.max_nodes):
-            return "seal: full", 3.0 if told and head is None else 0.0
+            told = any(one.record.holds or one.record.heard for one in self.members.values())
+            # Two debts, each with its own time: until somebody has begun again, and from then on.
+            return ("go on: full", 3.0) if told and head is None else ("seal: full", 0.0)
         if head is not None and head.call is Call.REGROUP:
             return "seal: regrouped", settings.replace_wait
         return "seal: last call", settings.last_call + 3.0

@@ -62,8 +62,8 @@ _GIVEN_OTHERWISE = {
     "max_nodes": "--nnodes",
     "local_addr": "--local-addr",
 }
-KEYS = (*(name for name in TABLE if name not in {*_GIVEN_OTHERWISE, "info"}), *SAME, *TORCH, *OWN)
-"""Everything that may be in `--rdzv-conf`. `info` is no text, so it is for Python only."""
+KEYS = (*(name for name in TABLE if name not in {*_GIVEN_OTHERWISE, "info", "token"}), *SAME, *TORCH, *OWN)
+"""Everything that may be in `--rdzv-conf`. `info` is no text, and `token` would be logged by torch."""
 
 _ELSEWHERE = {
     "store_type": "the endpoint says it: 'host:port', or 'file:///path' for a file that all nodes see",

@@ -175,7 +175,7 @@ class Handler(RendezvousHandler):
             return change.reason
         if self._given_up:
             return self._given_up
-        return "the first round" if self._world is None else "workers of this node have failed"
+        return "this node came to join" if self._world is None else "workers of this node have failed"
 
     def _join(self) -> World:
         while True:

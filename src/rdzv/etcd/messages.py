@@ -1,0 +1,342 @@
+"""etcd's messages, those that we send and read. Numbers are those of etcd's `rpc.proto` and `kv.proto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import msgspec
+
+from .proto import block, fields, number, signed, some, varint
+
+REQUEST_MAX = 1024 * 1024 * 3 // 2
+"""Bytes: what etcd takes unless it was told otherwise (--max-request-bytes)."""
+OPERATIONS_MAX = 128
+"""Per branch of a transaction, and as many compares (--max-txn-ops)."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """Who answered, and how far the store was."""
+
+    cluster: int = 0
+    member: int = 0
+    revision: int = 0
+    term: int = 0
+
+
+class KeyValue(msgspec.Struct, frozen=True, gc=False):
+    """A key as it was at one revision. A deleted one has its name and the revision it was deleted at."""
+
+    key: bytes
+    value: bytes = b""
+    created: int = 0
+    modified: int = 0
+    lease: int = 0
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """What a watch tells of one key."""
+
+    deleted: bool
+    kv: KeyValue
+
+
+# ---- what is asked for
+
+
+class Sort(IntEnum):
+    """By what a range is sorted."""
+
+    KEY = 0
+    CREATED = 2
+    MODIFIED = 3
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Read keys. `end` is the first key that is not meant; empty: the one key only."""
+
+    key: bytes
+    end: bytes = b""
+    limit: int = 0
+    revision: int = 0
+    sort: Sort = Sort.KEY
+    descending: bool = False
+    serializable: bool = False
+    keys_only: bool = False
+    count_only: bool = False
+    created_min: int = 0
+    created_max: int = 0
+
+    def encode(self) -> bytes:
+        """As a RangeRequest."""
+        order = 2 if self.descending else int(self.sort is not Sort.KEY)
+        numbers = (
+            (3, self.limit), (4, self.revision), (5, order), (6, self.sort), (7, self.serializable), (8, self.keys_only),
+            (9, self.count_only), (12, self.created_min), (13, self.created_max),
+        )  # fmt: skip
+        return some(1, self.key) + some(2, self.end) + b"".join([number(*one) for one in numbers if one[1]])
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Write a key."""
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+    def encode(self) -> bytes:
+        """As a PutRequest."""
+        return some(1, self.key) + some(2, self.value) + number(3, self.lease)
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Delete a key, or all up to `end`."""
+
+    key: bytes
+    end: bytes = b""
+
+    def encode(self) -> bytes:
+        """As a DeleteRangeRequest."""
+        return some(1, self.key) + some(2, self.end)
+
+
+Request = Range | Put | Delete
+_REQUEST_FIELD: dict[type[Request], int] = {Range: 1, Put: 2, Delete: 3}
+
+
+class Target(IntEnum):
+    """Which of a key's revisions is compared; also the field its number stands in, less four."""
+
+    CREATED = 1
+    MODIFIED = 2
+
+
+class Compare(msgspec.Struct, frozen=True):
+    """The revision equals the one given, or (`less`) is below it; of every key up to `end`, if there is one."""
+
+    key: bytes
+    target: Target
+    revision: int
+    less: bool = False
+    end: bytes = b""
+
+    def encode(self) -> bytes:
+        """As a Compare."""
+        field = 4 + self.target
+        return b"".join((
+            number(1, 2 if self.less else 0), number(2, self.target), some(3, self.key),
+            varint(field << 3) + varint(self.revision), some(64, self.end),
+        ))  # fmt: skip
+
+
+def encode_txn(compares: Iterable[Compare], then: Iterable[Request], otherwise: Iterable[Request]) -> bytes:
+    """A TxnRequest."""
+    parts = [block(1, compare.encode()) for compare in compares]
+    for field, branch in ((2, then), (3, otherwise)):
+        parts += [block(field, block(_REQUEST_FIELD[type(one)], one.encode())) for one in branch]
+    return b"".join(parts)
+
+
+def encode_watch(watch: int, key: bytes, end: bytes, start: int) -> bytes:
+    """A WatchRequest that makes a watch, with a sign of life from time to time of how far it is."""
+    return block(1, some(1, key) + some(2, end) + number(3, start) + number(4, 1) + number(7, watch))
+
+
+def encode_unwatch(watch: int) -> bytes:
+    """A WatchRequest that ends a watch."""
+    return block(2, number(1, watch))
+
+
+def encode_lease(lease: int, ttl_s: int = 0) -> bytes:
+    """A LeaseGrantRequest; without a time, any other request that only names a lease."""
+    return number(1, ttl_s) + number(2, lease) if ttl_s else number(1, lease)
+
+
+def encode_login(name: str, password: str) -> bytes:
+    """An AuthenticateRequest."""
+    return some(1, name.encode()) + some(2, password.encode())
+
+
+def encode_compaction(revision: int) -> bytes:
+    """A CompactionRequest that answers when it is done."""
+    return number(1, revision) + number(2, 1)
+
+
+# ---- what is answered
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What one operation of a transaction, or a range by itself, answered. `count`: also of those beyond the limit."""
+
+    items: tuple[KeyValue, ...] = ()
+    count: int = 0
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A transaction's answer."""
+
+    header: Header
+    succeeded: bool
+    found: tuple[Found, ...]
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A lease and the time it has left, in seconds; at most 0: it has ended."""
+
+    header: Header
+    id: int
+    ttl_s: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A member of the cluster about itself. `leader` is 0 if it knows of none."""
+
+    header: Header
+    version: str
+    leader: int
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a watch stream says."""
+
+    header: Header
+    watch: int
+    changes: tuple[Change, ...] = ()
+    created: bool = False
+    canceled: bool = False
+    compacted: int = 0
+    reason: str = ""
+
+
+def decode_header(data: bytes) -> Header:
+    """The header of any answer, which is always its first field."""
+    for field, _, part in fields(data):
+        return _header(part) if field == 1 else Header()
+    return Header()
+
+
+def decode_range(data: bytes) -> tuple[Header, Found]:
+    """A RangeResponse."""
+    return decode_header(data), _found(data)
+
+
+def decode_txn(data: bytes) -> Done:
+    """A TxnResponse."""
+    header, succeeded, found = Header(), False, []
+    for field, value, part in fields(data):
+        if field == 1:
+            header = _header(part)
+        elif field == 2:
+            succeeded = bool(value)
+        elif field == 3:
+            found.append(_response(part))
+    return Done(header, succeeded, tuple(found))
+
+
+def decode_lease(data: bytes) -> Lease:
+    """The answer to a grant, a renewal or a question for the time left."""
+    header, lease, ttl_s = Header(), 0, 0
+    for field, value, part in fields(data):
+        if field == 1:
+            header = _header(part)
+        elif field == 2:
+            lease = signed(value)
+        elif field == 3:
+            ttl_s = signed(value)
+    return Lease(header, lease, ttl_s)
+
+
+def decode_status(data: bytes) -> Status:
+    """A StatusResponse."""
+    header, version, leader = Header(), "", 0
+    for field, value, part in fields(data):
+        if field == 1:
+            header = _header(part)
+        elif field == 2:
+            version = part.decode(errors="replace")
+        elif field == 4:
+            leader = value
+    return Status(header, version, leader)
+
+
+def decode_login(data: bytes) -> str:
+    """The token of an AuthenticateResponse."""
+    return next((part.decode() for field, _, part in fields(data) if field == 2), "")
+
+
+def decode_watch(data: bytes) -> Told:
+    """A WatchResponse."""
+    header, watch, compacted, reason = Header(), 0, 0, ""
+    created = canceled = False
+    changes = []
+    for field, value, part in fields(data):
+        if field == 11:
+            changes.append(_change(part))
+        elif field == 1:
+            header = _header(part)
+        elif field == 2:
+            watch = signed(value)
+        elif field == 3:
+            created = bool(value)
+        elif field == 4:
+            canceled = bool(value)
+        elif field == 5:
+            compacted = value
+        elif field == 6:
+            reason = part.decode(errors="replace")
+    return Told(header, watch, tuple(changes), created, canceled, compacted, reason)
+
+
+def _header(data: bytes) -> Header:
+    values = {field: value for field, value, _ in fields(data)}
+    return Header(values.get(1, 0), values.get(2, 0), values.get(3, 0), values.get(4, 0))
+
+
+def _key_value(data: bytes) -> KeyValue:
+    key = content = b""
+    created = modified = lease = 0
+    for field, value, part in fields(data):
+        if field == 1:
+            key = part
+        elif field == 2:
+            created = value
+        elif field == 3:
+            modified = value
+        elif field == 5:
+            content = part
+        elif field == 6:
+            lease = signed(value)
+    return KeyValue(key, content, created, modified, lease)
+
+
+def _change(data: bytes) -> Change:
+    deleted, kv = False, KeyValue(b"")
+    for field, value, part in fields(data):
+        if field == 1:
+            deleted = bool(value)
+        elif field == 2:
+            kv = _key_value(part)
+    return Change(deleted, kv)
+
+
+def _response(data: bytes) -> Found:
+    for field, _, part in fields(data):
+        if field == 1:
+            return _found(part)
+    return Found()
+
+
+def _found(data: bytes) -> Found:
+    items, count = [], 0
+    for field, value, part in fields(data):
+        if field == 2:
+            items.append(_key_value(part))
+        elif field == 4:
+            count = value
+    return Found(tuple(items), count)
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key behind all that begin so; for an empty prefix the end of everything."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"

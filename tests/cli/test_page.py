@@ -1,0 +1,109 @@
+"""docs/cli.md and the commands agree: options, defaults, lines, variables and exit codes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+
+import rdzv
+from rdzv.bootstrap import Bootstrap
+from rdzv.cli.codes import Code
+from rdzv.cli.main import app
+from rdzv.cli.say import Voice
+from rdzv.core.model import Era, Phase
+from rdzv.core.told import Change, Kind
+from rdzv.notices import Notice
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+GROUP = typer.main.get_command(app)
+COMMANDS = sorted(GROUP.commands)
+
+
+def section(title):
+    """From its heading to the next one of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^\1 |^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[2]
+
+
+def rows(text, heading):
+    """The rows of the table whose first column has that heading, as lists of cells."""
+    found = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in found[1].splitlines()] if found else []
+
+
+def words(cell):
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def test_every_command_is_listed_and_has_a_section():
+    assert sorted(re.findall(r"^## rdzv (\w+)$", PAGE, re.MULTILINE)) == COMMANDS
+    assert sorted(re.search(r"rdzv (\w+)", row[0])[1] for row in rows(PAGE, "command")) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained_and_every_option_explained_exists(name):
+    shared = {word for row in rows(section("Options that several commands share"), "option") for word in words(row[0])}
+    own = {word: row[1] for row in rows(section(f"rdzv {name}"), "option") for word in words(row[0])}
+    has = {}
+    for parameter in GROUP.commands[name].params:
+        for flag in parameter.opts if parameter.param_type_name == "option" else ["ENDPOINT"]:
+            has[flag] = parameter.default
+    assert set(own) <= set(has)
+    assert set(has) - set(own) <= shared
+    for flag, shown in own.items():
+        default = has[flag]
+        expected = "off" if default is False else f"{default:g}" if isinstance(default, float | int) else f"`{default}`"
+        assert shown == expected, flag
+
+
+def test_the_options_of_the_command_itself_are_named():
+    named = words(section("Options that several commands share"))
+    for parameter in GROUP.params:
+        for flag in parameter.opts:
+            assert any(flag in word.split() for word in named), flag
+
+
+def test_the_exit_codes_are_those_of_the_code():
+    shown = [(int(code), words(name)) for code, name, _ in rows(section("Exit codes"), "code")]
+    assert shown == [(code.value, {code.name}) for code in Code]
+
+
+class FakeWorld:
+    """What a line needs of one."""
+
+    run_id = incarnation = digest = "x"
+    era, round, rank, size, bootstrap = Era(1, "e"), 1, 0, 2, Bootstrap("h", 1)
+
+
+def test_the_lines_have_the_fields_that_are_shown(capsys):
+    voice = Voice(as_json=True)
+    voice.world(FakeWorld())
+    voice.changed(1, Change(Kind.ROUND, "x"))
+    voice.notice(Notice("sealed", "run", 1, "m", "x"))
+    printed = {}
+    for line in capsys.readouterr().out.splitlines():
+        said = msgspec.json.decode(line)
+        printed[said["event"]] = set(said) - {"event"}
+    shown = {row[0].strip("`"): words(row[2]) for row in rows(section("rdzv join"), "event")}
+    assert shown == printed
+
+
+def test_the_kinds_of_lines_are_all_explained():
+    changes, notices = re.split(r"^A `notice` has", section("Lines"), flags=re.MULTILINE)
+    assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in Kind}
+    sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in ("member.py", "notices.py"))
+    given = set(re.findall(r'(?:_notice|Notice)\(\s*"([a-z ]+)"', sources))
+    given |= {phase.value for phase in Phase if phase is not Phase.OPEN}
+    assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
+
+
+def test_the_variables_of_a_program_are_all_explained():
+    source = (Path(rdzv.__file__).parent / "cli" / "member.py").read_text()
+    given = set(re.findall(r'^ +"([A-Z_]+)": ', source, re.MULTILINE))
+    assert given
+    assert {word for row in rows(section("rdzv run"), "variable") for word in words(row[0])} == given
