@@ -40,7 +40,7 @@ def _etcd(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
-    """torch keeps one state there and polls it; an etcd can do more, so the run is kept in it as with `etcd-v3`."""
+    """Kept as with `etcd-v3`: torch has one state there and polls it, but an etcd can do more."""
     from ..conf import read_etcd  # noqa: PLC0415
     from ..handler import Handler  # noqa: PLC0415
 
