@@ -11,6 +11,7 @@ from party import LONG_S, QUICK, memory, run
 from rdzv import aio, errors
 from rdzv.aio import parting
 from rdzv.core.told import Kind
+from rdzv.drivers import choose
 
 
 def rendezvous(endpoint: str, slot: str = "", **options: object) -> aio.Rendezvous:
@@ -25,6 +26,21 @@ def test_a_wrong_setting_is_refused_when_the_object_is_made():
         rendezvous(memory(), last_cal=3)
     with pytest.raises(errors.SettingsError, match="min_nodes is 3 and max_nodes is 2"):
         rendezvous(memory(), min_nodes=3)
+
+
+def test_an_engine_that_needs_what_is_not_installed_says_how_to_get_it(monkeypatch):
+    def missing(_):
+        raise ModuleNotFoundError(name="torch.distributed")
+
+    monkeypatch.setattr(choose, "import_module", missing)
+    with pytest.raises(errors.SettingsError) as refused:
+        rendezvous("c10d://host")
+    assert str(refused.value) == (
+        "endpoint 'c10d://host:29400' needs torch, which is not installed: pip install 'rdzv[torch]'"
+    )
+    monkeypatch.setattr(choose, "import_module", lambda _: __import__("no_such_module"))
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        rendezvous("c10d://host")
 
 
 def test_the_engine_in_memory_has_no_options():

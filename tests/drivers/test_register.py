@@ -83,10 +83,9 @@ SOUND = first_document("instance", "writer")
         (encode(SOUND) + b"x", "it is damaged"),
         (MAGIC + b"x" * STATE_MAX, f"it has {STATE_MAX + len(MAGIC)} bytes, at most {STATE_MAX} are allowed"),
         ("text", "its backend gives str instead of bytes"),
-        (
-            encode(msgspec.structs.replace(SOUND, items=[("k", b"", 5, 4, 0)])),
-            "it is damaged: its parts do not agree",
-        ),
+        (encode(msgspec.structs.replace(SOUND, items=[("k", b"", 5, 4, 0)])), "damaged: its parts do not agree"),
+        (encode(msgspec.structs.replace(SOUND, log=[(1, "k", True)])), "damaged: its parts do not agree"),
+        (encode(msgspec.structs.replace(SOUND, log=[(9, "k", False)])), "damaged: its parts do not agree"),
     ],
 )
 def test_a_state_that_is_not_ours_is_refused_with_a_sentence(state, problem):

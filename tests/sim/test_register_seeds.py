@@ -16,7 +16,7 @@ from rdzv.testing.scenario import Trouble, draw
 from rdzv.testing.sim import check, main, simulate
 from rdzv.testing.stage import Stage
 
-SEEDS = int(os.environ.get("RDZV_REGISTER_SEEDS", "200"))
+SEEDS = int(os.environ.get("RDZV_REGISTER_SEEDS", "160"))
 CHUNK = 20
 REGRESSIONS = {
     25: "an answer came after the watch had shown what happened later in the same swap: a broken round was taken",

@@ -201,6 +201,14 @@ def test_our_registry_has_torchs_names_and_the_plug_ins():
     assert rendezvous_handler_registry is not torchs.rendezvous_handler_registry
 
 
+@pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
+def test_torchs_names_for_etcd_mean_an_etcd_v3(name):
+    pytest.importorskip("grpc", reason="grpcio is not installed: the extra `etcd` brings it")
+    handler = get_rendezvous_handler(params(name, "127.0.0.1:1", timeout=900, last_call_timeout=5))
+    assert handler.get_backend() == name
+    assert handler.shutdown()
+
+
 def test_a_broken_plug_in_does_not_break_the_others(monkeypatch, caplog):
     from rdzv.torchrun.rendezvous import api, registry
 

@@ -12,7 +12,8 @@ The semantics are a small subset of etcd v3's, because etcd's were proven by oth
   revision. It lasts at least its time to live; how much longer is the engine's affair, so nobody may conclude from a clock
   of its own that another's lease has ended.
 - A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes of one
-  transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing. Where an
+  transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing. A session
+  answers a call before its watches show what happened after it. Where an
   engine cannot (it has forgotten the revisions in between), it says so with `Gap` and the caller lists again.
 
 A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is another

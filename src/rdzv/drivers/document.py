@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -104,8 +105,11 @@ def _is_sound(document: Document) -> bool:
             return False
         last = item.created
     last = document.forgotten
+    written = {item.key: item.modified for item in document.items} if document.log else {}
     for logged in document.log:
         if not last <= logged.revision <= document.revision:
+            return False
+        if logged.item is True and written.get(logged.key) != logged.revision:
             return False
         last = logged.revision
     return True
@@ -120,15 +124,20 @@ class Draft:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.engine = Engine(document.instance, history_max=0)
-        self.engine.load(document.items, document.revision)
         self.leases = dict(document.leases)
-        for id, lease in document.leases.items():
-            self.engine.leases.adopt(id, lease.ttl_s)
+        self.changed = False
         self._changes: list[Batch] = []
         self._compacted = False
-        self.engine.observers.append(self._changes.append)
-        self.changed = False
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Loaded when it is needed: most swaps of a quiet run only count renewals."""
+        engine = Engine(self.document.instance, history_max=0)
+        engine.load(self.document.items, self.document.revision)
+        for id, lease in self.leases.items():
+            engine.leases.adopt(id, lease.ttl_s)
+        engine.observers.append(self._changes.append)
+        return engine
 
     def txn(
         self,
@@ -168,8 +177,8 @@ class Draft:
         lease = self.leases.get(id)
         if lease is None or (beats is not None and lease.beats != beats):
             return
-        del self.leases[id]
         self.engine.revoke(id)
+        del self.leases[id]
         self.changed = True
 
     def compact(self) -> None:
@@ -178,21 +187,25 @@ class Draft:
 
     def finish(self, writer: str) -> Document:
         """The document to offer. The draft goes on from it."""
-        engine, former = self.engine, self.document
-        log: list[_Logged] = []
-        if not self._compacted:
-            log += _superseded(former.log, former, engine)
+        former = self.document
+        items, log, revision = former.items, former.log, former.revision
+        if self._changes:
+            engine = self.engine
+            items, revision = list(engine.items()), engine.revision
+            log = [*_superseded(log, former, engine)]
             log += [_logged(event, engine) for batch in self._changes for event in batch.events]
             log = _trim(log)
+        if self._compacted:
+            log = []
         self.document = Document(
             instance=former.instance,
             serial=former.serial + 1,
             writer=writer,
-            revision=engine.revision,
-            items=list(engine.items()),
+            revision=revision,
+            items=items,
             leases=dict(self.leases),
             log=log,
-            forgotten=log[0].revision - 1 if log else engine.revision,
+            forgotten=log[0].revision - 1 if log else revision,
         )
         self._changes.clear()
         self.changed = self._compacted = False
@@ -217,9 +230,7 @@ def read_log(document: Document, since: int) -> tuple[Batch, ...]:
         if events and events[-1].revision != logged.revision:
             batches.append(Batch(events[-1].revision, tuple(events)))
             events = []
-        item = items.get(logged.key) if logged.item is True else logged.item or None
-        if logged.item is True and item is None:
-            raise Incompatible(_WHAT, f"it is damaged: {logged.key!r} is missing")
+        item = items[logged.key] if logged.item is True else logged.item or None
         events.append(Event(logged.key, logged.revision, item))
     batches.append(Batch(events[-1].revision, tuple(events)))
     return tuple(batches)

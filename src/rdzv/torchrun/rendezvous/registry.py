@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib import import_module
 from importlib.metadata import entry_points
 
 from .api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
@@ -35,15 +34,17 @@ def _c10d(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _etcd(params: RendezvousParameters) -> RendezvousHandler:
-    handler: RendezvousHandler = import_module(f"{__package__}.etcd_rendezvous").create_rdzv_handler(params)
-    return handler
+    from .etcd_rendezvous import create_rdzv_handler  # noqa: PLC0415
+
+    return create_rdzv_handler(params)
 
 
 def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
-    from .dynamic_rendezvous import create_handler  # noqa: PLC0415
+    """Kept as with `etcd-v3`: torch has one state there and polls it, but an etcd can do more."""
+    from ..conf import read_etcd  # noqa: PLC0415
+    from ..handler import Handler  # noqa: PLC0415
 
-    backend, store = import_module(f"{__package__}.etcd_rendezvous_backend").create_backend(params)
-    return create_handler(store, backend, params)
+    return Handler("etcd-v2", read_etcd(params))
 
 
 def _register() -> None:

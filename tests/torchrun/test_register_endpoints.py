@@ -1,0 +1,25 @@
+"""Stock torchrun agents whose run is kept in a register: torch's TCPStore, and a file."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+
+from agents import free_port
+
+
+@pytest.mark.parametrize("scheme", ["c10d", "file"])
+def test_torchrun_forms_loses_an_agent_and_finishes_on_a_register(scheme, job, tmp_path):
+    endpoint = f"c10d://127.0.0.1:{free_port()}" if scheme == "c10d" else f"file://{tmp_path}/state"
+    training = job("1:3", endpoint=endpoint, lease=2, last_call=1, settle=0.5, grow_every=0)
+    # The agent that serves the TCPStore is the first, and must live.
+    training.agent("a")
+    training.world("a", 1)
+    for node in "bc":
+        training.agent(node)
+    training.world("abc", 3)
+    killed_at = training.agents["c"].kill()
+    training.world("ab", 2, after=killed_at)
+    training.finish()
+    assert {node: training.agents[node].ends() for node in "ab"} == {"a": 0, "b": 0}, training.tell()
