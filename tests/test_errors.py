@@ -22,6 +22,7 @@ from rdzv.errors import (
     JoinTimeout,
     LeftAlready,
     LimitExceeded,
+    NotFound,
     NotJoined,
     RdzvError,
     RoundOver,
@@ -85,6 +86,7 @@ CASES = [
     ),
     (RoundOver(3, "node7 was lost"), "round 3 is over: node7 was lost; call join() for the next one"),
     (LeftAlready("job", "join()"), "join(): this member has left run 'job'; make a new Rendezvous to come back"),
+    (NotFound("job", "it has no member 'a'"), "run 'job': it has no member 'a'"),
     (NotJoined("job", "done"), "done: this member has not joined run 'job'; call join() first"),
     (
         ForkedChild("job", "join"),

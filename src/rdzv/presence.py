@@ -7,7 +7,7 @@ guarded writes a member makes for itself. Deciding is left to `core`; what a pre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -416,9 +416,17 @@ class Presence:
             if outcome.item(0) is None:
                 raise await self._why_gone()
 
-    def journal(self, head: Head, reason: str) -> Put:
+    def journal(self, head: Head, reason: str, came: Iterable[str] = (), gone: Iterable[str] = ()) -> Put:
         """The journal's line for a head write, to go into the same transaction."""
-        line = journal_line(head, self.record.name, reason)
+        line = journal_line(
+            head,
+            self.record.name,
+            reason,
+            came=came,
+            gone=gone,
+            lasted_s=self.sight.lasted_s(),
+            stamp=self.machine.stamp(),
+        )
         return Put(self.keys.journal_entry(head.seq), wire.encode(line), self.run_lease)
 
 

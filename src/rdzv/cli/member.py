@@ -13,7 +13,7 @@ from typing import Any
 from ..aio import Rendezvous
 from ..core.model import Phase
 from ..core.told import Change, Kind
-from ..errors import Evicted, RdzvError
+from ..errors import Closed, Evicted, RdzvError
 from ..notices import Notice
 from ..world import World
 from .codes import Code
@@ -73,7 +73,7 @@ async def join(make: Callable[[Callable[..., None]], Rendezvous], voice: Voice) 
                 if change is None:
                     break
                 if change.kind is Kind.CLOSED:
-                    return _say(change.reason, Code.CLOSED)
+                    return _say(f"{change.reason} [{Closed.code}]", Code.CLOSED)
                 voice.changed(world.round, change)
             except Evicted as evicted:
                 voice.changed(0, Change(Kind.EVICTED, evicted.reason))

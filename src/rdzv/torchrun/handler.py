@@ -204,9 +204,9 @@ class Handler(RendezvousHandler):
             if self._conf.spare_exit == "error" or (self._conf.spare_exit == "auto" and is_handled()):
                 raise RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
-        self._recorder.failed(str(error))
+        self._recorder.failed(error.with_code)
         kind = next(theirs for ours, theirs in _ERRORS if isinstance(error, ours))
-        raise kind(str(error)) from error
+        raise kind(error.with_code) from error
 
     # ---- what the agent's store asks
 
