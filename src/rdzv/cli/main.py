@@ -25,6 +25,7 @@ from ..settings import Settings
 from . import ask, look, member, options
 from .codes import Code, sentences
 from .demo import Demo
+from .doctor import doctor
 from .say import Voice
 
 PORT_MAX = 65535
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 
 
-for command in (look.status, look.watch, look.journal, ask.drain, ask.ban, ask.unban, ask.close, ask.adopt):
+for command in (look.status, look.watch, look.journal, ask.drain, ask.ban, ask.unban, ask.close, ask.adopt, doctor):
     app.command()(command)
 
 

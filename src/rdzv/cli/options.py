@@ -18,6 +18,7 @@ EndpointLast = Annotated[
 ]
 Host = Annotated[str, typer.Argument(help="as members call it; `rdzv status` shows the hosts")]
 RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run: members with one id meet")]
+AnyRunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="the run that will be joined, if it is known")]
 Nodes = Annotated[str, typer.Option("--nnodes", help="how many nodes: n, or min:max")]
 Conf = Annotated[
     list[str] | None,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rdzv import errors
+from rdzv import doctor, errors
+from rdzv.doctor import PROBLEMS
 from rdzv.errors import RdzvError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
-ENTRIES = re.findall(r"^### (RDZV-[EP]\d\d) (.+)\n\n(.+?)(?=\n\n##|\n\n<a|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+ENTRIES = re.findall(r"^### (RDZV-[EP]\d\d) ([^\n]+)\n\n(.+?)(?=\n\n##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RdzvError)]
 
 
@@ -17,6 +18,12 @@ def test_every_error_has_a_code_of_its_own_and_an_entry_under_it():
     named = {code: title for code, title, _ in ENTRIES if code.startswith("RDZV-E")}
     assert named == {kind.code: kind.__name__ for kind in KINDS}
     assert len({kind.code for kind in KINDS}) == len(KINDS)
+
+
+def test_every_problem_of_the_doctor_has_its_entry_and_is_raised_somewhere():
+    assert {code: title for code, title, _ in ENTRIES if code.startswith("RDZV-P")} == PROBLEMS
+    raised = re.findall(r'problem\("(RDZV-P\d\d)"', Path(doctor.__file__).read_text())
+    assert set(raised) == set(PROBLEMS)
 
 
 def test_no_code_is_explained_twice_and_no_entry_is_empty():
