@@ -40,6 +40,10 @@ CASES = [
         Unreachable("host:1", "connection refused", 12.3456, applied=False),
         "engine host:1 is unreachable after 12.3 s: connection refused",
     ),
+    (
+        Unreachable("host:1", "connection refused", remedy="start it"),
+        "engine host:1 is unreachable: connection refused; start it",
+    ),
     (Untrusted("host:1", "its certificate has expired"),
      "engine host:1 and this side do not trust each other: its certificate has expired"),
     (
@@ -50,6 +54,10 @@ CASES = [
     (
         JoinTimeout("job", 600.0, "1 of 2..4 nodes: waiting for 1 more", ["a3"], "min_nodes=2"),
         "run 'job' gave no world in 600 s: 1 of 2..4 nodes: waiting for 1 more (here: a3) [min_nodes=2]",
+    ),
+    (
+        JoinTimeout("job", 3.0, "why", ["a"], "min_nodes=2", "start the others"),
+        "run 'job' gave no world in 3 s: why (here: a) [min_nodes=2]; start the others",
     ),
     (JoinTimeout("job", 0.25, "why"), "run 'job' gave no world in 0.25 s: why (nobody is here)"),
     (

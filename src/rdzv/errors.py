@@ -71,17 +71,19 @@ class Unreachable(RdzvError, ConnectionError):
     code = "RDZV-E02"
 
     def __init__(
-        self, endpoint: str, problem: str, waited_s: float = 0.0, applied: bool | None = None
+        self, endpoint: str, problem: str, waited_s: float = 0.0, applied: bool | None = None, remedy: str = ""
     ) -> None:
-        super().__init__(endpoint, problem, waited_s, applied)
+        super().__init__(endpoint, problem, waited_s, applied, remedy)
         self.endpoint = endpoint
         self.problem = problem
         self.waited_s = waited_s
         self.applied = applied
+        self.remedy = remedy
 
     def __str__(self) -> str:
         tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
-        return f"engine {self.endpoint} is unreachable{tried}: {self.problem}"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"engine {self.endpoint} is unreachable{tried}: {self.problem}{remedy}"
 
 
 class Untrusted(RdzvError):
@@ -123,14 +125,21 @@ class JoinTimeout(RdzvError, TimeoutError):
     code = "RDZV-E05"
 
     def __init__(
-        self, run_id: str, waited_s: float, reason: str, present: Sequence[str] = (), settings: str = ""
+        self,
+        run_id: str,
+        waited_s: float,
+        reason: str,
+        present: Sequence[str] = (),
+        settings: str = "",
+        remedy: str = "",
     ) -> None:
-        super().__init__(run_id, waited_s, reason, present, settings)
+        super().__init__(run_id, waited_s, reason, present, settings, remedy)
         self.run_id = run_id
         self.waited_s = waited_s
         self.reason = reason
         self.present = tuple(present)
         self.settings = settings
+        self.remedy = remedy
 
     def __str__(self) -> str:
         shown = ", ".join(self.present[:16])
@@ -138,7 +147,8 @@ class JoinTimeout(RdzvError, TimeoutError):
             shown += f" and {len(self.present) - 16} more"
         here = f" (here: {shown})" if shown else " (nobody is here)"
         under = f" [{self.settings}]" if self.settings else ""
-        return f"run {self.run_id!r} gave no world in {_seconds(self.waited_s)}: {self.reason}{here}{under}"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"run {self.run_id!r} gave no world in {_seconds(self.waited_s)}: {self.reason}{here}{under}{remedy}"
 
 
 class StoreTimeout(RdzvError, TimeoutError):

@@ -389,7 +389,7 @@ class Member:
 
     async def _timed_out(self, waited_s: float) -> JoinTimeout:
         """With who is here and what is missing, if the engine can be asked at all."""
-        reason, present = f"the engine is away: {self._attendance.trouble}", []
+        reason, present, remedy = f"the engine is away: {self._attendance.trouble}", [], ""
         if self._settings.endpoint.scheme == "rdzv" and self._heard is not None:
             where = self._settings.endpoint
             reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
@@ -401,7 +401,8 @@ class Member:
             else:
                 reason = status.reason
                 present = [member.name for member in status.members if member.state != "lost"]
-        return JoinTimeout(self._settings.run_id, waited_s, reason, present, self._settings.summary())
+                remedy = f"start the missing nodes, or run `rdzv doctor {self._settings.endpoint}` on them"
+        return JoinTimeout(self._settings.run_id, waited_s, reason, present, self._settings.summary(), remedy)
 
     # ---- helpers
 
