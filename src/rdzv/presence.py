@@ -66,6 +66,7 @@ class Presence:
         record: Member,
         on_head: Listener,
         on_beat: Callable[[], None],
+        on_lead: Callable[[], None],
     ) -> None:
         self.session = session
         self.settings = settings
@@ -93,6 +94,7 @@ class Presence:
         """Revision of the read by which the present round was given."""
         self._entry_created = 0
         self._on_beat = on_beat
+        self._on_lead = on_lead
         self._ended = Bell(machine)
         self._predecessor = ""
         self._since = 0
@@ -176,6 +178,7 @@ class Presence:
         """Follow; once nobody is before us, lead as well."""
         await self._follow()
         self.duty = Duty(self)
+        self._on_lead()
         leading = self._spawn(self._lead, "duty")
         try:
             await self._follow()

@@ -16,7 +16,7 @@ from rdzv.cli.main import app
 from rdzv.cli.say import Voice
 from rdzv.core.model import Era, Phase
 from rdzv.core.told import Change, Kind
-from rdzv.notices import Notice
+from rdzv.notices import _ABOUT_OTHERS, Notice
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 GROUP = typer.main.get_command(app)
@@ -99,7 +99,7 @@ def test_the_kinds_of_lines_are_all_explained():
     assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in Kind}
     sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in ("member.py", "notices.py"))
     given = set(re.findall(r'(?:_notice|Notice)\(\s*"([a-z ]+)"', sources))
-    given |= {phase.value for phase in Phase if phase is not Phase.OPEN}
+    given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(_ABOUT_OTHERS.values())
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 
 

@@ -59,7 +59,7 @@ def serving(*words, **environ):
             server.kill()
 
 
-def test_wrong_port(network, stage):
+def test_the_port_is_wrong(network, stage):
     a, b = network.host("a"), network.host("b")
     stage.serve(f"*:{PORT}", on=a.on)
     done = join(f"a:{PORT + 1}", on=b.on)
@@ -67,7 +67,7 @@ def test_wrong_port(network, stage):
     agrees("Wrong port", done.stderr)
 
 
-def test_wrong_host_name():
+def test_the_host_name_is_wrong():
     done = join("no-such-host.invalid:29400")
     assert done.returncode == 3
     assert "host 'no-such-host.invalid' " in done.stderr

@@ -63,7 +63,7 @@ def _maker(
     low, high = options.nodes(nnodes)
     settings = {**options.conf(pairs), **trust}
 
-    def make(observer: Callable[[Notice], None]) -> Rendezvous:
+    def make(observer: Callable[[Notice], None] | None) -> Rendezvous:
         return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **settings)
 
     return make
@@ -88,6 +88,8 @@ def join(
     """
     with sentences():
         make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
+        # Its lines are the notices: not twice.
+        logging.getLogger("rdzv.notices").propagate = False
         sys.exit(asyncio.run(member.join(make, Voice(json))))
 
 
@@ -119,12 +121,8 @@ def run(
             # Said before we join: the others would form a round with us only to lose us again.
             raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
         make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts, observe=_log)
+        launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
         sys.exit(asyncio.run(launcher.run()))
-
-
-def _log(notice: Notice) -> None:
-    logging.getLogger("rdzv").info("round %s %s: %s", notice.round, notice.kind, notice.reason)
 
 
 @app.command()

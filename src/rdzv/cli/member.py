@@ -150,24 +150,22 @@ class Launcher:
 
     def __init__(
         self,
-        make: Callable[[Callable[..., None]], Rendezvous],
+        make: Callable[[Callable[..., None] | None], Rendezvous],
         command: list[str],
         *,
         stop_s: float,
         max_restarts: int,
-        observe: Callable[..., None],
     ) -> None:
         self._make = make
         self._command = command
         self._stop_s = stop_s
         self._restarts_left = max_restarts
-        self._observe = observe
 
     async def run(self) -> int:
         """Ends with the command's exit code, or as `rdzv join` would."""
         self._stop = Stop()
         reason = "the first round"
-        async with self._make(self._observe) as rendezvous:
+        async with self._make(None) as rendezvous:
             while True:
                 try:
                     world = await self._stop.unless(rendezvous.join())

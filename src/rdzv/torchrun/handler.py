@@ -259,7 +259,6 @@ class _News:
             self.present.set()
         elif notice.kind in ("closed", "ended"):
             self.over.set()
-        logger.info("round %s %s: %s", notice.round, notice.kind, notice.reason)
 
 
 def _serve(listener: socket.socket) -> TCPStore:
