@@ -87,7 +87,7 @@ def test_a_member_joins_works_is_told_and_joins_again():
             world = await a.join(timeout_s=LONG_S)
             assert (world.round, world.size) == (2, 1)
             await a.done()
-        assert [notice.kind for notice in notices][:3] == ["present", "sealed", "given"]
+        assert [notice.kind for notice in notices][:4] == ["present", "leading", "sealed", "given"]
         with pytest.raises(errors.LeftAlready):
             await a.join()
 

@@ -22,6 +22,7 @@ from rdzv.errors import (
     JoinTimeout,
     LeftAlready,
     LimitExceeded,
+    NotFound,
     NotJoined,
     NotStarted,
     RdzvError,
@@ -40,6 +41,10 @@ CASES = [
         Unreachable("host:1", "connection refused", 12.3456, applied=False),
         "engine host:1 is unreachable after 12.3 s: connection refused",
     ),
+    (
+        Unreachable("host:1", "connection refused", remedy="start it"),
+        "engine host:1 is unreachable: connection refused; start it",
+    ),
     (Untrusted("host:1", "its certificate has expired"),
      "engine host:1 and this side do not trust each other: its certificate has expired"),
     (
@@ -50,6 +55,10 @@ CASES = [
     (
         JoinTimeout("job", 600.0, "1 of 2..4 nodes: waiting for 1 more", ["a3"], "min_nodes=2"),
         "run 'job' gave no world in 600 s: 1 of 2..4 nodes: waiting for 1 more (here: a3) [min_nodes=2]",
+    ),
+    (
+        JoinTimeout("job", 3.0, "why", ["a"], "min_nodes=2", "start the others"),
+        "run 'job' gave no world in 3 s: why (here: a) [min_nodes=2]; start the others",
     ),
     (JoinTimeout("job", 0.25, "why"), "run 'job' gave no world in 0.25 s: why (nobody is here)"),
     (
@@ -86,6 +95,7 @@ CASES = [
     ),
     (RoundOver(3, "node7 was lost"), "round 3 is over: node7 was lost; call join() for the next one"),
     (LeftAlready("job", "join()"), "join(): this member has left run 'job'; make a new Rendezvous to come back"),
+    (NotFound("job", "it has no member 'a'"), "run 'job': it has no member 'a'"),
     (NotJoined("job", "done"), "done: this member has not joined run 'job'; call join() first"),
     (
         ForkedChild("job", "join"),

@@ -45,7 +45,7 @@ def test_a_join_that_times_out_says_who_is_here_who_is_missing_and_what_holds():
             assert str(late.value) == (
                 f"run 'job' gave no world in {late.value.waited_s:.3g} s: 2 of 4 nodes: waiting for 2 more (here: a, b) "
                 "[min_nodes=4 max_nodes=4 join_timeout=600 last_call=0.2 regroup=75 lease=1 settle=0.1 grow_every=0 "
-                "drain_settle=0.1 closed_for=5]"
+                "drain_settle=0.1 closed_for=5]; start the missing nodes"
             )
             assert 0.3 <= late.value.waited_s < 2
             await b.leave()
@@ -326,8 +326,8 @@ def test_the_observer_sees_what_happens_and_cannot_break_it(caplog):
             await a.join()
             await a.done()
             kinds = [notice.kind for notice in notices]
-            assert kinds[:4] == ["present", "sealed", "given", "done"]
-            assert notices[2] == Notice("given", "job", 1, "a", "rank 0 of 1")
+            assert kinds[:5] == ["present", "leading", "sealed", "given", "done"]
+            assert notices[3] == Notice("given", "job", 1, "a", "rank 0 of 1")
 
     run(scenario)
     assert "the observer failed" in caplog.text

@@ -45,6 +45,9 @@ class Attender(Protocol):
     def ended(self, error: Exception) -> None:
         """We are not present any more and do not try again by ourselves."""
 
+    def leads(self) -> None:
+        """We lead from now on."""
+
     def lost_touch(self, trouble: str) -> None:
         """The engine has gone away, or cannot be found in the first place."""
 
@@ -152,6 +155,7 @@ class Attendance:
             record,
             lambda old, new: self._attender.saw_head(presence, old, new),
             self._attender.refresh,
+            self._attender.leads,
         )
         return presence
 

@@ -12,6 +12,7 @@
     ├── Drained                        an operator asked this member to go: leave, do not join again
     ├── Banned                         an operator banned this host
     ├── RoundOver                      the round this store belonged to is over
+    ├── NotFound                       no such run, or nobody of that name in it
     ├── NotJoined                      a call that is for members, before join()
     ├── LeftAlready                    a call after leave()
     ├── ForkedChild                    a call in a child process, on an object of the process it was forked from
@@ -19,8 +20,9 @@
     ├── LimitExceeded (ValueError)     a value larger than the wire format allows
     └── Incompatible                   bytes that are not ours, or of another version
 
-Each is built from fields and makes its sentence from them, so that programs need not read prose. Their arguments are
-passed to `Exception.__init__` in order, which is what makes them survive a trip between processes.
+Each has a short code, which docs/errors.md explains; it is shown where a message meets people (`with_code`), not in `str`. Each
+is built from fields and makes its sentence from them, so that programs need not read prose. Their arguments are passed to
+`Exception.__init__` in order, which is what makes them survive a trip between processes.
 """
 
 from __future__ import annotations
@@ -34,6 +36,14 @@ def _seconds(value: float) -> str:
 
 class RdzvError(Exception):
     """The base of all of them."""
+
+    code = "RDZV-E00"
+    """Under which docs/errors.md says what it means and what to do. Never given to another error."""
+
+    @property
+    def with_code(self) -> str:
+        """The sentence and its code: for the places where people read it, which are the shell and torchrun's logs."""
+        return f"{self} [{self.code}]"
 
     def __reduce__(self) -> tuple[object, ...]:
         # OSError, a base of some, keeps only part of its arguments when it is pickled.
@@ -49,6 +59,8 @@ def _rebuild(kind: type[RdzvError], args: tuple[object, ...], fields: dict[str, 
 class SettingsError(RdzvError, ValueError):
     """A setting is wrong, or differs from what the run agreed on."""
 
+    code = "RDZV-E01"
+
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
@@ -57,22 +69,28 @@ class SettingsError(RdzvError, ValueError):
 class Unreachable(RdzvError, ConnectionError):
     """The engine did not answer. `applied` is False if the request surely had no effect, None if that is unknown."""
 
+    code = "RDZV-E02"
+
     def __init__(
-        self, endpoint: str, problem: str, waited_s: float = 0.0, applied: bool | None = None
+        self, endpoint: str, problem: str, waited_s: float = 0.0, applied: bool | None = None, remedy: str = ""
     ) -> None:
-        super().__init__(endpoint, problem, waited_s, applied)
+        super().__init__(endpoint, problem, waited_s, applied, remedy)
         self.endpoint = endpoint
         self.problem = problem
         self.waited_s = waited_s
         self.applied = applied
+        self.remedy = remedy
 
     def __str__(self) -> str:
         tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
-        return f"engine {self.endpoint} is unreachable{tried}: {self.problem}"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"engine {self.endpoint} is unreachable{tried}: {self.problem}{remedy}"
 
 
 class Untrusted(RdzvError):
     """Somebody is there, but one of us cannot prove who it is: secrets, certificates or TLS settings do not fit."""
+
+    code = "RDZV-E03"
 
     def __init__(self, endpoint: str, problem: str) -> None:
         super().__init__(endpoint, problem)
@@ -85,6 +103,8 @@ class Untrusted(RdzvError):
 
 class EngineMoved(RdzvError):
     """Another engine answers under the endpoint; following it could split the world."""
+
+    code = "RDZV-E04"
 
     def __init__(self, run_id: str, old_place: str, new_place: str) -> None:
         super().__init__(run_id, old_place, new_place)
@@ -103,15 +123,24 @@ class EngineMoved(RdzvError):
 class JoinTimeout(RdzvError, TimeoutError):
     """No world in time. `reason` is the core's, as shown everywhere."""
 
+    code = "RDZV-E05"
+
     def __init__(
-        self, run_id: str, waited_s: float, reason: str, present: Sequence[str] = (), settings: str = ""
+        self,
+        run_id: str,
+        waited_s: float,
+        reason: str,
+        present: Sequence[str] = (),
+        settings: str = "",
+        remedy: str = "",
     ) -> None:
-        super().__init__(run_id, waited_s, reason, present, settings)
+        super().__init__(run_id, waited_s, reason, present, settings, remedy)
         self.run_id = run_id
         self.waited_s = waited_s
         self.reason = reason
         self.present = tuple(present)
         self.settings = settings
+        self.remedy = remedy
 
     def __str__(self) -> str:
         shown = ", ".join(self.present[:16])
@@ -119,11 +148,14 @@ class JoinTimeout(RdzvError, TimeoutError):
             shown += f" and {len(self.present) - 16} more"
         here = f" (here: {shown})" if shown else " (nobody is here)"
         under = f" [{self.settings}]" if self.settings else ""
-        return f"run {self.run_id!r} gave no world in {_seconds(self.waited_s)}: {self.reason}{here}{under}"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"run {self.run_id!r} gave no world in {_seconds(self.waited_s)}: {self.reason}{here}{under}{remedy}"
 
 
 class StoreTimeout(RdzvError, TimeoutError):
     """Keys that others should have set did not come."""
+
+    code = "RDZV-E06"
 
     def __init__(self, keys: Sequence[str], waited_s: float, round_number: int) -> None:
         super().__init__(keys, waited_s, round_number)
@@ -142,6 +174,8 @@ class StoreTimeout(RdzvError, TimeoutError):
 
 class Closed(RdzvError):
     """The run is over and stays so for this incarnation."""
+
+    code = "RDZV-E07"
 
     def __init__(self, run_id: str, reason: str, success: bool = False, closed_for_s: float = 0.0) -> None:
         super().__init__(run_id, reason, success, closed_for_s)
@@ -163,6 +197,8 @@ class Closed(RdzvError):
 class Evicted(RdzvError):
     """This member's place was given up by the others, so nothing it does counts until it joins again."""
 
+    code = "RDZV-E08"
+
     def __init__(self, run_id: str, member: str, reason: str) -> None:
         super().__init__(run_id, member, reason)
         self.run_id = run_id
@@ -179,6 +215,8 @@ class Evicted(RdzvError):
 class Drained(RdzvError):
     """The operator wants this member gone; the run goes on without it."""
 
+    code = "RDZV-E09"
+
     def __init__(self, run_id: str, member: str, reason: str) -> None:
         super().__init__(run_id, member, reason)
         self.run_id = run_id
@@ -191,6 +229,8 @@ class Drained(RdzvError):
 
 class Banned(RdzvError):
     """The operator does not want this host in the run."""
+
+    code = "RDZV-E10"
 
     def __init__(self, run_id: str, host: str, reason: str) -> None:
         super().__init__(run_id, host, reason)
@@ -205,6 +245,8 @@ class Banned(RdzvError):
 class RoundOver(RdzvError):
     """The store's round is over; its keys are gone or about to go."""
 
+    code = "RDZV-E11"
+
     def __init__(self, round_number: int, reason: str) -> None:
         super().__init__(round_number, reason)
         self.round_number = round_number
@@ -214,8 +256,24 @@ class RoundOver(RdzvError):
         return f"round {self.round_number} is over: {self.reason}; call join() for the next one"
 
 
+class NotFound(RdzvError):
+    """What an operator asks for is not there."""
+
+    code = "RDZV-E12"
+
+    def __init__(self, run_id: str, problem: str) -> None:
+        super().__init__(run_id, problem)
+        self.run_id = run_id
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"run {self.run_id!r}: {self.problem}"
+
+
 class NotJoined(RdzvError):
     """Only a member that has joined can say that."""
+
+    code = "RDZV-E13"
 
     def __init__(self, run_id: str, call: str) -> None:
         super().__init__(run_id, call)
@@ -229,6 +287,8 @@ class NotJoined(RdzvError):
 class LeftAlready(RdzvError):
     """The rendezvous was left; a new object is needed to come back."""
 
+    code = "RDZV-E14"
+
     def __init__(self, run_id: str, call: str) -> None:
         super().__init__(run_id, call)
         self.run_id = run_id
@@ -240,6 +300,8 @@ class LeftAlready(RdzvError):
 
 class ForkedChild(RdzvError):
     """The member lives on in the process that this one was forked from, and only there."""
+
+    code = "RDZV-E15"
 
     def __init__(self, run_id: str, call: str) -> None:
         super().__init__(run_id, call)
@@ -268,6 +330,8 @@ class NotStarted(RdzvError, RuntimeError):
 class LimitExceeded(RdzvError, ValueError):
     """Something to be sent is larger than every engine can carry."""
 
+    code = "RDZV-E16"
+
     def __init__(self, what: str, size: int, size_max: int) -> None:
         super().__init__(what, size, size_max)
         self.what = what
@@ -280,6 +344,8 @@ class LimitExceeded(RdzvError, ValueError):
 
 class Incompatible(RdzvError):
     """Bytes that this version cannot read: not ours, damaged, or of another version."""
+
+    code = "RDZV-E17"
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(what, problem)

@@ -235,9 +235,11 @@ class Duty:
             Put(keys.entry(act.head.table, id), wire.encode(line), self._presence.run_lease)
             for id, line in act.lines.items()
         ]
+        came = [line.name for line in act.lines.values() if line.since == act.head.number]
+        gone = [line.name for id, line in view.entries.items() if id not in act.lines]
         writes: list[Operation] = [
             Put(keys.head, wire.encode(act.head), self._presence.run_lease),
-            self._presence.journal(act.head, reason),
+            self._presence.journal(act.head, reason, came, gone),
         ]
         if act.former_table:
             writes += [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]

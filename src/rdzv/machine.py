@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -42,6 +43,9 @@ class Machine(Protocol):
     def jitter(self) -> float:
         """A random number in [0, 1): so that many members do not all retry at the same moment."""
 
+    def stamp(self) -> str:
+        """The wall clock, as a text for people: it differs from others' and may be stepped, so nothing may depend on it."""
+
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
         """Bind a listening socket that others reach at `host`, on the first free port of the range (0, 0: any)."""
 
@@ -69,9 +73,18 @@ class RealMachine:
         """From the system's source, so that forked members differ."""
         return secrets.randbelow(1 << 20) / (1 << 20)
 
+    def stamp(self) -> str:
+        """See `stamp`."""
+        return stamp()
+
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
         """A real socket."""
         return bind(host, ports)
+
+
+def stamp() -> str:
+    """UTC to the second. Shown beside what was written, never compared."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class Bell:

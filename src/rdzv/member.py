@@ -36,7 +36,7 @@ from .errors import (
 )
 from .farewell import say_goodbye
 from .machine import Bell, Machine, sleep
-from .notices import Notice, Observer, about_head, hand_over
+from .notices import Log, Notice, Observer, about_head, hand_over
 from .presence import Presence, name_of
 from .settings import Settings
 from .survey import survey
@@ -58,6 +58,7 @@ class Member:
         self._settings = settings
         self._machine = machine
         self._observer = observer
+        self._log = Log()
         self._bell = Bell(machine)
         self._attendance = Attendance(driver, settings, machine, self)
         # What we know of rounds, over all presences.
@@ -68,6 +69,8 @@ class Member:
         self._heard_rank = -1
         self._left = NO_ROUND
         self._examined = ""
+        self._is_spare = False
+        """The round we examined last was full without us."""
         self._silent = False
         """The engine we are present on does not answer, and our observer knows."""
         self._boot: Bootstrap | None = None
@@ -251,6 +254,10 @@ class Member:
             self._failed = error
         self.refresh()
 
+    def leads(self) -> None:
+        """Nobody who came before us is there any more."""
+        self._notice("leading", "of those who are here it came first")
+
     def _evict(self, evicted: Evicted) -> None:
         if self._evicted is None:
             self._evicted = evicted
@@ -355,6 +362,7 @@ class Member:
         if result is Found.GIVEN:
             return self._take(presence, head)
         self._examined = table
+        self._is_spare = result is Found.NOT_OURS and head.size >= self._settings.capacity
         if result is Found.GIVE_UP:
             self._left = max(self._left, head.round)
             self._owes_ready = True
@@ -374,6 +382,9 @@ class Member:
             own.release()
         self._world = World(presence, head, line, address, self._settings, self._machine)
         self.refresh()
+        if self._is_spare:
+            self._is_spare = False
+            self._notice("promoted", f"from spare to rank {line.rank} of {head.size}")
         self._notice("given", f"rank {line.rank} of {head.size}")
         return self._world
 
@@ -389,7 +400,7 @@ class Member:
 
     async def _timed_out(self, waited_s: float) -> JoinTimeout:
         """With who is here and what is missing, if the engine can be asked at all."""
-        reason, present = f"the engine is away: {self._attendance.trouble}", []
+        reason, present, remedy = f"the engine is away: {self._attendance.trouble}", [], ""
         if self._settings.endpoint.scheme == "rdzv" and self._heard is not None:
             where = self._settings.endpoint
             reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
@@ -401,7 +412,10 @@ class Member:
             else:
                 reason = status.reason
                 present = [member.name for member in status.members if member.state != "lost"]
-        return JoinTimeout(self._settings.run_id, waited_s, reason, present, self._settings.summary())
+                remedy = "start the missing nodes"
+                if self._settings.endpoint.hosts:
+                    remedy += f", or run `rdzv doctor {self._settings.endpoint}` on them"
+        return JoinTimeout(self._settings.run_id, waited_s, reason, present, self._settings.summary(), remedy)
 
     # ---- helpers
 
@@ -457,5 +471,6 @@ class Member:
         self._tell(Notice(kind, self._settings.run_id, number, self._name, reason))
 
     def _tell(self, notice: Notice) -> None:
+        self._log(notice)
         if self._observer is not None:
             hand_over(self._observer, notice)

@@ -90,6 +90,7 @@ class Mirror:
         durable: bool,
         known_s: float,
         ages: tuple[float, float, float],
+        late: bool = False,
         incarnation: int = 0,
         fresh: str = "",
     ) -> View:
@@ -113,6 +114,7 @@ class Mirror:
             call_age_s=ages[0],
             sealed_age_s=ages[1],
             grown_age_s=ages[2],
+            late=late,
             incarnation=incarnation,
             fresh=fresh,
         )

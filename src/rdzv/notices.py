@@ -1,4 +1,7 @@
-"""Notices: one frozen value per thing that happened, handed to whoever observes."""
+"""Notices: one frozen value per thing that happened, handed to whoever observes, and logged.
+
+They are derived from what a member sees anyway: no notice costs the engine anything.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from .core.model import Head, Phase
+from .core.model import Cause, Head, Phase, Why
+
+logger = logging.getLogger("rdzv.notices")
+
+_LOUD = frozenset({"engine away", "engine back", "evicted"})
+"""What somebody should hear of who configured nothing. All else is either raised to the caller or in the order of things."""
+_ABOUT_OTHERS = {Why.LOST: "lost", Why.BANNED: "banned", Why.DRAINED: "drained", Why.GAVE_UP: "gave up", Why.LEFT: "left"}
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -17,6 +26,7 @@ class Notice(msgspec.Struct, frozen=True):
     run_id: str
     round: int
     member: str
+    """Whom it is about: who tells it, unless the kind is about others (lost, left, drained, banned, gave up)."""
     reason: str
 
 
@@ -31,6 +41,26 @@ def hand_over(observer: Observer, notice: Notice) -> None:
         logging.getLogger(__name__).exception("the observer failed with %s", notice)
 
 
+class Log:
+    """The sink that is always there: `rdzv.notices`, with the fields of the notice as `extra`. A reason is said once."""
+
+    def __init__(self) -> None:
+        self._said: tuple[str, int, str, str] | None = None
+
+    def __call__(self, notice: Notice) -> None:
+        """Of what repeats itself, only the first time."""
+        level = logging.WARNING if notice.kind in _LOUD else logging.INFO
+        said = (notice.kind, notice.round, notice.member, notice.reason)
+        if said == self._said or not logger.isEnabledFor(level):
+            return
+        self._said = said
+        fields = {f"rdzv_{name}": getattr(notice, name) for name in Notice.__struct_fields__}
+        logger.log(
+            level, "run %r, round %s, %s: %s: %s",
+            notice.run_id, notice.round, notice.member, notice.kind, notice.reason, extra=fields,
+        )  # fmt: skip
+
+
 def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterator[Notice]:
     """What a new head means: derived from the two heads, so at most once per round and phase however many were missed."""
     if old is not None and (old.run, old.round, old.phase) == (new.run, new.round, new.phase):
@@ -41,3 +71,13 @@ def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterato
         yield Notice("sealed", run_id, new.number, member, again)
     elif new.phase is not Phase.OPEN:
         yield Notice(new.phase.value, run_id, new.number, member, new.cause.text if new.cause else "")
+        if new.cause is not None and new.phase is Phase.BROKEN:
+            yield from _about_others(run_id, new.number, new.cause)
+
+
+def _about_others(run_id: str, number: int, cause: Cause) -> Iterator[Notice]:
+    """Each of those who caused it, by name; at most CAUSE_MEMBERS_MAX are told of."""
+    kind = _ABOUT_OTHERS.get(cause.kind)
+    if kind is not None:
+        for name in cause.members:
+            yield Notice(kind, run_id, number, name, cause.text)

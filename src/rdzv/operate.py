@@ -13,6 +13,7 @@ from .core.keys import Keys
 from .core.model import Agreed, Ask, Ban, Head, Member, Phase, Why
 from .core.text import NAME_MAX, REASON_MAX, clip
 from .drivers.base import Delete, Get, List, Modified, Operation, Put, Session
+from .machine import stamp
 
 
 async def drain(session: Session, run_id: str, who: str, reason: str) -> list[str]:
@@ -60,7 +61,7 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
         closed_for = wire.decode(Agreed, settings.value).closed_for if settings is not None else 60.0
         lease = await session.grant(closed_for)
         closed = close_head(head, because(Why.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
-        line = wire.encode(journal_line(closed, clip(by, NAME_MAX), reason))
+        line = wire.encode(journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp()))
         journal = Put(keys.journal_entry(closed.seq), line, settings.lease if settings else lease)
         outcome = await session.txn(
             [Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal]

@@ -7,7 +7,7 @@ guarded writes a member makes for itself. Deciding is left to `core`; what a pre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -66,6 +66,7 @@ class Presence:
         record: Member,
         on_head: Listener,
         on_beat: Callable[[], None],
+        on_lead: Callable[[], None],
     ) -> None:
         self.session = session
         self.settings = settings
@@ -93,6 +94,7 @@ class Presence:
         """Revision of the read by which the present round was given."""
         self._entry_created = 0
         self._on_beat = on_beat
+        self._on_lead = on_lead
         self._ended = Bell(machine)
         self._predecessor = ""
         self._since = 0
@@ -176,6 +178,7 @@ class Presence:
         """Follow; once nobody is before us, lead as well."""
         await self._follow()
         self.duty = Duty(self)
+        self._on_lead()
         leading = self._spawn(self._lead, "duty")
         try:
             await self._follow()
@@ -416,9 +419,17 @@ class Presence:
             if outcome.item(0) is None:
                 raise await self._why_gone()
 
-    def journal(self, head: Head, reason: str) -> Put:
+    def journal(self, head: Head, reason: str, came: Iterable[str] = (), gone: Iterable[str] = ()) -> Put:
         """The journal's line for a head write, to go into the same transaction."""
-        line = journal_line(head, self.record.name, reason)
+        line = journal_line(
+            head,
+            self.record.name,
+            reason,
+            came=came,
+            gone=gone,
+            lasted_s=self.sight.lasted_s(),
+            stamp=self.machine.stamp(),
+        )
         return Put(self.keys.journal_entry(head.seq), wire.encode(line), self.run_lease)
 
 

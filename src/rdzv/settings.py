@@ -233,6 +233,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Agreed(**{name: getattr(self, name) for name in Agreed.__struct_fields__})
 
     @property
+    def capacity(self) -> int:
+        """The largest size a round can have: whole units."""
+        return self.max_nodes // self.unit * self.unit
+
+    @property
     def uses_tls(self) -> bool:
         """Said, or meant by naming what is needed for it."""
         if self.tls is not None:

@@ -25,10 +25,15 @@ class Sight:
         self.modified = 0
         self._revision = 0
         self._call_at = self._sealed_at = self._grown_at = now()
+        self._looked = False
+        self._head_at: float | None = None
+        self.late = False
+        """The present timer had begun before we first looked, so its age is more than we can know."""
 
     def show(self, item: Item | None, revision: int) -> None:
         """The head was this at that revision; None: there was none."""
         modified = 0 if item is None else item.modified
+        looked, self._looked = self._looked, True
         if revision <= self._revision or modified == self.modified:
             self._revision = max(revision, self._revision)
             return
@@ -36,13 +41,18 @@ class Sight:
         old, self.head = self.head, None if item is None else wire.decode(Head, item.value)
         self.modified = modified
         new, now = self.head, self._now()
+        self._head_at = now if looked else None
         if old is None or new is None or old.run != new.run or old.call_seq != new.call_seq:
-            self._call_at = now
+            self._call_at, self.late = now, not looked
         if old is None or new is None or old.table != new.table:
             self._sealed_at = now
         if old is None or new is None or old.grown != new.grown:
             self._grown_at = now
         self._listener(old, new)
+
+    def lasted_s(self) -> float | None:
+        """How long the present head has stood; None: it was there before we first looked, or there is none."""
+        return None if self.head is None or self._head_at is None else self._now() - self._head_at
 
     def ages(self) -> tuple[float, float, float]:
         """Seconds since the present call was set, since the round was sealed, and since the run last grew."""

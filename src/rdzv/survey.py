@@ -25,4 +25,5 @@ async def survey(session: Session, settings: Settings, presence: Presence | None
         durable=session.durable,
         known_s=presence.machine.now() - presence.known_at if presence is not None else 0.0,
         ages=presence.sight.ages() if presence is not None else (0.0, 0.0, 0.0),
+        late=presence is None or presence.sight.late,
     )

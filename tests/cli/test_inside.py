@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from rdzv import __version__
@@ -19,6 +20,7 @@ from rdzv.errors import (
     Drained,
     EngineMoved,
     JoinTimeout,
+    NotFound,
     RoundOver,
     SettingsError,
     Unreachable,
@@ -42,7 +44,7 @@ def test_the_version_is_shown():
     assert invoke("--version").stdout == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["join", "run", "serve", "adopt", "demo"])
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
 def test_every_command_has_help(command):
     shown = invoke(command, "--help")
     assert shown.exit_code == 0
@@ -61,6 +63,7 @@ def test_every_command_has_help(command):
         (Drained("r", "m", "x"), Code.REFUSED),
         (Banned("r", "h", "x"), Code.REFUSED),
         (Untrusted("e", "x"), Code.REFUSED),
+        (NotFound("r", "x"), Code.ABSENT),
         (RoundOver(1, "x"), Code.FAILED),
     ],
 )
@@ -98,7 +101,7 @@ def test_nobody_is_let_over_to_another_engine_without_force():
     assert done.exit_code == Code.USAGE
     assert re.fullmatch(
         r"rdzv: members of run 't' would follow to the engine at memory\S+; make sure that the one they knew is gone, then "
-        r"give --force: if it still serves others, the run is split\n", done.stderr,
+        r"give --force: if it still serves others, the run is split \[RDZV-E01\]\n", done.stderr,
     )  # fmt: skip
     done = invoke("adopt", "memory://", "--run-id", "t", "--force")
     assert (done.exit_code, done.stderr) == (Code.OK, "")

@@ -16,7 +16,7 @@ from rdzv.cli.main import app
 from rdzv.cli.say import Voice
 from rdzv.core.model import Era, Phase
 from rdzv.core.told import Change, Kind
-from rdzv.notices import Notice
+from rdzv.notices import _ABOUT_OTHERS, Notice
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 GROUP = typer.main.get_command(app)
@@ -51,8 +51,9 @@ def test_every_option_is_explained_and_every_option_explained_exists(name):
     own = {word: row[1] for row in rows(section(f"rdzv {name}"), "option") for word in words(row[0])}
     has = {}
     for parameter in GROUP.commands[name].params:
-        for flag in parameter.opts if parameter.param_type_name == "option" else ["ENDPOINT"]:
+        for flag in parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]:
             has[flag] = parameter.default
+    has = {flag: default for flag, default in has.items() if flag not in ("WHOM", "HOST")}
     assert set(own) <= set(has)
     assert set(has) - set(own) <= shared
     for flag, shown in own.items():
@@ -98,7 +99,7 @@ def test_the_kinds_of_lines_are_all_explained():
     assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in Kind}
     sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in ("member.py", "notices.py"))
     given = set(re.findall(r'(?:_notice|Notice)\(\s*"([a-z ]+)"', sources))
-    given |= {phase.value for phase in Phase if phase is not Phase.OPEN}
+    given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(_ABOUT_OTHERS.values())
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 
 

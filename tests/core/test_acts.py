@@ -55,3 +55,12 @@ def test_the_journal_keeps_what_a_post_mortem_needs():
         reason="c waiting to come in",
         cause=CAUSE,
     )
+
+
+def test_a_seal_names_some_of_those_who_came_and_went_and_how_long_the_former_head_stood():
+    """Bounded, whatever is given; the stamp is shown and no more."""
+    head = sealed("a b").head
+    many = [f"n{number}" for number in range(9)]
+    line = journal_line(head, "a", "full", came=many[::-1], gone=["x"], lasted_s=1.23456, stamp="2026-01-01T00:00:00Z")
+    assert (line.came, line.gone, line.lasted_s) == (tuple(many[:8]), ("x",), 1.235)
+    assert line.stamp == "2026-01-01T00:00:00Z"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from build import broken, closed, no_head, opened, sealed
 
+from rdzv.core.model import Call
 from rdzv.core.rules import lead
 from rdzv.core.status import Standing, describe
 
@@ -152,6 +153,24 @@ def test_the_leader_is_whoever_came_first():
 def test_round_phase_and_size_are_those_of_the_head(view, expected):
     status = describe("job", view)
     assert (status.run_id, status.round, status.phase, status.size) == ("job", *expected)
+
+
+def test_nobody_is_lost_in_a_closed_run():
+    """S1, S3: all go, and some have gone already."""
+    assert states(closed("in:in gone:gone lost:lost")) == [("in", "in"), ("gone", "done"), ("lost", "left")]
+    assert str(describe("job", closed("a"))).count("closed") == 1
+
+
+@pytest.mark.parametrize(("late", "shown"), [(False, "last call, 30 s left"), (True, "last call, at most 30 s left")])
+def test_who_came_after_a_timer_began_does_not_claim_to_know_its_end(late, shown):
+    """S4."""
+    view = opened("a b", call=Call.LAST, late=late)
+    assert describe("job", view).reason == f"2 of 2..4 nodes: {shown}"
+
+
+def test_how_far_a_round_is_from_its_quorum_can_be_told():
+    status = describe("job", opened("a b:new_drains c", call=Call.LAST))
+    assert (status.ready, status.min_nodes, status.max_nodes, status.call) == (2, 2, 4, "last")
 
 
 def test_members_can_be_picked_by_state():

@@ -45,5 +45,6 @@ def test_the_largest_head_and_journal_entry_can_be_written():
             number=10**9, size=10_000, seq=10**9, call_seq=10**9, seen=10**12,
         )  # fmt: skip
         wire.encode(head)
-        wire.encode(journal_line(head, name, f"round 5 broken: {cause.text}"))
+        crowd = [name] * 20
+        wire.encode(journal_line(head, name, f"round 5 broken: {cause.text}", came=crowd, gone=crowd, lasted_s=1e6))
         wire.encode(Entry(rank=9_999, created=10**12, name=name, host=name, order=name, sealed_as="f" * 16, gave_up=reason))

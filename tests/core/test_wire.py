@@ -60,7 +60,7 @@ FULL: list[Record] = [
     Ban(reason="bad memory"),
     JournalEntry(
         seq=6, run="r1", era=ERA, number=3, phase=Phase.BROKEN, size=2, call=Call.REGROUP, by="node1", reason="node7 was lost",
-        cause=CAUSE,
+        cause=CAUSE, came=("node8",), gone=("node7",), lasted_s=1.5, stamp="2026-01-01T00:00:00Z",
     ),
 ]  # fmt: skip
 KINDS = [type(record) for record in FULL]
@@ -137,7 +137,8 @@ records = st.one_of(
     st.builds(Ban, reason=texts),
     st.builds(
         JournalEntry, seq=counts, run=texts, era=eras, number=counts, phase=phases, size=counts, call=calls, by=texts,
-        reason=texts, cause=causes,
+        reason=texts, cause=causes, came=st.tuples(texts), gone=st.tuples(texts), stamp=texts,
+        lasted_s=st.none() | st.floats(0, 1e6),
     ),
 )  # fmt: skip
 

@@ -7,8 +7,9 @@ import sys
 import time
 
 import pytest
-from hosts import Network
 from procs import ENVIRON, LONG_S, Stage, is_change, is_notice, is_world
+
+from hosts import Network
 
 PORT = 29400
 IMPATIENT = "read_timeout=2"
@@ -167,7 +168,7 @@ def test_an_operator_lets_the_members_follow_to_another_server(network, stage):
     assert all(place.endswith(f"/*:{PORT}") for place in places)
     assert c.until(is_change("outage"), "another engine answers")["reason"] == refused
     assert c.wait() == 5
-    assert c.complaints() == f"rdzv: {refused}\n"
+    assert c.complaints() == f"rdzv: {refused} [RDZV-E04]\n"
 
     asked = rdzv(second_host, "adopt", f"head:{PORT}", "--run-id", "job")
     assert asked.returncode == 2, asked.stderr
@@ -208,7 +209,8 @@ def test_adopt_says_so_if_nobody_serves_and_does_not_serve_itself(network):
     alone = network.host("a")
     done = rdzv(alone, "adopt", f"a:{PORT}", "--run-id", "job", "--force")
     assert done.returncode == 5
-    assert done.stderr == f"rdzv: engine rdzv://a:{PORT} is unreachable: 10.99.0.1:{PORT}: connection refused\n"
+    remedy = "start the node that serves there, or correct the port [RDZV-E02]"
+    assert done.stderr == f"rdzv: engine rdzv://a:{PORT} is unreachable: 10.99.0.1:{PORT}: connection refused; {remedy}\n"
 
 
 # ---- names and addresses

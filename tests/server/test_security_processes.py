@@ -340,7 +340,7 @@ def test_the_shell_tools_take_secret_and_certificates_and_children_do_not_see_it
         _, err = stranger.communicate(timeout=LONG_S)
         assert stranger.returncode == 6
         assert f"rdzv: engine rdzv://{place} and this side do not trust each other: {place}: " in err
-        assert "the two sides have different secrets: give the member the server's token\n" in err
+        assert "the two sides have different secrets: give the member the server's token [RDZV-E03]\n" in err
         assert "wrong wrong" not in err
     finally:
         for process in (*members, server):

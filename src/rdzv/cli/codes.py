@@ -14,6 +14,7 @@ from ..errors import (
     Drained,
     EngineMoved,
     JoinTimeout,
+    NotFound,
     RdzvError,
     SettingsError,
     Unreachable,
@@ -37,6 +38,8 @@ class Code(IntEnum):
     """The engine cannot be reached, or another one answers."""
     REFUSED = 6
     """An operator drained this member or banned this host, or the server and we do not trust each other."""
+    ABSENT = 7
+    """The engine keeps no such run, or nobody of that name is in it."""
 
 
 _CODES: tuple[tuple[type[RdzvError], Code], ...] = (
@@ -48,6 +51,7 @@ _CODES: tuple[tuple[type[RdzvError], Code], ...] = (
     (Drained, Code.REFUSED),
     (Banned, Code.REFUSED),
     (Untrusted, Code.REFUSED),
+    (NotFound, Code.ABSENT),
 )
 
 
@@ -66,7 +70,7 @@ def sentences() -> Iterator[None]:
     except RdzvError as error:
         code = code_of(error)
         if code is not Code.OK:
-            sys.stderr.write(f"rdzv: {error}\n")
+            sys.stderr.write(f"rdzv: {error.with_code}\n")
         sys.exit(code)
     except asyncio.CancelledError:
         sys.stderr.write("rdzv: ended at once, as the second signal asked\n")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import logging
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -15,10 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import operate
 from .._version import __version__
 from ..aio import Rendezvous
-from ..drivers.choose import open_driver
 from ..endpoint import PORT, parse_host
 from ..errors import SettingsError, Unreachable
 from ..notices import Notice
@@ -26,9 +22,10 @@ from ..secret import put_aside
 from ..server.server import Server
 from ..server.trust import Trust
 from ..settings import Settings
-from . import member, options
+from . import ask, look, member, options
 from .codes import Code, sentences
 from .demo import Demo
+from .doctor import doctor
 from .say import Voice
 
 PORT_MAX = 65535
@@ -39,6 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Elastic rendezvous for distributed training: who is in, who has which rank, and when that changes.",
 )
+
+
+for command in (look.status, look.watch, look.journal, ask.drain, ask.ban, ask.unban, ask.close, ask.adopt, doctor):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
@@ -62,7 +63,7 @@ def _maker(
     low, high = options.nodes(nnodes)
     settings = {**options.conf(pairs), **trust}
 
-    def make(observer: Callable[[Notice], None]) -> Rendezvous:
+    def make(observer: Callable[[Notice], None] | None) -> Rendezvous:
         return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **settings)
 
     return make
@@ -87,6 +88,8 @@ def join(
     """
     with sentences():
         make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
+        # Its lines are the notices: not twice.
+        logging.getLogger("rdzv.notices").propagate = False
         sys.exit(asyncio.run(member.join(make, Voice(json))))
 
 
@@ -118,12 +121,8 @@ def run(
             # Said before we join: the others would form a round with us only to lose us again.
             raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
         make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts, observe=_log)
+        launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
         sys.exit(asyncio.run(launcher.run()))
-
-
-def _log(notice: Notice) -> None:
-    logging.getLogger("rdzv").info("round %s %s: %s", notice.round, notice.kind, notice.reason)
 
 
 @app.command()
@@ -152,43 +151,6 @@ def serve(
         given = {**options.conf(conf), **options.trust(token_file, tls_ca, tls_cert, tls_key)}
         settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, is_host=True, **given)
         sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings))))
-
-
-@app.command()
-def adopt(
-    endpoint: options.Endpoint,
-    run_id: options.RunId,
-    force: Annotated[bool, typer.Option("--force", help="the engine that the members knew is surely gone")] = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-) -> None:
-    """Let the members of a run follow to the engine that the endpoint means now, although they knew one at another place.
-
-    They refuse it by themselves, because the old engine may still serve others. If all of a round follow, it goes on.
-    """
-    with sentences():
-        given = {**options.conf(conf), **options.trust(token_file, tls_ca, tls_cert, tls_key), "is_host": False}
-        settings = Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, environ=os.environ, **given)
-        sys.exit(asyncio.run(_adopt(settings, force)))
-
-
-async def _adopt(settings: Settings, force: bool) -> int:
-    driver = open_driver(settings)
-    session = await driver.connect()
-    try:
-        if not force:
-            problem = f"members of run {settings.run_id!r} would follow to the engine at {session.place}"
-            remedy = "make sure that the one they knew is gone, then give --force: if it still serves others, the run is split"
-            raise SettingsError(f"{problem}; {remedy}")
-        await operate.adopt(session, settings.run_id, f"{getpass.getuser()}@{socket.gethostname()}")
-        typer.echo(f"members of run {settings.run_id!r} may follow to {session.place} for {operate.ADOPT_S:g} s from now")
-    finally:
-        await session.close()
-        await driver.close()
-    return Code.OK
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:

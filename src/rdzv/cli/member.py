@@ -13,7 +13,7 @@ from typing import Any
 from ..aio import Rendezvous
 from ..core.model import Phase
 from ..core.told import Change, Kind
-from ..errors import Evicted, RdzvError
+from ..errors import Closed, Evicted, RdzvError
 from ..notices import Notice
 from ..world import World
 from .codes import Code
@@ -73,7 +73,7 @@ async def join(make: Callable[[Callable[..., None]], Rendezvous], voice: Voice) 
                 if change is None:
                     break
                 if change.kind is Kind.CLOSED:
-                    return _say(change.reason, Code.CLOSED)
+                    return _say(f"{change.reason} [{Closed.code}]", Code.CLOSED)
                 voice.changed(world.round, change)
             except Evicted as evicted:
                 voice.changed(0, Change(Kind.EVICTED, evicted.reason))
@@ -150,24 +150,22 @@ class Launcher:
 
     def __init__(
         self,
-        make: Callable[[Callable[..., None]], Rendezvous],
+        make: Callable[[Callable[..., None] | None], Rendezvous],
         command: list[str],
         *,
         stop_s: float,
         max_restarts: int,
-        observe: Callable[..., None],
     ) -> None:
         self._make = make
         self._command = command
         self._stop_s = stop_s
         self._restarts_left = max_restarts
-        self._observe = observe
 
     async def run(self) -> int:
         """Ends with the command's exit code, or as `rdzv join` would."""
         self._stop = Stop()
         reason = "this node came to join"
-        async with self._make(self._observe) as rendezvous:
+        async with self._make(None) as rendezvous:
             while True:
                 try:
                     world = await self._stop.unless(rendezvous.join())

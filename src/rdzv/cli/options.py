@@ -12,7 +12,13 @@ Endpoint = Annotated[
     str,
     typer.Argument(envvar="RDZV_ENDPOINT", help="where the run is kept: host:port, rdzv://host:port, memory://"),
 ]
+EndpointLast = Annotated[
+    str,
+    typer.Argument(metavar="[ENDPOINT]", envvar="RDZV_ENDPOINT", help="where the run is kept: host:port, rdzv://host:port"),
+]
+Host = Annotated[str, typer.Argument(help="as members call it; `rdzv status` shows the hosts")]
 RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run: members with one id meet")]
+AnyRunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="the run that will be joined, if it is known")]
 Nodes = Annotated[str, typer.Option("--nnodes", help="how many nodes: n, or min:max")]
 Conf = Annotated[
     list[str] | None,
@@ -24,7 +30,7 @@ TokenFile = Annotated[
 TlsCa = Annotated[str | None, typer.Option("--tls-ca", help="PEM file: whose certificates to trust")]
 TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the certificate to show")]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object per line")]
+Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON object per line")]
 
 
 def nodes(text: str) -> tuple[str, str]:

@@ -69,7 +69,16 @@ def close_head(head: Head, cause: Cause) -> Head:
     return msgspec.structs.replace(call_for(head, Call.NONE), phase=Phase.CLOSED, cause=cause)
 
 
-def journal_line(head: Head, by: str, reason: str) -> JournalEntry:
+def journal_line(
+    head: Head,
+    by: str,
+    reason: str,
+    *,
+    came: Iterable[str] = (),
+    gone: Iterable[str] = (),
+    lasted_s: float | None = None,
+    stamp: str = "",
+) -> JournalEntry:
     """What the journal keeps of a head write."""
     return JournalEntry(
         seq=head.seq,
@@ -82,4 +91,8 @@ def journal_line(head: Head, by: str, reason: str) -> JournalEntry:
         by=by,
         reason=clip(reason),
         cause=head.cause,
+        came=tuple(sorted(came)[:CAUSE_MEMBERS_MAX]),
+        gone=tuple(sorted(gone)[:CAUSE_MEMBERS_MAX]),
+        lasted_s=None if lasted_s is None else round(lasted_s, 3),
+        stamp=stamp,
     )

@@ -236,6 +236,14 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
     by: str
     reason: str
     cause: Cause | None = None
+    came: tuple[str, ...] = ()
+    """A seal: who is in and was not in the round before; at most CAUSE_MEMBERS_MAX names."""
+    gone: tuple[str, ...] = ()
+    """A seal: who was in the round before and is not any more; at most CAUSE_MEMBERS_MAX names."""
+    lasted_s: float | None = None
+    """How long the head that this one replaced had stood, by the writer's own clock; None: the writer had not seen it begin."""
+    stamp: str = ""
+    """The writer's wall clock, for people who compare it with other logs. A text, because nothing may be computed from it."""
 
 
 BACK_S = 3.0

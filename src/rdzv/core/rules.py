@@ -312,11 +312,12 @@ def keep_waiting(view: View) -> Verdict:
         return Verdict(None, reason, wait)
     if view.young and retell.missing(view):
         return Verdict(None, f"{view.here}: waiting for members of round {head.number} to come back", BACK_S - view.known_s)
+    most = "at most " if view.late else ""
     if head.call is Call.REGROUP:
         wait = settings.replace_wait - age
-        return Verdict(None, f"{view.here}: waiting {wait:.0f} s for a replacement", wait)
+        return Verdict(None, f"{view.here}: waiting {most}{wait:.0f} s for a replacement", wait)
     wait = settings.last_call - age
-    return Verdict(None, f"{view.here}: last call, {wait:.0f} s left", wait)
+    return Verdict(None, f"{view.here}: last call, {most}{wait:.0f} s left", wait)
 
 
 def sweep(view: View) -> Verdict | None:

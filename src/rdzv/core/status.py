@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .model import Phase
 from .rules import lead
 from .view import Live, View
 
@@ -15,7 +16,7 @@ class Standing(msgspec.Struct, frozen=True):
     name: str
     host: str
     state: str
-    """in, ready, straggling, waiting, spare, draining, done, banned or lost."""
+    """in, ready, straggling, waiting, spare, draining, done, banned, lost, or, once the run is closed, left."""
     rank: int = -1
     info: dict[str, str] = {}
 
@@ -30,6 +31,12 @@ class Status(msgspec.Struct, frozen=True):
     reason: str
     leader: str
     members: tuple[Standing, ...]
+    min_nodes: int = 0
+    max_nodes: int = 0
+    ready: int = 0
+    """How many would be in a round sealed now, if there were room: what quorum is counted by."""
+    call: str = "none"
+    """The timer that runs: none, last (call), regroup or settle."""
 
     def of(self, state: str) -> tuple[Standing, ...]:
         """Those in that state."""
@@ -40,7 +47,8 @@ class Status(msgspec.Struct, frozen=True):
         for member in self.members:
             counts[member.state] = counts.get(member.state, 0) + 1
         shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-        return f"run {self.run_id!r}, round {self.round} {self.phase}: {self.reason} ({shown or 'no members'})"
+        reason = self.reason.removeprefix(f"{self.phase}: ")
+        return f"run {self.run_id!r}, round {self.round} {self.phase}: {reason} ({shown or 'no members'})"
 
 
 def describe(run_id: str, view: View) -> Status:
@@ -56,9 +64,11 @@ def describe(run_id: str, view: View) -> Status:
         line = view.entries.get(live.id) if live.id in view.in_table else None
         rank = line.rank if line is not None else -1
         standings.append(Standing(live.id, live.record.name, live.record.host, state, rank, live.record.info))
+    # Nobody is lost in a closed run: all go.
+    gone = "left" if head is not None and head.phase is Phase.CLOSED else "lost"
     for id, line in view.entries.items():
         if id not in view.in_table:
-            standings.append(Standing(id, line.name, line.host, "done" if line.done else "lost", line.rank))
+            standings.append(Standing(id, line.name, line.host, "done" if line.done else gone, line.rank))
     return Status(
         run_id=run_id,
         round=head.number if head else 0,
@@ -67,6 +77,10 @@ def describe(run_id: str, view: View) -> Status:
         reason=lead(view).reason,
         leader=by_age[0].record.name if by_age else "",
         members=tuple(standings),
+        min_nodes=view.settings.min_nodes,
+        max_nodes=view.settings.max_nodes,
+        ready=len(view.ready),
+        call=head.call.value if head else "none",
     )
 
 
@@ -77,11 +91,11 @@ def _state(view: View, live: Live, room: int) -> str:
         return "done"
     if view.is_draining(live):
         return "draining"
-    running = view.head is not None and view.head.phase.value == "sealed"
+    phase = view.head.phase if view.head is not None else Phase.OPEN
     if live.id in view.in_table:
         if view.is_ready(live):
             return "ready"
-        return "in" if running else "straggling"
+        return "in" if phase in (Phase.SEALED, Phase.CLOSED) else "straggling"
     if room <= 0:
         return "spare"
-    return "waiting" if running else "ready"
+    return "waiting" if phase is Phase.SEALED else "ready"

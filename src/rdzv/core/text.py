@@ -6,7 +6,8 @@ import msgspec
 
 NAME_MAX = 128
 REASON_MAX = 1000
-"""Bytes. A head holds one reason and up to CAUSE_MEMBERS_MAX names, a journal entry two reasons: both stay in their limits."""
+"""Bytes. A head holds one reason and up to CAUSE_MEMBERS_MAX names, a journal entry two reasons and three times as many names:
+both stay in their limits."""
 
 
 def clip(text: str, size_max: int = REASON_MAX) -> str:

@@ -46,6 +46,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     grown_age_s: float = 0.0
     drain_age_s: float = 0.0
     """Since the first of the present drains in the table was seen."""
+    late: bool = False
+    """The present timer had begun before the observer looked, so that its ages are too small."""
     incarnation: int = 0
     fresh: str = ""
     """A random id, drawn by whoever asks, for a head or table that this decision may make."""

@@ -22,7 +22,7 @@ SIZES_MAX: dict[type[Record], int] = {
     Agreed: 4 * 1024,
     Ask: 1024,
     Ban: 1024,
-    JournalEntry: 4 * 1024,
+    JournalEntry: 8 * 1024,
 }
 """Largest encoded size per kind. A head goes to every member at every change, so it is the one to keep small."""
 

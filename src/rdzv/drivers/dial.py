@@ -7,6 +7,7 @@ All addresses are tried: the next one as soon as the one before has failed, or h
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import socket
@@ -26,6 +27,10 @@ minute, and whoever gives up meanwhile only makes it begin again."""
 STAGGER_S = 0.25
 """How long an address may keep the next one waiting."""
 ADDRESSES_MAX = 16
+NO_NAME = "check the name, DNS and the hosts file, or give an address"
+NOBODY = "start the node that serves there, or correct the port"
+SILENCE = "a firewall drops the packets or the host is off: open the port between the nodes"
+_REMEDIES = {errno.ECONNREFUSED: NOBODY, errno.EHOSTUNREACH: "the host is off, or the network between is cut"}
 
 Where: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 Address: TypeAlias = "tuple[int, Where]"
@@ -49,11 +54,12 @@ class Resolver:
             asked.add_done_callback(lambda _: self._asked.pop((host, port), None))
         done, _ = await asyncio.wait([asked], timeout=timeout_s)
         if not done:
-            raise DialFailed(f"host {host!r} was not resolved within {timeout_s:g} s", answered=False)
+            raise DialFailed(f"host {host!r} was not resolved within {timeout_s:g} s", answered=False, remedy=NO_NAME)
         try:
             found = asked.result()
         except OSError as error:
-            raise DialFailed(f"host {host!r} does not resolve: {_reason(error)}", answered=False) from None
+            problem = f"host {host!r} does not resolve: {_reason(error)}"
+            raise DialFailed(problem, answered=False, remedy=NO_NAME) from None
         return found
 
     def _ask(self, host: str, port: int) -> asyncio.Future[list[Address]]:
@@ -103,6 +109,7 @@ async def dial(
         former = connecting[-1] if connecting else None
         connecting.append(loop.create_task(_connect(address, former, timeout_s), name="rdzv dials"))
     problems: dict[str, None] = {}
+    remedies: dict[str, None] = {}
     answered, passing, untrusted = False, True, True
     taken: socket.socket | None = None
     try:
@@ -112,6 +119,8 @@ async def dial(
                 return await greet(taken, hello(), new_link, timeout_s)
             except DialFailed as failed:
                 problems[failed.problem] = None
+                if failed.remedy:
+                    remedies[failed.remedy] = None
                 answered = answered or failed.answered
                 passing = passing and (failed.passing or not failed.answered)
                 untrusted = untrusted and (failed.untrusted or not failed.answered)
@@ -122,7 +131,8 @@ async def dial(
             elif not task.cancelled() and task.exception() is None and task.result() is not taken:
                 task.result().close()
     problem = "; ".join(problems) or "its name has no address"
-    raise DialFailed(problem, answered=answered, passing=passing, untrusted=answered and untrusted)
+    remedy = "; ".join(remedies)
+    raise DialFailed(problem, answered=answered, passing=passing, untrusted=answered and untrusted, remedy=remedy)
 
 
 async def greet(
@@ -139,7 +149,7 @@ async def greet(
         peer = link.transport.get_extra_info("peername")
         problem = f"{_show(peer)}: {failed.problem}"
         raise DialFailed(
-            problem, answered=failed.answered, passing=failed.passing, untrusted=failed.untrusted
+            problem, answered=failed.answered, passing=failed.passing, untrusted=failed.untrusted, remedy=failed.remedy
         ) from None
 
 
@@ -156,10 +166,12 @@ async def connect(address: Address, timeout_s: float) -> socket.socket:
         _refuse_ourselves(sock)
     except asyncio.TimeoutError:
         sock.close()
-        raise DialFailed(f"{_show(where)}: no answer within {timeout_s:g} s", answered=False) from None
+        problem = f"{_show(where)}: no answer within {timeout_s:g} s"
+        raise DialFailed(problem, answered=False, remedy=SILENCE) from None
     except OSError as error:
         sock.close()
-        raise DialFailed(f"{_show(where)}: {_reason(error)}", answered=False) from None
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        raise DialFailed(f"{_show(where)}: {_reason(error)}", answered=False, remedy=remedy) from None
     except BaseException:
         sock.close()
         raise

@@ -56,15 +56,21 @@ class DialFailed(Exception):
     """An attempt to connect failed.
 
     `answered`: somebody is there, though not whom we want. `passing`: who answered says that it will soon be otherwise.
-    `untrusted`: one of the two does not trust the other, which no further attempt can change.
+    `untrusted`: one of the two does not trust the other, which no further attempt can change. `remedy`: what people can do.
     """
 
-    def __init__(self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False) -> None:
+    def __init__(
+        self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False, remedy: str = ""
+    ) -> None:
         super().__init__(problem)
         self.problem = problem
         self.answered = answered
         self.passing = passing
         self.untrusted = untrusted
+        self.remedy = remedy
+
+
+STRANGER = "another program has that port: correct the endpoint, or choose another port for all nodes"
 
 
 class Link(Framed):
@@ -125,11 +131,14 @@ class Link(Framed):
             timer.cancel()
 
     def _not_greeted(self, timeout_s: float) -> None:
-        self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s")
+        self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s", remedy=STRANGER)
 
-    def _fail_greeting(self, problem: str, *, passing: bool = False, untrusted: bool = False) -> None:
+    def _fail_greeting(
+        self, problem: str, *, passing: bool = False, untrusted: bool = False, remedy: str = ""
+    ) -> None:
         if not self._welcome.done():
-            self._welcome.set_exception(DialFailed(problem, answered=True, passing=passing, untrusted=untrusted))
+            failed = DialFailed(problem, answered=True, passing=passing, untrusted=untrusted, remedy=remedy)
+            self._welcome.set_exception(failed)
 
     # ---- asking
 
@@ -201,7 +210,7 @@ class Link(Framed):
     def connection_lost(self, exc: Exception | None) -> None:
         """By the other side, or the network."""
         if not self._heard_anything:
-            self._fail_greeting("somebody accepts connections there but closed ours without a greeting")
+            self._fail_greeting("somebody accepts connections there but closed ours without a greeting", remedy=STRANGER)
         self.lose(f"the connection is lost ({exc})" if exc else "the connection was closed by the other side")
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -214,14 +223,15 @@ class Link(Framed):
         """It is no rdzv server, or one that went mad."""
         self.violation = problem
         if start:
-            self._fail_greeting(problem)
+            self._fail_greeting(problem, remedy=STRANGER)
         self.lose(problem)
 
     def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
         """A server of ours without TLS, or no server of ours."""
         self.transport = transport
         is_ours = MAGIC.startswith(start[: len(MAGIC)])
-        self._fail_greeting(ONLY_MEMBER_HAS_TLS if is_ours else describe(start), untrusted=is_ours)
+        problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (describe(start), STRANGER)
+        self._fail_greeting(problem, untrusted=is_ours, remedy=remedy)
 
     def insecure(self, problem: str, untrusted: bool) -> None:
         """TLS failed."""

@@ -107,7 +107,7 @@ class RemoteDriver:
             return Untrusted(self.endpoint, failed.problem)
         if failed.answered and not failed.passing:
             self.warn(failed.problem)
-        return Unreachable(self.endpoint, failed.problem, applied=False)
+        return Unreachable(self.endpoint, failed.problem, applied=False, remedy=failed.remedy)
 
     def warn(self, problem: str) -> None:
         """Once, until there is another one, and at most once per second: who sends rubbish must not fill the log as well."""

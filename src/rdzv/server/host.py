@@ -207,11 +207,13 @@ class HostingDriver(RemoteDriver):
         try:
             await server.start()
         except OSError as error:
+            remedy = ""
             if error.errno == errno.EADDRINUSE:
                 problem = f"{nobody.problem}; port {port} is taken by another process here, which does not answer (yet)"
+                remedy = "if it is none of ours, choose another port for all nodes"
             else:
                 problem = f"{nobody.problem}; port {port} cannot be bound here ({error.strerror or error})"
-            raise DialFailed(problem, answered=False) from None
+            raise DialFailed(problem, answered=False, remedy=remedy) from None
         return server
 
     def _to_bind(self) -> tuple[str, int]:

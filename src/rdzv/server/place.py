@@ -134,20 +134,26 @@ def outward_address() -> str:
             if can_be_told(own):
                 return own
     # A machine without a way to the outside: a cluster's network of its own.
-    return next(filter(can_be_told, (*_interfaces_v4(), *_interfaces_v6())), "")
+    return next((address for address, _ in interfaces() if can_be_told(address)), "")
 
 
-def _interfaces_v4() -> Iterator[str]:
+def interfaces() -> list[tuple[str, str]]:
+    """The addresses of this machine, as far as it tells, and the interface each belongs to."""
+    return [*_interfaces_v4(), *_interfaces_v6()]
+
+
+def _interfaces_v4() -> Iterator[tuple[str, str]]:
     with suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         import fcntl  # noqa: PLC0415  Not everywhere.
 
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # It has no address.
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                yield socket.inet_ntoa(answer[20:24])
+                yield socket.inet_ntoa(answer[20:24]), name
 
 
-def _interfaces_v6() -> Iterator[str]:
+def _interfaces_v6() -> Iterator[tuple[str, str]]:
     with suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            yield str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0])))
+            number, *_, name = line.split()
+            yield str(ipaddress.IPv6Address(bytes.fromhex(number))), name

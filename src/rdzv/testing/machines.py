@@ -65,6 +65,10 @@ class SimMachine(Process):
         """From the seed."""
         return self.rng.random()
 
+    def stamp(self) -> str:
+        """None: what is written must follow from the seed."""
+        return ""
+
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
         """No socket. Where there is a choice the port is new, so that an address of a former round shows."""
         low, high = ports if ports[0] else (20_000, 59_999)

@@ -68,8 +68,8 @@ _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
 
 
 def theirs(error: RdzvError) -> Exception:
-    """The error of torch's for ours, with the same sentence."""
-    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
+    """The error of torch's for ours, with the same sentence and its code."""
+    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(error.with_code)
 
 
 class Handler(RendezvousHandler):
@@ -212,7 +212,7 @@ class Handler(RendezvousHandler):
             if self._conf.spare_exit == "error" or (self._conf.spare_exit == "auto" and is_handled()):
                 raise RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
-        self._recorder.failed(str(error))
+        self._recorder.failed(error.with_code)
         raise theirs(error) from error
 
     # ---- what the agent's store asks
@@ -266,7 +266,6 @@ class _News:
             self.present.set()
         elif notice.kind in ("closed", "ended"):
             self.over.set()
-        logger.info("round %s %s: %s", notice.round, notice.kind, notice.reason)
 
 
 def _serve(listener: socket.socket) -> TCPStore:

@@ -1,0 +1,48 @@
+"""`rdzv doctor`: what could keep this machine from taking part."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import msgspec
+import typer
+
+from ..doctor import PROBLEM, Doctor, Finding
+from ..settings import Settings
+from . import options
+from .codes import Code, sentences
+from .outside import settings_for
+
+
+def doctor(
+    endpoint: options.Endpoint,
+    run_id: options.AnyRunId = "doctor",
+    json: options.Json = False,
+    conf: options.Conf = None,
+    token_file: options.TokenFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+) -> None:
+    """Try the way from this machine to an endpoint, link by link: names, routes, ports, who answers, trust, rights, torch.
+
+    Changes nothing. Each line is ok, a warning or a problem, with the remedy. Exit code 1: there is a problem.
+    """
+    with sentences():
+        settings = settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
+        sys.exit(asyncio.run(_examine(settings, json)))
+
+
+async def _examine(settings: Settings, as_json: bool) -> int:
+    ill = False
+    async for finding in Doctor(settings).examine():
+        ill = ill or finding.level == PROBLEM
+        typer.echo(msgspec.json.encode(finding).decode() if as_json else _text(finding))
+    return Code.FAILED if ill else Code.OK
+
+
+def _text(finding: Finding) -> str:
+    code = f" [{finding.code}]" if finding.code else ""
+    remedy = f"\n{'':21}-> {finding.remedy}" if finding.remedy else ""
+    return f"{finding.level:8} {finding.topic:10}  {finding.text}{code}{remedy}"

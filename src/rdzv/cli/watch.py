@@ -1,0 +1,158 @@
+"""`rdzv watch`: a run as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from ..core.status import Status
+from ..drivers.base import Driver, EngineReset, Session
+from ..drivers.choose import open_driver
+from ..errors import RdzvError, Unreachable
+from ..onlooker import Onlooker
+from ..settings import Settings
+from .codes import Code
+from .show import progress, status_table
+
+AGAIN_S = 0.5
+"""Between two attempts to reach an engine that is away."""
+REDRAW_S = 0.5
+_COUNTDOWN = re.compile(r"\d+ s\b")
+
+
+class Watcher:
+    """Follows one run until it is closed, or SIGINT or SIGTERM."""
+
+    def __init__(self, settings: Settings, console: Console, as_json: bool) -> None:
+        self._settings = settings
+        self._console = console
+        self._as_json = as_json
+        self._live: Live | None = None
+        self._onlooker: Onlooker | None = None
+        self._trouble = "not connected yet"
+        self._said: object = None
+        self._states: dict[str, tuple[str, float, bool]] = {}
+        self._phase: tuple[object, float, bool] = (None, 0.0, False)
+
+    async def run(self) -> int:
+        """The exit code."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(self._follow())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        drawing: asyncio.Future[None] | None = None
+        if self._console.is_terminal and not self._as_json:
+            self._live = Live(console=self._console, get_renderable=self._draw, auto_refresh=False)
+            self._live.start()
+            drawing = asyncio.ensure_future(self._redraw(self._live))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return Code.OK
+        finally:
+            if drawing is not None and self._live is not None:
+                drawing.cancel()
+                self._live.stop()
+
+    async def _redraw(self, live: Live) -> None:
+        while True:
+            live.refresh()
+            await asyncio.sleep(REDRAW_S)
+
+    async def _follow(self) -> int:
+        driver = open_driver(self._settings)
+        try:
+            while True:
+                try:
+                    session = await driver.connect()
+                except Unreachable as error:
+                    self._away(str(error))
+                else:
+                    ended = await self._on(session, driver)
+                    if ended is not None:
+                        return ended
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            await driver.close()
+
+    async def _on(self, session: Session, driver: Driver) -> int | None:
+        """Until the run is closed, or the engine gone (None)."""
+        onlooker = self._onlooker = Onlooker(session, self._settings.run_id, asyncio.get_running_loop().time)
+        self._states.clear()
+        try:
+            async for status in onlooker.follow():
+                self._trouble = ""
+                self._note(status)
+                self._say(status)
+                if status is not None and status.phase == "closed":
+                    return Code.OK if onlooker.succeeded else Code.CLOSED
+        except EngineReset:
+            self._away(f"engine {driver.endpoint} was restarted")
+        except Unreachable as error:
+            self._away(str(error))
+        finally:
+            with suppress(RdzvError):
+                await session.close()
+        return None
+
+    # ---- ages: since we saw it, by our own clock
+
+    def _note(self, status: Status | None) -> None:
+        now = asyncio.get_running_loop().time()
+        first = not self._states and self._phase[0] is None
+        before, self._states = self._states, {}
+        for member in status.members if status is not None else ():
+            known = before.get(member.id)
+            same = known is not None and known[0] == member.state
+            self._states[member.id] = known if known is not None and same else (member.state, now, first)
+        phase = (status.round, status.phase) if status is not None else None
+        if phase != self._phase[0]:
+            self._phase = (phase, now, first)
+
+    def _age(self, since_at: float, at_least: bool) -> str:
+        seconds = asyncio.get_running_loop().time() - since_at
+        return f"{'>' if at_least else ''}{seconds:.0f} s"
+
+    # ---- showing it
+
+    def _away(self, trouble: str) -> None:
+        self._trouble = trouble
+        self._line(("away", trouble), {"event": "away", "reason": trouble}, f"engine away: {trouble}")
+
+    def _say(self, status: Status | None) -> None:
+        if status is None:
+            reason = f"no such run yet on engine {self._settings.endpoint}: nobody has joined it"
+            self._line("none", {"event": "none", "reason": reason}, f"run {self._settings.run_id!r}: {reason}")
+            return
+        states = sorted((member.name, member.state) for member in status.members)
+        # A countdown is no news.
+        key = (status.round, status.phase, status.size, _COUNTDOWN.sub("", status.reason), states)
+        self._line(key, {"event": "status", **msgspec.to_builtins(status)}, f"{status} {progress(status)}")
+
+    def _line(self, key: object, fields: dict[str, Any], text: str) -> None:
+        if self._live is not None or key == self._said:
+            return
+        self._said = key
+        sys.stdout.write((msgspec.json.encode(fields).decode() if self._as_json else text) + "\n")
+        sys.stdout.flush()
+
+    def _draw(self) -> Group:
+        if self._onlooker is None or self._trouble:
+            return Group(Text(f"run {self._settings.run_id!r}: engine away: {self._trouble}", style="red"))
+        status = self._onlooker.status()
+        if status is None:
+            return Group(Text(f"run {self._settings.run_id!r}: nobody has joined it yet on {self._settings.endpoint}"))
+        phase = f"run {status.run_id!r}  round {status.round} {status.phase} for {self._age(*self._phase[1:])}"
+        leader = f"  leader {status.leader}" if status.leader else ""
+        ages = {id: self._age(since_at, at_least) for id, (_, since_at, at_least) in self._states.items()}
+        head = Text(f"{phase}{leader}\n{progress(status)}\n{status.reason}")
+        return Group(head, status_table(status, ages))

@@ -1,0 +1,38 @@
+"""docs/errors.md and the messages are in step: every code has its entry, and every entry its code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rdzv import doctor, errors
+from rdzv.doctor import PROBLEMS
+from rdzv.errors import RdzvError
+
+PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+ENTRIES = re.findall(r"^### (RDZV-[EP]\d\d) ([^\n]+)\n\n(.+?)(?=\n\n##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RdzvError)]
+
+
+def test_every_error_has_a_code_of_its_own_and_an_entry_under_it():
+    named = {code: title for code, title, _ in ENTRIES if code.startswith("RDZV-E")}
+    assert named == {kind.code: kind.__name__ for kind in KINDS}
+    assert len({kind.code for kind in KINDS}) == len(KINDS)
+
+
+def test_every_problem_of_the_doctor_has_its_entry_and_is_raised_somewhere():
+    assert {code: title for code, title, _ in ENTRIES if code.startswith("RDZV-P")} == PROBLEMS
+    raised = re.findall(r'problem\("(RDZV-P\d\d)"', Path(doctor.__file__).read_text())
+    assert set(raised) == set(PROBLEMS)
+
+
+def test_no_code_is_explained_twice_and_no_entry_is_empty():
+    codes = [code for code, _, _ in ENTRIES]
+    assert len(codes) == len(set(codes))
+    assert all(len(text) > 60 for _, _, text in ENTRIES)
+
+
+def test_the_code_is_shown_to_people_and_is_no_part_of_the_sentence():
+    error = errors.NotFound("job", "it is not there")
+    assert error.with_code == "run 'job': it is not there [RDZV-E12]"
+    assert "RDZV" not in str(error)
