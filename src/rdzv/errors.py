@@ -318,6 +318,8 @@ class ForkedChild(RdzvError):
 class NotStarted(RdzvError, RuntimeError):
     """A server that this process was to start does not run."""
 
+    code = "RDZV-E18"
+
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(what, problem)
         self.what = what
