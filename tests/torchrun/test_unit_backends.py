@@ -20,6 +20,8 @@ from rdzv.drivers.file import FileBackend
 from rdzv.torchrun.endpoints import Redialing
 from rdzv.torchrun.rendezvous import (
     C10dRendezvousBackend,
+    EtcdRendezvousBackend,
+    EtcdServer,
     RendezvousBackend,
     RendezvousConnectionError,
     RendezvousParameters,
@@ -46,8 +48,20 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(scope="module")
+def etcd():
+    server = EtcdServer()
+    server.start()
+    client = server.get_client()
+    yield client
+    client.close()
+    server.stop()
+
+
+@pytest.fixture(params=[*BACKENDS, "etcd"])
 def backend(request, tmp_path):
+    if request.param == "etcd":
+        return EtcdRendezvousBackend(request.getfixturevalue("etcd"), "run", key_prefix=tmp_path.name)
     return BACKENDS[request.param](tmp_path)
 
 
