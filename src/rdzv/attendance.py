@@ -69,7 +69,7 @@ class Attendance:
         self._place = ""
         self._away_at: float | None = None
         self.presence: Presence | None = None
-        self._trouble = "not connected yet"
+        self._trouble = f"engine {driver.endpoint} has not answered yet; `rdzv doctor` on this node tells more"
         self._complained = False
         self._refused = ""
 

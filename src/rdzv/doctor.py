@@ -200,7 +200,7 @@ class Doctor:
             yield problem("RDZV-P07", "trust", error.problem, remedy)
             return
         except Unreachable as error:
-            if self._endpoint.scheme == "etcd":
+            if self._endpoint.scheme in ("etcd", "etcds"):
                 remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
                 return

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
+for folder in ("faults", "etcd"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
 
 
 @pytest.fixture

@@ -13,9 +13,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from cluster import Cluster
 from procs import ENVIRON, is_change, is_notice
 
 import certs
+from rdzv.errors import RdzvError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 PORT = 29400
@@ -46,6 +49,7 @@ def join(endpoint, *words, on=(), nnodes="2", **environ):
     )
     assert time.monotonic() - began < DEADLINE_S
     assert "Traceback" not in done.stderr
+    assert done.stderr.count("is unreachable") <= 1, "what is a line of its own is not logged as well"
     return done
 
 
@@ -171,6 +175,20 @@ def test_the_hosts_file_maps_the_own_name_to_loopback(network, stage):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRON)
     agrees("The hosts file maps the own name to 127.0.1.1", done.stdout)
     assert "run 'job' is kept there" in done.stdout
+
+
+def test_the_etcd_has_no_quorum():
+    try:
+        cluster = Cluster(3)
+    except RdzvError as error:
+        pytest.skip(f"NOT TESTED on a real etcd: {error}")
+    with cluster:
+        for node in cluster.nodes[1:]:
+            node.kill()
+        done = join(cluster.endpoint(), "-c", "join_timeout=15", "-c", "read_timeout=2")
+    assert done.returncode == 3
+    # What gRPC calls it differs.
+    agrees("The etcd has no quorum", re.sub(r"quorum \(.*?\)+;", "quorum (deadline exceeded);", done.stderr))
 
 
 def test_the_node_of_rank_0_is_dead(network, stage):

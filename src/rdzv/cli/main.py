@@ -89,7 +89,7 @@ def join(
     with sentences():
         make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
         # Its lines are the notices: not twice.
-        logging.getLogger("rdzv.notices").propagate = False
+        logging.getLogger("rdzv.notices").disabled = True
         sys.exit(asyncio.run(member.join(make, Voice(json))))
 
 

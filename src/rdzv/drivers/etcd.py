@@ -201,7 +201,9 @@ class _Shared:
             for host, port in driver.named.hosts[:8]
         ]
         found = await asyncio.gather(*judged)
+        remedy = ""
         if not all(found):
+            remedy = "bring a majority of its members back (`etcdctl endpoint status` shows them)"
             answering = sum(not problem for problem in found)
             problem = (
                 f"{answering} of {len(driver.named.hosts)} members answer, but they have no leader, so no quorum "
@@ -210,7 +212,7 @@ class _Shared:
         else:
             names = [member.name for member in self.client.cluster.members]
             problem = "; ".join(f"{name}: {problem}" for name, problem in zip(names, found, strict=False))
-        return Unreachable(driver.endpoint, problem, driver.connect_timeout_s, applied=False)
+        return Unreachable(driver.endpoint, problem, driver.connect_timeout_s, applied=False, remedy=remedy)
 
     def note(self, header: Header) -> None:
         """Every answer names its cluster."""
