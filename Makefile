@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+# Many tests wait for something, so one more than there are cores.
+JOBS ?= 3
 # Seconds; a test that hangs is shown with the stacks of all its threads.
 TEST_TIMEOUT ?= 300
 # The torch that is tested, and numpy, without which torch warns. A version and not just the name: the newest one may bring

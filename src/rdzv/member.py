@@ -261,7 +261,8 @@ class Member:
     def _evict(self, evicted: Evicted) -> None:
         if self._evicted is None:
             self._evicted = evicted
-            self._notice("evicted", evicted.reason)
+            if self._leaving is None:  # Else it is our own goodbye that ended our key.
+                self._notice("evicted", evicted.reason)
 
     # ---- heads
 

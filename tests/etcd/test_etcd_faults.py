@@ -217,8 +217,11 @@ def longest_gap(cluster: Cluster) -> float:
             node.stop()
             stopped_at = time.monotonic()
             await asyncio.to_thread(
-                until, lambda seen=seen, at=stopped_at: len(answered) > seen + 20 and answered[-1] > at + 0.5, "answers"
+                until,
+                lambda seen=seen, at=stopped_at: asking.done() or (len(answered) > seen + 20 and answered[-1] > at + 0.5),
+                "answers",
             )
+            assert not asking.done(), asking
             node.cont()
         asking.cancel()
         await asyncio.wait([asking])
