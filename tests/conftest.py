@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what happened into tests/transcripts/*.txt instead of comparing it; then read the diff",
     )
+
+
+@pytest.fixture(autouse=True)
+def notices_are_logged() -> Iterator[None]:
+    """A command that prints notices silences their logger in its process, which tests share."""
+    yield
+    logging.getLogger("rdzv.notices").disabled = False
 
 
 @pytest.fixture(scope="session")

@@ -37,5 +37,6 @@ async def main(endpoint: str, run_id: str, nnodes: str, *settings: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("rdzv.notices").disabled = True  # They are printed.
     with sentences():
         asyncio.run(main(*sys.argv[1:]))

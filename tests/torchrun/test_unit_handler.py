@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
+from rdzv.drivers.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
 from rdzv.server.server import Server
 from rdzv.torchrun import graceful, plugin
@@ -424,7 +425,7 @@ def _raise(error):
 
 def test_etcd_v3_is_a_name_of_its_own(monkeypatch):
     asked = []
-    monkeypatch.setattr("rdzv.aio.open_driver", lambda settings: asked.append(str(settings.endpoint)))
+    monkeypatch.setattr("rdzv.aio.open_driver", lambda settings: asked.append(str(settings.endpoint)) or MemoryDriver("e"))
     parameters = RendezvousParameters("etcd-v3", "e:2379", "job", 1, 1, None, timeout=900)
     assert plugin.create_etcd_v3(parameters).get_backend() == "etcd-v3"
     assert asked == ["etcd://e:2379"]
