@@ -267,7 +267,7 @@ def test_all_together_may_not_fill_the_memory_either():
             raws = [await Raw.member(server.port, session=f"s{n}") for n in range(5)]
             for raw in raws:  # Each sends most of a frame, and no more.
                 raw.write((900_000).to_bytes(4, "big"), bytes(800_000))
-            await until(lambda: len(server.peers) == 3, "closing those who keep most")
+            await until(lambda: len(server.peers) <= 3, "closing those who keep most")
             assert sum(peer.kept for peer in server.peers) <= limits.unread
             for raw in raws:
                 raw.writer.transport.abort()

@@ -296,8 +296,9 @@ class Server:
 
     def _check_unread(self) -> None:
         """Close those who make us keep most, until what is left fits."""
+        # One that is being closed takes its half with it; counted again, it would save another one from its turn.
+        self._halves = {peer for peer in self._halves if peer.kept and not peer.transport.is_closing()}
         sizes = {peer: peer.kept + peer.transport.get_write_buffer_size() for peer in self._slow | self._halves}
-        self._halves = {peer for peer in self._halves if peer.kept}
         total = sum(sizes.values())
         while total > self.limits.unread:
             worst = max(sizes, key=lambda peer: sizes[peer])
