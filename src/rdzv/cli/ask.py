@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ from ..drivers.base import Session
 from ..errors import NotFound, SettingsError
 from ..settings import Settings
 from . import options
-from .codes import Code, sentences
 from .outside import require_run, session_for, settings_for, who
 
 Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
@@ -43,19 +41,15 @@ def _ask(settings: Settings, act: Act, as_json: bool) -> None:
             return await act(session, settings)
 
     asyncio.run(asking()).show(as_json)
-    sys.exit(Code.OK)
 
 
+@options.with_settings
 def close(
     endpoint: options.Endpoint,
     run_id: options.RunId,
+    given: options.Given,
     reason: Reason = "asked for by an operator",
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """End a run for everybody. Its members are told by whom and why; its id is refused for `closed_for` seconds.
 
@@ -68,21 +62,17 @@ def close(
             raise NotFound(run_id, "it has no round to close: it is closed already, or has not begun")
         return Answer("closed", f"run {run_id!r} is closed: {reason}", {"run_id": run_id, "reason": reason})
 
-    with sentences():
-        _ask(settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key)), act, json)
+    _ask(settings_for(endpoint, run_id, given), act, json)
 
 
+@options.with_settings
 def drain(
     whom: Annotated[str, typer.Argument(metavar="MEMBER|HOST", help="a member's name or id, or a host")],
     endpoint: options.EndpointLast,
     run_id: options.RunId,
+    given: options.Given,
     reason: Reason = "asked for by an operator",
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Ask members to go: the round is re-formed without them, if enough remain, and they leave.
 
@@ -97,21 +87,17 @@ def drain(
         fields = {"run_id": run_id, "members": asked, "reason": reason}
         return Answer("asked to drain", f"asked to drain: {', '.join(asked)}", fields)
 
-    with sentences():
-        _ask(settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key)), act, json)
+    _ask(settings_for(endpoint, run_id, given), act, json)
 
 
+@options.with_settings
 def ban(
     host: options.Host,
     endpoint: options.EndpointLast,
     run_id: options.RunId,
+    given: options.Given,
     reason: Reason = "asked for by an operator",
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Keep a host out of a run, for as long as the run lives; its members are evicted at once."""
 
@@ -121,20 +107,16 @@ def ban(
         text = f"host {host!r} is banned from run {run_id!r}; `rdzv unban` lets it in again"
         return Answer("banned", text, {"run_id": run_id, "host": host, "reason": reason})
 
-    with sentences():
-        _ask(settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key)), act, json)
+    _ask(settings_for(endpoint, run_id, given), act, json)
 
 
+@options.with_settings
 def unban(
     host: options.Host,
     endpoint: options.EndpointLast,
     run_id: options.RunId,
+    given: options.Given,
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Let a host in again. Exit code 7: it was not banned."""
 
@@ -144,20 +126,16 @@ def unban(
             raise NotFound(run_id, f"host {host!r} is not banned from it")
         return Answer("unbanned", f"host {host!r} may join run {run_id!r} again", {"run_id": run_id, "host": host})
 
-    with sentences():
-        _ask(settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key)), act, json)
+    _ask(settings_for(endpoint, run_id, given), act, json)
 
 
+@options.with_settings
 def adopt(
     endpoint: options.Endpoint,
     run_id: options.RunId,
+    given: options.Given,
     force: Annotated[bool, typer.Option("--force", help="the engine that the members knew is surely gone")] = False,
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Let the members of a run follow to the engine that the endpoint means now, although they knew one at another place.
 
@@ -173,5 +151,4 @@ def adopt(
         text = f"members of run {run_id!r} may follow to {session.place} for {operate.ADOPT_S:g} s from now"
         return Answer("adopted", text, {"run_id": run_id, "place": session.place, "for_s": operate.ADOPT_S})
 
-    with sentences():
-        _ask(settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key)), act, json)
+    _ask(settings_for(endpoint, run_id, given), act, json)

@@ -11,27 +11,23 @@ import typer
 from ..doctor import PROBLEM, Doctor, Finding
 from ..settings import Settings
 from . import options
-from .codes import Code, sentences
+from .codes import Code
 from .outside import settings_for
 
 
+@options.with_settings
 def doctor(
     endpoint: options.Endpoint,
+    given: options.Given,
     run_id: options.AnyRunId = "doctor",
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Try the way from this machine to an endpoint, link by link: names, routes, ports, who answers, trust, rights, torch.
 
     Changes nothing. Each line is ok, a warning or a problem, with the remedy. Exit code 1: there is a problem.
     """
-    with sentences():
-        settings = settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        sys.exit(asyncio.run(_examine(settings, json)))
+    settings = settings_for(endpoint, run_id, given)
+    sys.exit(asyncio.run(_examine(settings, json)))
 
 
 async def _examine(settings: Settings, as_json: bool) -> int:

@@ -15,33 +15,27 @@ from ..journal import Life
 from ..onlooker import Onlooker
 from ..settings import Settings
 from . import options
-from .codes import Code, sentences
 from .outside import no_such_run, session_for, settings_for
 from .show import status_table
 from .watch import Watcher
 
 
+@options.with_settings
 def status(
     endpoint: options.Endpoint,
     run_id: options.RunId,
+    given: options.Given,
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Who is in a run, as what, and what it is waiting for. Asks once. Exit code 7: there is no such run."""
-    with sentences():
-        settings = settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        seen = asyncio.run(_look(settings))
-        if json:
-            typer.echo(msgspec.json.encode(seen).decode())
-        else:
-            typer.echo(str(seen))
-            if seen.members:
-                Console().print(status_table(seen))
-        sys.exit(Code.OK)
+    settings = settings_for(endpoint, run_id, given)
+    seen = asyncio.run(_look(settings))
+    if json:
+        typer.echo(msgspec.json.encode(seen).decode())
+    else:
+        typer.echo(str(seen))
+        if seen.members:
+            Console().print(status_table(seen))
 
 
 async def _look(settings: Settings) -> Status:
@@ -52,54 +46,45 @@ async def _look(settings: Settings) -> Status:
     return seen
 
 
+@options.with_settings
 def watch(
     endpoint: options.Endpoint,
     run_id: options.RunId,
+    given: options.Given,
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Show a run as it changes, until it is closed or you stop: a live table, or a line per change without a terminal.
 
     It waits for a run that is not there yet, and goes on through outages of the engine. Exit code 4: the run was closed, and
     not because all were done.
     """
-    with sentences():
-        settings = settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        sys.exit(asyncio.run(_watch(settings, json)))
+    settings = settings_for(endpoint, run_id, given)
+    sys.exit(asyncio.run(_watch(settings, json)))
 
 
 async def _watch(settings: Settings, as_json: bool) -> int:
     return await Watcher(settings, Console(), as_json).run()
 
 
+@options.with_settings
 def journal(
     endpoint: options.Endpoint,
     run_id: options.RunId,
+    given: options.Given,
     json: options.Json = False,
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """What happened in a run: each round, who caused each restart, and what it cost in seconds.
 
     The times in front are the writers' own clocks; durations are measured and do not depend on them. Exit code 7: the engine
     has no journal of that run.
     """
-    with sentences():
-        settings = settings_for(endpoint, run_id, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        lives = asyncio.run(_read(settings))
-        for life in lives:
-            if json:
-                typer.echo("\n".join(_json_lines(life)))
-            else:
-                typer.echo("\n".join(_text_lines(settings.run_id, life)))
-        sys.exit(Code.OK)
+    settings = settings_for(endpoint, run_id, given)
+    lives = asyncio.run(_read(settings))
+    for life in lives:
+        if json:
+            typer.echo("\n".join(_json_lines(life)))
+        else:
+            typer.echo("\n".join(_text_lines(settings.run_id, life)))
 
 
 async def _read(settings: Settings) -> list[Life]:

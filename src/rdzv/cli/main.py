@@ -56,56 +56,46 @@ def _shared(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
 
 
-def _maker(
-    endpoint: str, run_id: str, nnodes: str, pairs: list[str] | None, trust: dict[str, str]
-) -> Callable[..., Rendezvous]:
+def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> Callable[..., Rendezvous]:
     """Reads the options now; the member, which checks its settings, is made in the loop."""
     low, high = options.nodes(nnodes)
-    settings = {**options.conf(pairs), **trust}
 
     def make(observer: Callable[[Notice], None] | None) -> Rendezvous:
-        return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **settings)
+        return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **given)
 
     return make
 
 
 @app.command()
+@options.with_settings
 def join(
     endpoint: options.Endpoint,
     run_id: options.RunId,
     nnodes: options.Nodes,
-    conf: options.Conf = None,
+    given: options.Given,
     json: options.Json = False,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Be a member of a run: a line per world and per notice, until SIGTERM or the run is over.
 
     Exit codes: 0 left or all done, 2 wrong usage or settings, 3 no round in time, 4 closed, 5 engine unreachable,
     6 drained, banned or not trusted, 1 anything else.
     """
-    with sentences():
-        make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        # Its lines are the notices: not twice.
-        logging.getLogger("rdzv.notices").disabled = True
-        sys.exit(asyncio.run(member.join(make, Voice(json))))
+    make = _maker(endpoint, run_id, nnodes, given)
+    # Its lines are the notices: not twice.
+    logging.getLogger("rdzv.notices").disabled = True
+    sys.exit(asyncio.run(member.join(make, Voice(json))))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@options.with_settings
 def run(
     context: typer.Context,
     endpoint: options.Endpoint,
     run_id: options.RunId,
     nnodes: options.Nodes,
-    conf: options.Conf = None,
+    given: options.Given,
     stop_s: Annotated[float, typer.Option("--stop-timeout", help="seconds from SIGTERM to SIGKILL of the program")] = 30.0,
     max_restarts: Annotated[int, typer.Option("--max-restarts", help="how often a program that failed is tried again")] = 0,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Run a program, given after --, in each world; it is stopped and started again when the round changes.
 
@@ -114,15 +104,14 @@ def run(
     Ends with the program's exit code (128 + n if signal n ended it), or with one of `rdzv join`'s.
     """
     command = context.args
-    with sentences():
-        if not command:
-            raise SettingsError("rdzv run needs a program: rdzv run ENDPOINT --run-id R --nnodes 2:4 -- python train.py")
-        if shutil.which(command[0]) is None:
-            # Said before we join: the others would form a round with us only to lose us again.
-            raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
-        make = _maker(endpoint, run_id, nnodes, conf, options.trust(token_file, tls_ca, tls_cert, tls_key))
-        launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
-        sys.exit(asyncio.run(launcher.run()))
+    if not command:
+        raise SettingsError("rdzv run needs a program: rdzv run ENDPOINT --run-id R --nnodes 2:4 -- python train.py")
+    if shutil.which(command[0]) is None:
+        # Said before we join: the others would form a round with us only to lose us again.
+        raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
+    make = _maker(endpoint, run_id, nnodes, given)
+    launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
+    sys.exit(asyncio.run(launcher.run()))
 
 
 @app.command()
@@ -137,20 +126,15 @@ async def _demo() -> int:
 
 
 @app.command()
+@options.with_settings
 def serve(
+    given: options.Given,
     bind: Annotated[str, typer.Option("--bind", help="HOST:PORT to listen at; '*' for all interfaces")] = f"127.0.0.1:{PORT}",
-    conf: options.Conf = None,
-    token_file: options.TokenFile = None,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
 ) -> None:
     """Serve runs from this process's memory, until SIGTERM. Members go on undisturbed if it is restarted at the same place."""
-    with sentences():
-        put_aside(os.environ)
-        given = {**options.conf(conf), **options.trust(token_file, tls_ca, tls_cert, tls_key)}
-        settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, is_host=True, **given)
-        sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings))))
+    put_aside(os.environ)
+    settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, is_host=True, **given)
+    sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings))))
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from ..errors import SettingsError
+from .codes import sentences
 
 Endpoint = Annotated[
     str,
@@ -41,9 +45,42 @@ def nodes(text: str) -> tuple[str, str]:
     return low, high or low
 
 
-def conf(pairs: list[str] | None) -> dict[str, Any]:
+Given: TypeAlias = dict[str, Any]
+"""Settings, as far as the command line gives them."""
+
+
+def _given(
+    conf: Conf = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> Given:
+    """What every command takes: settings one by one, and whom to trust."""
+    trust = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    return {**read_conf(conf), **{name: value for name, value in trust.items() if value is not None}}
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as the shell sees it: with these options in place of its `given`, and sentences in place of tracebacks."""
+    shared = inspect.signature(_given).parameters
+    own = {name: one for name, one in inspect.signature(command).parameters.items() if name != "given"}
+
+    @functools.wraps(command)
+    def shown(**values: Any) -> None:
+        with sentences():
+            command(given=_given(**{name: values.pop(name) for name in shared}), **values)
+
+    hints = {**get_type_hints(command, include_extras=True), **get_type_hints(_given, include_extras=True)}
+    options = [one.replace(annotation=hints[name]) for name, one in {**own, **shared}.items()]
+    shown.__annotations__ = {one.name: one.annotation for one in options}
+    shown.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return shown
+
+
+def read_conf(pairs: list[str] | None) -> Given:
     """Settings given one by one."""
-    settings: dict[str, Any] = {}
+    settings: Given = {}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not key or not equals:
@@ -53,9 +90,3 @@ def conf(pairs: list[str] | None) -> dict[str, Any]:
             raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
         settings[name] = value.strip()
     return settings
-
-
-def trust(token_file: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None) -> dict[str, Any]:
-    """The settings of whom to trust, as far as given."""
-    given = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    return {name: value for name, value in given.items() if value is not None}

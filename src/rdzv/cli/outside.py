@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from ..core.keys import Keys
 from ..drivers.base import EngineReset, Get, Session
@@ -18,11 +17,10 @@ from ..settings import Settings
 from . import options
 
 
-def settings_for(endpoint: str, run_id: str, conf: list[str] | None, trust: dict[str, Any]) -> Settings:
+def settings_for(endpoint: str, run_id: str, given: options.Given) -> Settings:
     """Of an onlooker: how many nodes there are is the run's business."""
     put_aside(os.environ)
-    given = {**options.conf(conf), **trust, "is_host": False}
-    return Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, **given)
+    return Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, **{**given, "is_host": False})
 
 
 @asynccontextmanager
