@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -12,6 +13,22 @@ from rdzv.drivers import inbox, link
 from rdzv.drivers.base import EngineReset, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
 from rdzv.server.frames import Grant, Txn
+
+# ---- connecting
+
+
+def test_neither_end_holds_a_small_frame_back_until_an_earlier_one_is_acknowledged():
+    def is_sent_at_once(transport):
+        return transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    async def scenario():
+        async with serving() as server, session_to(server.port) as session:
+            assert is_sent_at_once(session._link.transport)
+            assert all(is_sent_at_once(peer.transport) for peer in server.peers)
+            assert server.peers
+
+    run(scenario)
+
 
 # ---- reconnecting
 

@@ -15,10 +15,12 @@ from itertools import islice
 from .base import (
     AllCreated,
     Batch,
+    Case,
     Compare,
     Created,
     Delete,
     DeletePrefix,
+    Equals,
     Event,
     Gap,
     Get,
@@ -204,21 +206,27 @@ class Engine:
     # ---- transactions
 
     def txn(
-        self, compares: Iterable[Compare] = (), then: Iterable[Operation] = (), otherwise: Iterable[Operation] = ()
+        self,
+        compares: Iterable[Compare] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before anything changed."""
-        branches = (tuple(otherwise), tuple(then))
+        cases = (Case(tuple(compares), tuple(then)), *instead)
+        branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
             refuse_double_writes(branch)
-        succeeded = all(map(self._holds, compares))
-        operations = branches[succeeded]
+        taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
+        operations = branches[-1 if taken is None else taken]
         for operation in operations:
             if isinstance(operation, Put) and operation.lease and operation.lease not in self.leases:
                 msg = f"lease {operation.lease} has ended: {operation.key} cannot be put under it"
                 raise LeaseGone(msg)
         events: list[Event] = []
         reads = tuple([self._apply(operation, events) for operation in operations])
-        outcome = Outcome(succeeded, self.revision + 1 if events else self.revision, reads)
+        revision = self.revision + 1 if events else self.revision
+        outcome = Outcome(taken is not None, revision, reads, taken or 0)
         self._commit(events)
         return outcome
 
@@ -230,6 +238,9 @@ class Engine:
         if isinstance(compare, Modified):
             item = items.get(compare.key)
             return (item.modified if item else 0) == compare.revision
+        if isinstance(compare, Equals):
+            item = items.get(compare.key)
+            return item is not None and item.value == compare.value
         if isinstance(compare, AllCreated):
             return all(
                 (item.created if (item := items.get(key)) else 0) == revision

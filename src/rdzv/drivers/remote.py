@@ -22,7 +22,7 @@ from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
 from ..server.trust import Trust
-from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
+from .base import Batch, Case, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
 from .inbox import Inbox
 from .link import DialFailed, Link
@@ -149,9 +149,10 @@ class RemoteSession:
         compares: Iterable[Compare] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
-        given = tuple(compares), tuple(then), tuple(otherwise)
+        given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
         outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given))
         return outcome
 

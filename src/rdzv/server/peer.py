@@ -262,7 +262,7 @@ class Peer(Framed):
             self.send(encode(Refused(answer.number, text)))
 
     def _txn(self, run: Run, request: Txn) -> Frame:
-        return Done(request.number, run.txn(request.compares, request.then, request.otherwise))
+        return Done(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
 
     def _grant(self, run: Run, request: Grant) -> Frame:
         return Granted(request.number, run.grant(request.ttl_s, self if request.presence else None))

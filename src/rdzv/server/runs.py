@@ -22,6 +22,7 @@ from typing import Protocol
 from ..drivers.base import (
     AllCreated,
     Batch,
+    Case,
     Compare,
     Delete,
     DeletePrefix,
@@ -99,12 +100,21 @@ class Run:
 
     # ---- requests
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation]) -> Outcome:
+    def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation],
+        instead: Sequence[Case] = (),
+    ) -> Outcome:
         """Raises LeaseGone, ValueError, LimitExceeded; nothing has changed then."""
         self._check_compares(compares)
-        for branch in (then, otherwise):
-            self._check_operations(branch)
-        return self.engine.txn(compares, then, otherwise)
+        self._check_operations(then)
+        for case in instead:
+            self._check_compares(case.compares)
+            self._check_operations(case.then)
+        self._check_operations(otherwise)
+        return self.engine.txn(compares, then, otherwise, instead)
 
     def grant(self, ttl_s: float, home: Home | None) -> int:
         """`home`: it stands for the process behind that connection."""

@@ -19,7 +19,7 @@ from ..core.acts import Verdict, close_head
 from ..core.keys import Keys
 from ..core.model import Entry, Head, Phase
 from ..core.view import Live, View
-from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, Put
+from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, Outcome, Put
 from ..errors import Unreachable
 from ..leader import Duty
 from ..machine import sleep
@@ -102,23 +102,18 @@ def _loss_hidden() -> list[Patch]:
 @_bug("last-call age is taken from another machine's clock")
 def _foreign_age() -> list[Patch]:
     started: dict[tuple[str, int], float] = {}
-    right = Sight.ages
+    right, right_write = Sight.ages, Duty._write_head
 
     def ages(self: Sight) -> tuple[float, float, float]:
-        _, sealed, grown = right(self)
-        head = self.head
-        if head is None:
-            return 0.0, sealed, grown
-        begun = started.setdefault((head.run, head.call_seq), self._now())
-        return self._now() - begun, sealed, grown
+        call, sealed, grown = right(self)
+        begun = None if self.head is None else started.get((self.head.run, self.head.call_seq))
+        return call if begun is None else self._now() - begun, sealed, grown
 
-    def show(self: Sight, item: Any, revision: int) -> None:
-        right_show(self, item, revision)
-        if self.head is not None:
-            started.setdefault((self.head.run, self.head.call_seq), self._now())
+    async def write(self: Duty, head: Head, reason: str, view: View) -> Outcome:
+        started[head.run, head.call_seq] = self._machine.now()
+        return await right_write(self, head, reason, view)
 
-    right_show = Sight.show
-    return [(Sight, "ages", ages), (Sight, "show", show)]
+    return [(Sight, "ages", ages), (Duty, "_write_head", write)]
 
 
 @_bug("an instant is written")
