@@ -78,6 +78,13 @@ class Modified(msgspec.Struct, frozen=True, array_like=True, tag="modified"):
     revision: int
 
 
+class Equals(msgspec.Struct, frozen=True, array_like=True, tag="equals"):
+    """The key exists, and its value is this, byte for byte."""
+
+    key: str
+    value: bytes
+
+
 class AllCreated(msgspec.Struct, frozen=True, array_like=True, tag="all_created"):
     """Each of the keys was created at the revision beside it. At most `Session.compares_max` keys."""
 
@@ -91,7 +98,7 @@ class Empty(msgspec.Struct, frozen=True, array_like=True, tag="empty"):
     since: int = 0
 
 
-Compare = Created | Modified | AllCreated | Empty
+Compare = Created | Modified | Equals | AllCreated | Empty
 
 
 # ---- operations
@@ -136,12 +143,17 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class List(msgspec.Struct, frozen=True, array_like=True, tag="list"):
-    """Read every key with that prefix; `created_below` leaves out those created at or after that revision (0: none)."""
+    """Read every key with that prefix.
+
+    `created_below` leaves out those created at or after that revision (0: none), `after` those up to that key, itself
+    included. An engine that keeps its keys sorted has `after` for nothing, and one that keeps them by age `created_below`.
+    """
 
     prefix: str
     order: Order = Order.KEY
     limit: int = 0
     created_below: int = 0
+    after: str = ""
 
 
 Operation = Put | Delete | DeletePrefix | Get | List

@@ -48,6 +48,7 @@ from .base import (
     Delete,
     DeletePrefix,
     EngineReset,
+    Equals,
     Get,
     Item,
     LeaseGone,
@@ -396,6 +397,8 @@ class EtcdSession:
             return [EtcdCompare(self._key(compare.key), Target.CREATED, compare.revision)]
         if isinstance(compare, Modified):
             return [EtcdCompare(self._key(compare.key), Target.MODIFIED, compare.revision)]
+        if isinstance(compare, Equals):
+            return [EtcdCompare(self._key(compare.key), Target.VALUE, value=compare.value)]
         if isinstance(compare, AllCreated):
             return [EtcdCompare(self._key(key), Target.CREATED, made) for key, made in compare.revisions.items()]
         # Of an empty range etcd compares a key created at revision 0.
@@ -418,7 +421,7 @@ class EtcdSession:
         key = self._key(wanted.prefix)
         below = wanted.created_below
         return Range(
-            key,
+            max(key, self._key(wanted.after) + b"\0") if wanted.after else key,
             prefix_end(key),
             limit=wanted.limit,
             sort=Sort.CREATED if wanted.order in {Order.OLDEST, Order.NEWEST} else Sort.KEY,

@@ -105,27 +105,33 @@ _REQUEST_FIELD: dict[type[Request], int] = {Range: 1, Put: 2, Delete: 3}
 
 
 class Target(IntEnum):
-    """Which of a key's revisions is compared; also the field its number stands in, less four."""
+    """What of a key is compared; also the field that what it is compared with stands in, less four."""
 
     CREATED = 1
     MODIFIED = 2
+    VALUE = 3
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """The revision equals the one given, or (`less`) is below it; of every key up to `end`, if there is one."""
+    """Revision or value equals the one given, or (`less`) is below it; of every key up to `end`, if there is one.
+
+    A key that is not there has revision 0, and no value that equals any.
+    """
 
     key: bytes
     target: Target
-    revision: int
+    revision: int = 0
     less: bool = False
     end: bytes = b""
+    value: bytes = b""
 
     def encode(self) -> bytes:
         """As a Compare."""
         field = 4 + self.target
         return b"".join((
             number(1, 2 if self.less else 0), number(2, self.target), some(3, self.key),
-            varint(field << 3) + varint(self.revision), some(64, self.end),
+            block(field, self.value) if self.target is Target.VALUE else varint(field << 3) + varint(self.revision),
+            some(64, self.end),
         ))  # fmt: skip
 
 
