@@ -52,30 +52,37 @@ class Arrival:
 
     async def come_in(self) -> None:
         """Until our key is there. Raises Closed, SettingsError, Banned, LeaseGone, Unreachable, EngineReset."""
-        session = self._presence.session
+        keys, session = self._presence.keys, self._presence.session
+        # Whoever is here comes before us. Ids are random, so those who take the next by key spread over all, and no engine
+        # needs to read everybody to find it.
+        before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
         seen: Outcome | None = None
         while True:
-            reads: list[Operation] = [List(self._presence.keys.members, Order.NEWEST, limit=2), Get(self._presence.keys.head)]
-            case, *instead = [Case(tuple(compares), (*writes, *reads)) for compares, writes in self._ways(seen)]
-            outcome = await session.txn(case.compares, case.then, self._look_around(), instead)
+            ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self._ways(seen)]
+            outcome = await session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
             if outcome.succeeded:
-                self._note(outcome)
+                self._note(outcome, outcome.revision)
                 return
             own = outcome.item(_OWN)
             if own is not None:
-                # An earlier attempt took effect, though its answer was lost; what it said of us is what counts.
-                self._presence.record = wire.decode(Member, own.value)
-                reads[0] = List(self._presence.keys.members, Order.NEWEST, limit=2, created_below=own.created + 1)
-                self._note(await session.txn(then=reads))
+                await self._recognize(own)
                 return
             seen = outcome
 
-    def _note(self, outcome: Outcome) -> None:
+    async def _recognize(self, own: Item) -> None:
+        """An earlier attempt took effect, though its answer was lost; what it said of us is what counts."""
+        presence, keys = self._presence, self._presence.keys
+        presence.record = wire.decode(Member, own.value)
+        before = List(keys.members, Order.NEWEST, limit=1, created_below=own.created)
+        outcome = await presence.session.txn(then=[before, Get(self._own), Get(keys.head)])
+        still = outcome.item(1)
+        self._note(outcome, own.created if still is not None and still.created == own.created else -1)
+
+    def _note(self, outcome: Outcome, created: int) -> None:
         """Who was before us, and the head, as of the moment we came (or, after a lost answer, a little later)."""
-        presence = self._presence
-        newest = outcome.reads[-2]
-        presence.created = next((item.created for item in newest if item.key == self._own), -1)
-        self.predecessor = next((item.key for item in newest if item.created < presence.created), "")
+        self._presence.created = created
+        others = [item.key for item in (*outcome.reads[0], *outcome.reads[1]) if item.key != self._own]
+        self.predecessor = others[0] if others else ""
         self.head = outcome.item(-1)
         self.revision = outcome.revision
 

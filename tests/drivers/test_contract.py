@@ -176,6 +176,7 @@ async def test_compares(rig: Rig) -> None:
         (Modified(absent, changed), False),
         (Equals(key, b"second"), True),
         (Equals(key, b"first"), False),
+        (Equals(other, b""), True),
         (Equals(absent, b""), False),
         (AllCreated({key: made, other: both}), True),
         (AllCreated({key: made, other: both, absent: 0}), True),
@@ -351,6 +352,23 @@ async def test_list_created_below(rig: Rig) -> None:
     await delete(session, rig.root + "b")
     await put(session, rig.root + "b", b"re-created")
     assert await keys(session, rig.root, Order.NEWEST, 1, made["d"]) == ["a"]
+
+
+@contract
+async def test_list_after_a_key(rig: Rig) -> None:
+    """Only keys behind that one, whether it is there or not, within the prefix or outside."""
+    session = await rig.connect()
+    for name in ("b", "d/x", "d", "c", "e"):
+        await put(session, rig.root + name)
+    for after, expected in (("", "bcde"), ("a", "bcde"), ("b", "cde"), ("bb", "cde"), ("d", "e"), ("e", ""), ("f", "")):
+        found = await keys(session, rig.root, after=rig.root + after)
+        assert [name for name in found if name != "d/x"] == list(expected)
+        assert ("d/x" in found) is (after < "d/x")
+    assert await keys(session, rig.root, Order.KEY, 2, after=rig.root + "b") == ["c", "d"]
+    assert await keys(session, rig.root, Order.NEWEST, 1, after=rig.root + "c") == ["e"]
+    assert await keys(session, rig.root, Order.ANY, 1, after=rig.root + "d/x") == ["e"]
+    assert await keys(session, rig.root + "d", after=rig.root + "b") == ["", "/x"]
+    assert await keys(session, rig.root + "d", after=rig.root + "e") == []
 
 
 @contract

@@ -147,12 +147,17 @@ class Get(_Data, frozen=True, tag="get"):
 
 
 class List(_Data, frozen=True, tag="list"):
-    """Read every key with that prefix; `created_below` leaves out those created at or after that revision (0: none)."""
+    """Read every key with that prefix.
+
+    `created_below` leaves out those created at or after that revision (0: none), `after` those up to that key, itself
+    included. An engine that keeps its keys sorted has `after` for nothing, and one that keeps them by age `created_below`.
+    """
 
     prefix: str
     order: Order = Order.KEY
     limit: int = 0
     created_below: int = 0
+    after: str = ""
 
 
 Operation = Put | Delete | DeletePrefix | Get | List

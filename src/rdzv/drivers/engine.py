@@ -99,15 +99,18 @@ class _Tree:
             del self._directories[name]
             del self._names[bisect_left(self._names, name)]
 
-    def find(self, prefix: str, order: Order, limit: int, below: int) -> tuple[Item, ...]:
+    def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
         """As `List` says. Items created at one revision come in no particular order, unless that is by key."""
-        newest = order is Order.NEWEST
+        # Any, too: those who each watch somebody they found should not all have found the oldest.
+        newest = order in {Order.NEWEST, Order.ANY}
         enough = limit if limit and order is not Order.KEY else None
         found: list[Item] = []
         sources = 0
         for directory, whole in self._within(prefix):
             items = directory.walk(self.items, newest, below)
             matching = items if whole else (item for item in items if item.key.startswith(prefix))
+            if after:
+                matching = (item for item in matching if item.key > after)
             found.extend(islice(matching, enough))
             sources += 1
         if order is Order.KEY:
@@ -256,11 +259,12 @@ class Engine:
             item = tree.items.get(operation.key)
             return (item,) if item else ()
         elif isinstance(operation, List):
-            return tree.find(operation.prefix, operation.order, operation.limit, operation.created_below)
+            wanted = operation
+            return tree.find(wanted.prefix, wanted.order, wanted.limit, wanted.created_below, wanted.after)
         elif isinstance(operation, Delete):
             self._delete(operation.key, events)
         else:
-            for item in tree.find(operation.prefix, Order.KEY, 0, 0):
+            for item in tree.find(operation.prefix, Order.KEY):
                 self._delete(item.key, events)
         return ()
 

@@ -434,7 +434,7 @@ class EtcdSession:
         key = self._key(wanted.prefix)
         below = wanted.created_below
         return Range(
-            key,
+            max(key, self._key(wanted.after) + b"\0") if wanted.after else key,
             prefix_end(key),
             limit=wanted.limit,
             sort=Sort.CREATED if wanted.order in {Order.OLDEST, Order.NEWEST} else Sort.KEY,

@@ -347,7 +347,7 @@ _WEIGHERS: dict[type, Callable[[Any], int]] = {
     Delete: lambda delete: len(delete.key),
     DeletePrefix: lambda delete: len(delete.prefix),
     Get: lambda get: len(get.key),
-    List: lambda listing: len(listing.prefix),
+    List: lambda listing: len(listing.prefix) + len(listing.after),
     Item: lambda item: len(item.key) + len(item.value),
     Outcome: lambda outcome: weigh(outcome.reads),
     Event: lambda event: len(event.key) + (len(event.item.value) if event.item else 0),
