@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -33,6 +34,19 @@ def test_a_broken_connection_is_restored_and_leases_and_watches_with_it():
                 await asyncio.sleep(1.5)
                 assert (await other.txn(then=[Get("k")])).item(0) is not None, "it was never lost"
             assert proxy.connections == 6
+
+    run(scenario)
+
+
+def test_neither_side_holds_small_frames_back():
+    """Nagle's delay: a frame that follows another one would wait 40 ms for the first to be acknowledged."""
+
+    async def scenario():
+        async with serving() as server, session_to(server.port) as session:
+            (peer,) = server.peers
+            for transport in (peer.transport, session._link.transport):
+                sock = transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run(scenario)
 
