@@ -82,14 +82,14 @@ def test_all_sinks_together_cost_the_engine_little(monkeypatch, caplog):
     observed: list[Notice] = []
     txn = MemorySession.txn
 
-    async def counting(self, compares=(), then=(), otherwise=()):
+    async def counting(self, compares=(), then=(), otherwise=(), instead=()):
         then = tuple(then)
         for operation in then:
             kind = "journal" if "/journal/" in getattr(operation, "key", "") else "other"
             counts[kind][0] += 1
             if isinstance(operation, Put):
                 counts[kind][1] += len(operation.key) + len(operation.value)
-        return await txn(self, compares, then, otherwise)
+        return await txn(self, compares, then, otherwise, instead)
 
     async def scenario():
         async with Party(40, 40) as party:

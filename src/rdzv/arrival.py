@@ -46,6 +46,9 @@ class Arrival:
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
         self._own = presence.keys.member(presence.id)
+        self._ban = presence.keys.ban(presence.record.host)
+        self._welcome: tuple[Compare, ...] = (Created(self._own, 0), Created(self._ban, 0))
+        """That we are new, and not banned."""
         self.predecessor = ""
         self.head: Item | None = None
         self.revision = 0
@@ -56,6 +59,7 @@ class Arrival:
         # Whoever is here comes before us. Ids are random, so those who take the next by key spread over all, and no engine
         # needs to read everybody to find it.
         before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
+        self._entrance = Put(self._own, wire.encode(self._presence.record), self._presence.lease)
         seen: Outcome | None = None
         while True:
             ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self._ways(seen)]
@@ -88,8 +92,7 @@ class Arrival:
 
     def _look_around(self) -> list[Operation]:
         keys = self._presence.keys
-        ban = keys.ban(self._presence.record.host)
-        return [Get(keys.settings), Get(keys.head), Get(ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
+        return [Get(keys.settings), Get(keys.head), Get(self._ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
 
     def _ways(self, seen: Outcome | None) -> list[_Way]:
         """By which transactions we can come in, of which one is to be done.
@@ -101,15 +104,8 @@ class Arrival:
         ways = [self._plan(seen)]
         if seen is None and presence.line is None and not presence.settings.incarnation:
             agreed = Equals(presence.keys.settings, wire.encode(presence.agreed))
-            ways.insert(0, ([agreed, *self._welcome()], [self._entrance()]))
+            ways.insert(0, ([agreed, *self._welcome], [self._entrance]))
         return ways
-
-    def _welcome(self) -> list[Compare]:
-        """That we are new, and not banned."""
-        return [Created(self._own, 0), Created(self._presence.keys.ban(self._presence.record.host), 0)]
-
-    def _entrance(self) -> Put:
-        return Put(self._own, wire.encode(self._presence.record), self._presence.lease)
 
     def _plan(self, seen: Outcome | None) -> _Way:
         """By which transaction we can come in, after a look around; without one we take it that nobody was here before."""
@@ -119,10 +115,10 @@ class Arrival:
         ban = None if seen is None else seen.item(_BAN)
         if ban is not None:
             raise Banned(presence.settings.run_id, presence.record.host, wire.decode(Ban, ban.value).reason)
-        compares = [Modified(keys.settings, settings.modified if settings else 0), *self._welcome()]
+        compares: list[Compare] = [Modified(keys.settings, settings.modified if settings else 0), *self._welcome]
         writes = self._replace_closed(seen, nobody, compares)
         writes += self._settle(settings, nobody, compares)
-        writes.append(self._entrance())
+        writes.append(self._entrance)
         if presence.line is not None and presence.record.holds is not None:
             entry = keys.entry(presence.record.holds.table, presence.id)
             line = msgspec.structs.replace(presence.line, created=0)

@@ -186,6 +186,11 @@ class Outcome(_Data, frozen=True):
         return found[0] if found else None
 
 
+def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:
+    """Under which something is put."""
+    return {one.lease for branch in branches for one in branch if isinstance(one, Put)}
+
+
 # ---- what a session may say instead of an answer; none of these leaves the member
 
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from ..errors import Incompatible, LimitExceeded
-from .base import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, Put
+from .base import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, leases_of
 from .engine import Engine
 
 MAGIC = b"rdzv register 1\n"
@@ -235,11 +235,6 @@ def read_log(document: Document, since: int) -> tuple[Batch, ...]:
         events.append(Event(logged.key, logged.revision, item))
     batches.append(Batch(events[-1].revision, tuple(events)))
     return tuple(batches)
-
-
-def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:
-    """Under which something is put."""
-    return {one.lease for branch in branches for one in branch if isinstance(one, Put)}
 
 
 def _superseded(log: Iterable[_Logged], document: Document, engine: Engine) -> Iterator[_Logged]:

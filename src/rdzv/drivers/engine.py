@@ -299,9 +299,9 @@ class Engine:
 
     # ---- leases
 
-    def grant(self, ttl_s: float) -> int:
+    def grant(self, ttl_s: float, lease: int = 0) -> int:
         """See `Leases.grant` for what the longest step of time has to do with `ttl_s`."""
-        return self.leases.grant(ttl_s)
+        return self.leases.grant(ttl_s, lease)
 
     def renew(self, lease: int) -> None:
         """Start its time anew; LeaseGone if it has ended."""

@@ -22,8 +22,8 @@ from typing import Any
 from ..errors import Unreachable
 from ..machine import Machine
 from .backend import Register
-from .base import Case, Compare, Operation, Outcome
-from .document import ELSEWHERE, Lease, encode, first_document, leases_of
+from .base import Case, Compare, Operation, Outcome, leases_of
+from .document import ELSEWHERE, Lease, encode, first_document
 from .hub import Act, Hub
 from .register_watch import RegisterWatch
 

@@ -88,6 +88,13 @@ class Hello(Frame, frozen=True, tag=1):
     probe: bool = False
 
 
+class Granting(Frame, frozen=True):
+    """A presence of this connection, under an id that the driver drew at random."""
+
+    lease: Number
+    ttl_s: float
+
+
 class Txn(Frame, frozen=True, tag=2):
     """A transaction; see the port."""
 
@@ -96,6 +103,8 @@ class Txn(Frame, frozen=True, tag=2):
     then: tuple[Operation, ...]
     otherwise: tuple[Operation, ...]
     instead: Annotated[tuple[Case, ...], msgspec.Meta(max_length=CASES_MAX)] = ()
+    grants: Annotated[tuple[Granting, ...], msgspec.Meta(max_length=LEASES_MAX)] = ()
+    """Made before anything is judged, so that coming in is one exchange."""
 
     def branch(self, outcome: Outcome) -> tuple[Operation, ...] | None:
         """What was done; None: an outcome that it cannot have."""
