@@ -32,19 +32,23 @@ def test_neither_end_holds_a_small_frame_back_until_an_earlier_one_is_acknowledg
 
 def test_a_presence_begins_with_what_is_put_under_it_and_begins_only_once():
     async def scenario():
-        async with serving() as server, Proxy(server.port) as proxy, session_to(server.port) as other:
-            async with session_to(proxy.port, read_timeout_s=0.3) as session:
-                lease = await session.grant(0.5, presence=True)
-                await session.renew(lease)
-                assert not len(server.runs["job"].engine.leases), "it costs nothing until then"
-                proxy.freeze("down")
-                with pytest.raises(Unreachable):
-                    await session.txn(then=[Put("k", b"", lease)])
-                assert (await other.txn(then=[Get("k")])).item(0) is not None, "it has taken effect, unheard"
-                await other.revoke(lease)
-                proxy.thaw()
-                with pytest.raises(LeaseGone):
-                    await session.txn(then=[Put("k", b"", lease)])
+        async with (
+            serving() as server,
+            Proxy(server.port) as proxy,
+            session_to(server.port) as other,
+            session_to(proxy.port, read_timeout_s=0.3) as session,
+        ):
+            lease = await session.grant(60, presence=True)
+            await session.renew(lease)
+            assert not len(server.runs["job"].engine.leases), "it costs nothing until then"
+            proxy.freeze("down")
+            with pytest.raises(Unreachable):
+                await session.txn(then=[Put("k", b"", lease)])
+            assert (await other.txn(then=[Get("k")])).item(0) is not None, "it has taken effect, unheard"
+            await other.revoke(lease)
+            proxy.thaw()
+            with pytest.raises(LeaseGone):
+                await session.txn(then=[Put("k", b"", lease)])
 
     run(scenario)
 
