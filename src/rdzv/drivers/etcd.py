@@ -173,7 +173,8 @@ class _Shared:
             # It never does anything, but etcd says whether we might, and needs its quorum to say it.
             key = (driver.prefix + "rdzv/").encode()
             own = Range(key, prefix_end(key), limit=1, keys_only=True)
-            await client.txn([EtcdCompare(key, Target.CREATED, NEVER)], [EtcdPut(key, b"")], [own], limit_s)
+            never = EtcdCompare(key, Target.CREATED, NEVER)
+            await client.txn([never], [EtcdPut(key, b"")], [own], limit_s, repeat=True)
         except WrongLogin:
             problem = f"etcd refuses the name {driver.access.user!r} with that password"
             if not driver.access.user:

@@ -92,8 +92,13 @@ class Client:
         then: Sequence[Request] = (),
         otherwise: Sequence[Request] = (),
         timeout_s: float | None = None,
+        *,
+        repeat: bool = False,
     ) -> Done:
-        """Compare, then do one thing or the other, at one revision. It is repeated freely only if it cannot write."""
+        """Compare, then do one thing or the other, at one revision.
+
+        It is repeated freely if it only reads, or if who asks knows that no harm comes of it (`repeat`).
+        """
         reads = all(isinstance(one, Range) for one in (*then, *otherwise))
         if reads and self.fragile and (then or otherwise):
             otherwise = [*otherwise, Delete((*then, *otherwise)[0].key + _BARREN)]
@@ -104,7 +109,7 @@ class Client:
         request = encode_txn(compares, then, otherwise)
         if len(request) > REQUEST_MAX:
             raise LimitExceeded("a transaction", len(request), REQUEST_MAX)
-        return decode_txn(await self._ask(_KV + "Txn", request, repeat=reads, timeout_s=timeout_s))
+        return decode_txn(await self._ask(_KV + "Txn", request, repeat=repeat or reads, timeout_s=timeout_s))
 
     async def compact(self, revision: int) -> None:
         """Have etcd forget what was before that revision."""
