@@ -425,7 +425,7 @@ class EtcdSession:
             max(key, self._key(wanted.after) + b"\0") if wanted.after else key,
             prefix_end(key),
             limit=wanted.limit,
-            sort=Sort.CREATED if wanted.order in {Order.OLDEST, Order.NEWEST} else Sort.KEY,
+            sort=Sort.CREATED if wanted.order is Order.OLDEST or wanted.order is Order.NEWEST else Sort.KEY,
             descending=wanted.order is Order.NEWEST,
             created_max=max(below - 1, 0),
             created_min=NEVER if below == 1 else 0,  # etcd takes "at most 0" for "any".

@@ -77,9 +77,7 @@ class Census:
 
     async def _answer(self, questions: list[_Question]) -> None:
         spans = dict.fromkeys(span for question in questions for span in question.spans)
-        revision, found = await self._all(
-            Range(key, end, limit=1, sort=Sort.MODIFIED, descending=True, keys_only=True) for key, end in spans
-        )
+        revision, found = await self._all(map(_newest, spans))
         now = dict(zip(spans, found, strict=True))
         wanted = [
             [(question.since, span) for span in question.before if span[1] or not now[span].count] for question in questions
@@ -116,6 +114,13 @@ class Census:
             revision = revision or done.header.revision
             found += done.found[: len(some)]
         return revision, found
+
+
+def _newest(span: Span) -> Range:
+    key, end = span
+    if not end:
+        return Range(key, keys_only=True)
+    return Range(key, end, limit=1, sort=Sort.MODIFIED, descending=True, keys_only=True)
 
 
 def _settle(question: _Question, answer: Counted | EtcdError) -> None:

@@ -52,10 +52,6 @@ class Sort(IntEnum):
     MODIFIED = 3
 
 
-_RANGE = (3, 4, 5, 6, 7, 8, 9, 12, 13)
-"""The numeric fields of a RangeRequest, in the order in which they are written."""
-
-
 class Range(msgspec.Struct, frozen=True, gc=False):
     """Read keys. `end` is the first key that is not meant; empty: the one key only."""
 
@@ -73,15 +69,18 @@ class Range(msgspec.Struct, frozen=True, gc=False):
 
     def encode(self) -> bytes:
         """As a RangeRequest."""
-        order = 2 if self.descending else int(self.sort is not Sort.KEY)
-        numbers = (
-            self.limit, self.revision, order, self.sort, self.serializable, self.keys_only, self.count_only,
-            self.created_min, self.created_max,
-        )  # fmt: skip
-        keys = some(1, self.key) + some(2, self.end)
-        if not any(numbers):
-            return keys
-        return keys + b"".join([number(field, value) for field, value in zip(_RANGE, numbers, strict=True) if value])
+        data = some(1, self.key) + some(2, self.end)
+        if self.limit:
+            data += number(3, self.limit)
+        if self.revision:
+            data += number(4, self.revision)
+        if self.sort or self.descending:
+            data += number(5, 2 if self.descending else 1) + number(6, self.sort)
+        if self.serializable or self.keys_only or self.count_only:
+            data += number(7, self.serializable) + number(8, self.keys_only) + number(9, self.count_only)
+        if self.created_min or self.created_max:
+            data += number(12, self.created_min) + number(13, self.created_max)
+        return data
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
