@@ -102,7 +102,7 @@ class _Tree:
     def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
         """As `List` says. Items created at one revision come in no particular order, unless that is by key."""
         # Any, too: those who each watch somebody they found should not all have found the oldest.
-        newest = order in {Order.NEWEST, Order.ANY}
+        newest = order is Order.NEWEST or order is Order.ANY
         enough = limit if limit and order is not Order.KEY else None
         found: list[Item] = []
         sources = 0

@@ -175,7 +175,8 @@ class _Shared:
             # It never does anything, but etcd says whether we might, and needs its quorum to say it.
             key = (driver.prefix + "rdzv/").encode()
             own = Range(key, prefix_end(key), limit=1, keys_only=True)
-            await client.txn([EtcdCompare(key, Target.CREATED, NEVER)], [EtcdPut(key, b"")], [own], limit_s)
+            never = EtcdCompare(key, Target.CREATED, NEVER)
+            await client.txn([never], [EtcdPut(key, b"")], [own], limit_s, repeat=True)
         except WrongLogin:
             problem = f"etcd refuses the name {driver.access.user!r} with that password"
             if not driver.access.user:
@@ -437,7 +438,7 @@ class EtcdSession:
             max(key, self._key(wanted.after) + b"\0") if wanted.after else key,
             prefix_end(key),
             limit=wanted.limit,
-            sort=Sort.CREATED if wanted.order in {Order.OLDEST, Order.NEWEST} else Sort.KEY,
+            sort=Sort.CREATED if wanted.order is Order.OLDEST or wanted.order is Order.NEWEST else Sort.KEY,
             descending=wanted.order is Order.NEWEST,
             created_max=max(below - 1, 0),
             created_min=NEVER if below == 1 else 0,  # etcd takes "at most 0" for "any".

@@ -94,8 +94,13 @@ class Client:
         otherwise: Sequence[Request] = (),
         timeout_s: float | None = None,
         instead: Sequence[Case] = (),
+        *,
+        repeat: bool = False,
     ) -> Done:
-        """Compare, then do one thing or the other, at one revision. It is repeated freely only if it cannot write."""
+        """Compare, then do one thing or the other, at one revision.
+
+        It is repeated freely if it only reads, or if who asks knows that no harm comes of it (`repeat`).
+        """
         cases = [part for case in instead for part in (case.compares, case.then)]
         reads = all(isinstance(one, Range) for one in (*then, *otherwise, *(one for case in instead for one in case.then)))
         if reads and self.fragile and (then or otherwise):
@@ -107,7 +112,7 @@ class Client:
         request = encode_txn(compares, then, otherwise, instead)
         if len(request) > REQUEST_MAX:
             raise LimitExceeded("a transaction", len(request), REQUEST_MAX)
-        return decode_txn(await self._ask(_KV + "Txn", request, repeat=reads, timeout_s=timeout_s))
+        return decode_txn(await self._ask(_KV + "Txn", request, repeat=repeat or reads, timeout_s=timeout_s))
 
     async def compact(self, revision: int) -> None:
         """Have etcd forget what was before that revision."""

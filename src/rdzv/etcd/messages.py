@@ -16,7 +16,7 @@ OPERATIONS_MAX = 128
 """Per branch of a transaction, and as many compares (--max-txn-ops)."""
 
 
-class Header(msgspec.Struct, frozen=True):
+class Header(msgspec.Struct, frozen=True, gc=False):
     """Who answered, and how far the store was."""
 
     cluster: int = 0
@@ -53,7 +53,7 @@ class Sort(IntEnum):
     MODIFIED = 3
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(msgspec.Struct, frozen=True, gc=False):
     """Read keys. `end` is the first key that is not meant; empty: the one key only."""
 
     key: bytes
@@ -70,15 +70,21 @@ class Range(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """As a RangeRequest."""
-        order = 2 if self.descending else int(self.sort is not Sort.KEY)
-        numbers = (
-            (3, self.limit), (4, self.revision), (5, order), (6, self.sort), (7, self.serializable), (8, self.keys_only),
-            (9, self.count_only), (12, self.created_min), (13, self.created_max),
-        )  # fmt: skip
-        return some(1, self.key) + some(2, self.end) + b"".join([number(*one) for one in numbers if one[1]])
+        data = some(1, self.key) + some(2, self.end)
+        if self.limit:
+            data += number(3, self.limit)
+        if self.revision:
+            data += number(4, self.revision)
+        if self.sort or self.descending:
+            data += number(5, 2 if self.descending else 1) + number(6, self.sort)
+        if self.serializable or self.keys_only or self.count_only:
+            data += number(7, self.serializable) + number(8, self.keys_only) + number(9, self.count_only)
+        if self.created_min or self.created_max:
+            data += number(12, self.created_min) + number(13, self.created_max)
+        return data
 
 
-class Put(msgspec.Struct, frozen=True):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """Write a key."""
 
     key: bytes
@@ -90,7 +96,7 @@ class Put(msgspec.Struct, frozen=True):
         return some(1, self.key) + some(2, self.value) + number(3, self.lease)
 
 
-class Delete(msgspec.Struct, frozen=True):
+class Delete(msgspec.Struct, frozen=True, gc=False):
     """Delete a key, or all up to `end`."""
 
     key: bytes
@@ -117,7 +123,7 @@ class Target(IntEnum):
     VALUE = 3
 
 
-class Compare(msgspec.Struct, frozen=True):
+class Compare(msgspec.Struct, frozen=True, gc=False):
     """The revision or value equals the one given, or (`less`) is below it; of every key up to `end`, if there is one.
 
     A key that does not exist has revision 0, and no value.
@@ -189,14 +195,14 @@ def encode_compaction(revision: int) -> bytes:
 # ---- what is answered
 
 
-class Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """What one operation of a transaction, or a range by itself, answered. `count`: also of those beyond the limit."""
 
     items: tuple[KeyValue, ...] = ()
     count: int = 0
 
 
-class Done(msgspec.Struct, frozen=True):
+class Done(msgspec.Struct, frozen=True, gc=False):
     """A transaction's answer; `case` counts those that did not hold before the one that did."""
 
     header: Header
@@ -205,7 +211,7 @@ class Done(msgspec.Struct, frozen=True):
     case: int = 0
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """A lease and the time it has left, in seconds; at most 0: it has ended."""
 
     header: Header
@@ -221,7 +227,7 @@ class Status(msgspec.Struct, frozen=True):
     leader: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class Told(msgspec.Struct, frozen=True, gc=False):
     """What a watch stream says."""
 
     header: Header
@@ -319,8 +325,11 @@ def decode_watch(data: bytes) -> Told:
 
 
 def _header(data: bytes) -> Header:
-    values = {field: value for field, value, _ in fields(data)}
-    return Header(values.get(1, 0), values.get(2, 0), values.get(3, 0), values.get(4, 0))
+    values = [0] * 5
+    for field, value, _ in fields(data):
+        if field < 5:
+            values[field] = value
+    return Header(values[1], values[2], values[3], values[4])
 
 
 def _key_value(data: bytes) -> KeyValue:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from .. import arrival as arrival_module
 from .. import presence as presence_module
 from .. import settings as settings_module
 from ..attendance import Attendance
@@ -19,7 +20,7 @@ from ..core.acts import Verdict, close_head
 from ..core.keys import Keys
 from ..core.model import Entry, Head, Phase
 from ..core.view import Live, View
-from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, Outcome, Put
+from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from ..errors import Unreachable
 from ..leader import Duty
 from ..machine import sleep
@@ -199,6 +200,27 @@ def _late_close() -> list[Patch]:
 @_bug("settings mismatch is ignored")
 def _any_settings() -> list[Patch]:
     return [(settings_module, "differences", lambda _mine, _theirs: [])]
+
+
+@_bug("settings are taken for one's own without a compare")
+def _settings_guessed() -> list[Patch]:
+    return [(arrival_module, "Equals", lambda _key, _value: Created("nothing", 0))]
+
+
+@_bug("one who came later is watched")
+def _later_watched() -> list[Patch]:
+    """Two that watch each other wait for ever when all before them have gone."""
+
+    async def look(self: Presence) -> None:
+        await right(self)
+        if self._predecessor:
+            others = await self.patiently(lambda: self.session.txn(then=[List(self.keys.members, Order.NEWEST)]))
+            self._predecessor = next(
+                (item.key for item in others.reads[0] if item.key != self.keys.member(self.id)), self._predecessor
+            )
+
+    right = Presence._look
+    return [(Presence, "_look", look)]
 
 
 @_bug("store of the old round is visible")
