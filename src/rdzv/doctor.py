@@ -265,7 +265,8 @@ class Doctor:
                 seen = await session.txn([Created(own, _NEVER)], [Put(own, b"")], [Get(keys.settings)])
                 took.append(loop.time() - began_at)
         except (RdzvError, EngineReset, ValueError) as error:
-            text = f"a read and a write that would change nothing are refused: {error}"
+            said = error.sentence if isinstance(error, RdzvError) else str(error)
+            text = f"a read and a write that would change nothing are refused: {said}"
             yield problem("RDZV-P08", "engine", text, "give this user the right to read and write the keys of rdzv")
             return
         usual_s = statistics.median(took)

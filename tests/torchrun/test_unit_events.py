@@ -60,7 +60,7 @@ def test_an_engine_that_is_away_is_what_is_waited_for():
     def ask():
         raise Unreachable("host:1", "connection refused")
 
-    assert listen(ask, 1)[0] == "engine host:1 is unreachable: connection refused"
+    assert listen(ask, 1)[0] == "engine host:1 is unreachable: connection refused [RDZV-E02]"
 
 
 def test_a_spare_of_a_round_that_runs_says_so_seldom():

@@ -69,7 +69,7 @@ _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
 
 def theirs(error: RdzvError) -> Exception:
     """The error of torch's for ours, with the same sentence and its code."""
-    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(error.with_code)
+    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
 
 
 class Handler(RendezvousHandler):
@@ -212,7 +212,7 @@ class Handler(RendezvousHandler):
             if self._conf.spare_exit == "error" or (self._conf.spare_exit == "auto" and is_handled()):
                 raise RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
-        self._recorder.failed(error.with_code)
+        self._recorder.failed(str(error))
         raise theirs(error) from error
 
     # ---- what the agent's store asks
