@@ -21,8 +21,8 @@
     └── Incompatible                   bytes that are not ours, or of another version
 
 Each has a short code, which docs/errors.md explains and with which its message ends, wherever that is read: in a traceback, a
-log, the shell. Each is built from fields and makes its sentence from them, so that programs need not read prose. Their arguments are passed to
-`Exception.__init__` in order, which is what makes them survive a trip between processes.
+log, the shell. Each is built from fields and makes its sentence from them, so that programs need not read prose. Their
+arguments are passed to `Exception.__init__` in order, which is what makes them survive a trip between processes.
 """
 
 from __future__ import annotations

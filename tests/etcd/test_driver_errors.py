@@ -274,7 +274,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         Access(tls=True, ca=missing).credentials()
     long = tmp_path / "long"
     long.write_bytes(b"x" * 5000)
-    with pytest.raises(SettingsError, match=r"^token_file has 5000 bytes, a password at most 4096$"):
+    with pytest.raises(SettingsError, match=r"^token_file has 5000 bytes, a password at most 4096 "):
         Access(user="me", password_file=str(long)).login()
 
 
