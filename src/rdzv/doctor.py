@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import ipaddress
+import os
 import re
 import socket
 import ssl
@@ -22,10 +23,10 @@ import msgspec
 from ._version import __version__
 from .core.keys import Keys
 from .drivers.base import Created, Driver, EngineReset, Get, Put, Session
-from .drivers.choose import open_driver
+from .drivers.choose import USER_ENV, open_driver
 from .drivers.dial import CONNECT_TIMEOUT_S, Address, Resolver, connect
 from .drivers.link import DialFailed
-from .errors import RdzvError, Unreachable, Untrusted
+from .errors import RdzvError, SettingsError, Unreachable, Untrusted
 from .machine import http_date
 from .server.peer import DOCTOR
 from .server.place import can_be_told, interfaces, is_here, is_loopback, listen, plain
@@ -81,6 +82,7 @@ class Doctor:
         self._endpoint = settings.endpoint
         self._timeout_s = connect_timeout_s
         self._resolver = Resolver()
+        self._is_etcd = self._endpoint.scheme in ("etcd", "etcds")
         self._would_serve = False
         self._reached = False
 
@@ -206,8 +208,12 @@ class Doctor:
             remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
             yield problem("RDZV-P07", "trust", error.problem, remedy)
             return
+        except SettingsError as error:  # An etcd that does not let this user do it.
+            remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
+            yield problem("RDZV-P08", "engine", error.problem, remedy)
+            return
         except Unreachable as error:
-            if self._endpoint.scheme in ("etcd", "etcds"):
+            if self._is_etcd:
                 remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
                 return
@@ -247,6 +253,9 @@ class Doctor:
     def _trust(self) -> Finding:
         trust = Trust.of(self._settings)
         tls = "with TLS" if trust.certificates is not None or self._endpoint.scheme == "etcds" else "without TLS"
+        if self._is_etcd:
+            user = self._endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, "")
+            return Finding(OK, "trust", f"this node comes {tls} and {f'as {user!r}' if user else 'without a name'}")
         if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
             text = f"this node comes {tls} and without a secret: whoever reaches the port can take part"
             return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")

@@ -56,8 +56,9 @@ class Session(SimSession):
 def cost(engine, observer=None):
     """Requests, operations within them, events and bytes, of all members together."""
     counters, *_ = form(MEMBERS, engine.driver, observer)
-    requests, events, size = (sum(getattr(one, what) for one in counters.values()) for what in ("operations", "events", "bytes"))
-    return {"requests": requests, "operations": engine.operations, "events": events, "bytes": size}
+    sent = {what: sum(getattr(one, of) for one in counters.values()) for what, of in
+            (("requests", "operations"), ("events", "events"), ("bytes", "bytes"))}  # fmt: skip
+    return {**sent, "operations": engine.operations}
 
 
 def torch_events():
