@@ -87,7 +87,7 @@ class Unreachable(RdzvError, ConnectionError):
     @property
     def sentence(self) -> str:
         """See `RdzvError`."""
-        tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
+        tried = f" after {_seconds(self.waited_s)}" if self.waited_s >= 0.1 else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"engine {self.endpoint} is unreachable{tried}: {self.problem}{remedy}"
 
