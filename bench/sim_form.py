@@ -19,7 +19,7 @@ from rdzv.testing.network import Network
 from rdzv.testing.server import SimServer
 
 
-def form(n):
+def form(n, driver=SimDriver, observer=None):
     """Start n members within a second of each other; everything they sent and received until the last has its world."""
     loop = VirtualLoop()
     network = Network(loop, n)
@@ -30,7 +30,7 @@ def form(n):
     worlds = []
 
     async def live(machine):
-        member = Member(SimDriver(network, machine), settings, machine)
+        member = Member(driver(network, machine), settings, machine, observer)
         await Sleep(machine).until(machine.rng.random())
         worlds.append(await member.join())
 

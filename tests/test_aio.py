@@ -35,7 +35,7 @@ def test_an_engine_that_needs_what_is_not_installed_says_how_to_get_it(monkeypat
     monkeypatch.setattr(choose, "import_module", missing)
     with pytest.raises(errors.SettingsError) as refused:
         rendezvous("c10d://host")
-    assert str(refused.value) == (
+    assert refused.value.sentence == (
         "endpoint 'c10d://host:29400' needs torch, which is not installed: pip install 'rdzv[torch]'"
     )
     monkeypatch.setattr(choose, "import_module", lambda _: __import__("no_such_module"))

@@ -117,17 +117,17 @@ REFUSED = [
 def test_each_mistake_gets_its_sentence(text, sentence):
     with pytest.raises(SettingsError) as caught:
         Endpoint.parse(text)
-    assert str(caught.value) == sentence
+    assert caught.value.sentence == sentence
 
 
 def test_a_long_endpoint_is_cut_in_the_sentence():
     with pytest.raises(SettingsError) as caught:
         Endpoint.parse("a" * 5000)
-    assert str(caught.value) == f"endpoint '{'a' * 120}...': it has 5000 characters, at most 4096 are allowed"
+    assert caught.value.sentence == f"endpoint '{'a' * 120}...': it has 5000 characters, at most 4096 are allowed"
 
 
 def test_more_hosts_than_a_cluster_has_are_refused():
-    with pytest.raises(SettingsError, match=r"it names 101 hosts, at most 100 are allowed$"):
+    with pytest.raises(SettingsError, match=r"it names 101 hosts, at most 100 are allowed "):
         Endpoint.parse("etcd://" + ",".join(f"h{i}" for i in range(101)))
 
 
@@ -146,7 +146,7 @@ def test_more_hosts_than_a_cluster_has_are_refused():
 def test_credentials_are_refused_and_not_repeated(text):
     with pytest.raises(SettingsError) as caught:
         Endpoint.parse(text)
-    assert str(caught.value) == (
+    assert caught.value.sentence == (
         "endpoint has credentials in it (a part before '@'), which would end up in logs: "
         "leave them out and name a token_file or tls_cert instead"
     )
@@ -179,7 +179,7 @@ def test_a_query_is_kept_in_order_and_shown_quoted():
 def test_an_option_that_the_driver_does_not_know_is_refused(known, ending):
     with pytest.raises(SettingsError) as caught:
         Endpoint.parse("c10d://a?stor=1").options(*known)
-    assert str(caught.value) == f"endpoint 'c10d://a:29400?stor=1' has an {ending}"
+    assert caught.value.sentence == f"endpoint 'c10d://a:29400?stor=1' has an {ending}"
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,14 @@ def test_every_error_is_tried_here():
 
 @each
 def test_the_sentence_is_exactly_this(error, sentence):
-    assert str(error) == sentence
+    assert error.sentence == sentence
+    assert str(error) == f"{sentence} [{error.code}]"
 
 
 @each
 def test_a_sentence_is_one_line_without_a_full_stop(error, sentence):
     assert str(error).isprintable()
-    assert not str(error).endswith(".")
+    assert not error.sentence.endswith(".")
 
 
 def same(one: BaseException, other: BaseException) -> bool:
@@ -152,7 +153,7 @@ def test_an_error_raised_in_another_process_arrives_whole():
         results = [pool.submit(_raise, case) for case in range(len(CASES))]
         arrived = [result.exception(timeout=60) for result in results]
     assert [type(error) for error in arrived] == [type(error) for error, _ in CASES]
-    assert [str(error) for error in arrived] == [sentence for _, sentence in CASES]
+    assert [error.sentence for error in arrived] == [sentence for _, sentence in CASES]
 
 
 def test_the_tree_in_the_docstring_lists_every_error_with_its_bases():

@@ -218,7 +218,7 @@ def test_closing_tells_everybody_by_whom_and_why():
             with pytest.raises(Closed) as closed:
                 await b.join()
             assert not closed.value.success
-            assert str(closed.value) == (
+            assert closed.value.sentence == (
                 "run 'job' is closed: out of budget (by a); the id can be used again 5 s after the close, "
                 "or at once with a higher incarnation"
             )

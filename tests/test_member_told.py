@@ -42,7 +42,7 @@ def test_a_join_that_times_out_says_who_is_here_who_is_missing_and_what_holds():
             with pytest.raises(JoinTimeout) as late:
                 await a.join(timeout_s=0.3)
             assert late.value.present == ("a", "b")
-            assert str(late.value) == (
+            assert late.value.sentence == (
                 f"run 'job' gave no world in {late.value.waited_s:.3g} s: 2 of 4 nodes: waiting for 2 more (here: a, b) "
                 "[min_nodes=4 max_nodes=4 join_timeout=600 last_call=0.2 regroup=75 lease=1 settle=0.1 grow_every=0 "
                 "drain_settle=0.1 closed_for=5]; start the missing nodes"
@@ -63,7 +63,7 @@ def test_different_settings_are_refused_by_name():
             await until(lambda: is_present(party, "a"))
             with pytest.raises(SettingsError) as wrong:
                 await b.join()
-            assert str(wrong.value) == (
+            assert wrong.value.sentence == (
                 "run 'job' was started with other settings: min_nodes is 1 here and 2 in the run; "
                 "last_call is 7 here and 0.2 in the run; give all members the same"
             )

@@ -131,7 +131,7 @@ say("parent at its end", *sockets())
 def test_a_forked_child_lets_go_of_the_parents_member_and_can_have_its_own(tmp_path):
     theirs = (
         "this member of run 'job' belongs to the process that this one was forked from; "
-        "make a new Rendezvous here to take part"
+        "make a new Rendezvous here to take part [RDZV-E15]"
     )
     assert python(FORKED, tmp_path).splitlines() == [
         "parent anon_inode socket socket socket",

@@ -28,7 +28,7 @@ def make(**options):
 def refusal(**options):
     with pytest.raises(SettingsError) as caught:
         make(**options)
-    return str(caught.value)
+    return caught.value.sentence
 
 
 # ---- what holds when nothing is said

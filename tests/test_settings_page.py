@@ -64,11 +64,3 @@ def test_the_program_of_the_how_to_runs_as_it_stands(tmp_path):
     file.write_text(program)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "round 1: rank 0 of 1\n", "")
-
-
-def test_the_job_of_the_how_to_gives_a_command_that_exists():
-    (job,) = re.findall(r"^```yaml\n(.*?)^```$", (DOCS / "howto.md").read_text(), re.MULTILINE | re.DOTALL)
-    words = [word.strip(' "') for word in re.search(r"command: \[(.+)\]", job)[1].split(",")]
-    assert words[:2] == ["rdzv", "run"]
-    flags = {flag for parameter in COMMANDS["run"].params for flag in parameter.opts}
-    assert {word for word in words[: words.index("--")] if word.startswith("-")} <= flags

@@ -13,7 +13,7 @@ def main() -> None:
         if error.name not in ("typer", "rich", "click"):
             raise
         sys.exit(f"rdzv: the shell tools need {error.name}: pip install 'rdzv[cli]'")
-    app()
+    app(prog_name="rdzv")
 
 
 if __name__ == "__main__":

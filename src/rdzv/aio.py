@@ -18,7 +18,7 @@ from .core.told import Change
 from .drivers.base import Driver
 from .drivers.choose import open_driver
 from .endpoint import Endpoint
-from .errors import Closed, Drained
+from .errors import Closed, Drained, RdzvError
 from .machine import RealMachine
 from .member import Member
 from .notices import Observer
@@ -114,7 +114,8 @@ def parting(error: BaseException | None) -> tuple[bool, str]:
     """
     if error is None:
         return False, "its work here is over"
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = error.sentence if isinstance(error, RdzvError) else str(error)
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, SystemExit):
         return error.code not in (None, 0), text
     if isinstance(error, Closed):

@@ -165,18 +165,20 @@ class Attendance:
             try:
                 session = await self._driver.connect()
             except Unreachable as error:
-                self._lose_touch(str(error))
+                self._lose_touch(error.sentence)
             except Untrusted as error:
                 # Who comes for the first time is told at once, since waiting mends nothing. Who has been in goes on through
                 # it as through any outage: it was trusted before, and its workers run.
                 if not self._place:
                     raise
-                self._lose_touch(str(error))
+                self._lose_touch(error.sentence)
             else:
                 try:
                     if await self._may_follow(session):
                         return session
-                except (Unreachable, EngineReset) as error:
+                except Unreachable as error:
+                    self._lose_touch(error.sentence)
+                except EngineReset as error:
                     self._lose_touch(str(error))
                 except EngineMoved:
                     await session.close()
@@ -192,11 +194,11 @@ class Attendance:
         if allowed.item(0) is not None:
             return True
         moved = EngineMoved(self._settings.run_id, self._place, session.place)
-        self._lose_touch(str(moved))
+        self._lose_touch(moved.sentence)
         if self._refused != session.place:
             # Said at once: only an operator can help, and the workers go on for outage_grace at most.
             self._refused = session.place
-            self._attender.lost_touch(str(moved))
+            self._attender.lost_touch(moved.sentence)
         if self.away_s() >= self._settings.outage_grace:
             raise moved
         return False
@@ -208,7 +210,7 @@ class Attendance:
                 await self._end_former(presence)
                 await presence.begin(*self._attender.recall())
             except Unreachable as error:
-                self._lose_touch(str(error))
+                self._lose_touch(error.sentence)
                 await self._pause()
             else:
                 return

@@ -9,23 +9,28 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import ipaddress
+import os
 import re
 import socket
+import ssl
 import statistics
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 
 import msgspec
 
 from ._version import __version__
 from .core.keys import Keys
 from .drivers.base import Created, Driver, EngineReset, Get, Put, Session
-from .drivers.choose import open_driver
+from .drivers.choose import USER_ENV, open_driver
 from .drivers.dial import CONNECT_TIMEOUT_S, Address, Resolver, connect
 from .drivers.link import DialFailed
-from .errors import RdzvError, Unreachable, Untrusted
+from .errors import RdzvError, SettingsError, Unreachable, Untrusted
+from .machine import http_date
+from .server.peer import DOCTOR
 from .server.place import can_be_told, interfaces, is_here, is_loopback, listen, plain
-from .server.trust import Trust
+from .server.trust import Certificates, Trust
 from .settings import Settings
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -43,6 +48,9 @@ PROBLEMS = {
 """Every problem there is, by its code. A code is never given to another one."""
 SLOW_S = 0.5
 """An engine whose answers take longer will be taken for dead now and then."""
+CLOCK_S = 2.0
+"""Two clocks read in whole seconds, and the way between them: a smaller difference cannot be told."""
+ANSWER_MAX = 16 * 1024
 TRIES = 5
 TORCH_MIN = (2, 5)
 """The first with the entry point group `torchrun.handlers`."""
@@ -74,6 +82,7 @@ class Doctor:
         self._endpoint = settings.endpoint
         self._timeout_s = connect_timeout_s
         self._resolver = Resolver()
+        self._is_etcd = self._endpoint.scheme in ("etcd", "etcds")
         self._would_serve = False
         self._reached = False
 
@@ -199,8 +208,12 @@ class Doctor:
             remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
             yield problem("RDZV-P07", "trust", error.problem, remedy)
             return
+        except SettingsError as error:  # An etcd that does not let this user do it.
+            remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
+            yield problem("RDZV-P08", "engine", error.problem, remedy)
+            return
         except Unreachable as error:
-            if self._endpoint.scheme in ("etcd", "etcds"):
+            if self._is_etcd:
                 remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
                 return
@@ -212,13 +225,37 @@ class Doctor:
             yield Finding(OK, "engine", f"an engine answers; it {kept} (place {session.place})")
             async for finding in self._use(session):
                 yield finding
+            for host, port in self._endpoint.hosts:
+                date = await self._date(host, port)
+                if date:
+                    yield clock_finding(f"{host}:{port}", date, http_date())
         finally:
             with suppress(RdzvError):
                 await session.close()
 
+    async def _date(self, host: str, port: int) -> str:
+        """What its clock says, in the words of HTTP; empty: it does not tell.
+
+        Our server tells everybody who speaks HTTP in the clear, and etcd is a web server; it says so in every answer.
+        """
+        context: ssl.SSLContext | None = None
+        if self._endpoint.scheme == "etcds":
+            given = self._settings
+            context = Certificates(given.tls_ca, given.tls_cert, given.tls_key).client()
+        elif self._endpoint.scheme not in ("rdzv", "etcd"):
+            return ""
+        answer = b""
+        with suppress(OSError, asyncio.TimeoutError):
+            answer = await asyncio.wait_for(_ask_http(host, port, context), self._timeout_s)
+        found = re.search(rb"\r\ndate: *([^\r]{1,40})\r\n", answer, re.IGNORECASE)
+        return found[1].decode("latin-1") if found else ""
+
     def _trust(self) -> Finding:
         trust = Trust.of(self._settings)
-        tls = "with TLS" if trust.certificates is not None else "without TLS"
+        tls = "with TLS" if trust.certificates is not None or self._endpoint.scheme == "etcds" else "without TLS"
+        if self._is_etcd:
+            user = self._endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, "")
+            return Finding(OK, "trust", f"this node comes {tls} and {f'as {user!r}' if user else 'without a name'}")
         if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
             text = f"this node comes {tls} and without a secret: whoever reaches the port can take part"
             return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")
@@ -237,7 +274,8 @@ class Doctor:
                 seen = await session.txn([Created(own, _NEVER)], [Put(own, b"")], [Get(keys.settings)])
                 took.append(loop.time() - began_at)
         except (RdzvError, EngineReset, ValueError) as error:
-            text = f"a read and a write that would change nothing are refused: {error}"
+            said = error.sentence if isinstance(error, RdzvError) else str(error)
+            text = f"a read and a write that would change nothing are refused: {said}"
             yield problem("RDZV-P08", "engine", text, "give this user the right to read and write the keys of rdzv")
             return
         usual_s = statistics.median(took)
@@ -270,6 +308,28 @@ def _source(address: Address) -> str:
         probe.connect(where if where[1] else (where[0], 9, *where[2:]))
         return plain(str(probe.getsockname()[0]))
     return ""
+
+
+async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    try:
+        writer.write(DOCTOR)
+        return await reader.read(ANSWER_MAX)
+    finally:
+        writer.close()
+
+
+def clock_finding(where: str, theirs: str, ours: str) -> Finding:
+    """The one place where two machines' clocks are compared: to be read, and nothing follows from it (G10)."""
+    try:
+        ahead_s = (parsedate_to_datetime(theirs) - parsedate_to_datetime(ours)).total_seconds()
+    except (TypeError, ValueError):
+        return Finding(OK, "clock", f"{where} tells no time that can be read")
+    if abs(ahead_s) <= CLOCK_S:
+        return Finding(OK, "clock", f"the clock of {where} and this machine's agree to about {CLOCK_S:g} s")
+    way = "ahead of" if ahead_s > 0 else "behind"
+    text = f"the clock of {where} is {abs(ahead_s):.0f} s {way} this machine's"
+    return Finding(OK, "clock", f"{text}; rdzv depends on neither, but logs and certificates do")
 
 
 def torch_findings() -> Iterable[Finding]:

@@ -20,9 +20,9 @@
     ├── LimitExceeded (ValueError)     a value larger than the wire format allows
     └── Incompatible                   bytes that are not ours, or of another version
 
-Each has a short code, which docs/errors.md explains; it is shown where a message meets people (`with_code`), not in `str`. Each
-is built from fields and makes its sentence from them, so that programs need not read prose. Their arguments are passed to
-`Exception.__init__` in order, which is what makes them survive a trip between processes.
+Each has a short code, which docs/errors.md explains and with which its message ends, wherever that is read: in a traceback, a
+log, the shell. Each is built from fields and makes its sentence from them, so that programs need not read prose. Their
+arguments are passed to `Exception.__init__` in order, which is what makes them survive a trip between processes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ class RdzvError(Exception):
     """Under which docs/errors.md says what it means and what to do. Never given to another error."""
 
     @property
-    def with_code(self) -> str:
-        """The sentence and its code: for the places where people read it, which are the shell and torchrun's logs."""
-        return f"{self} [{self.code}]"
+    def sentence(self) -> str:
+        """What happened, without the code: to be part of another sentence."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.sentence} [{self.code}]"
 
     def __reduce__(self) -> tuple[object, ...]:
         # OSError, a base of some, keeps only part of its arguments when it is pickled.
@@ -81,8 +84,10 @@ class Unreachable(RdzvError, ConnectionError):
         self.applied = applied
         self.remedy = remedy
 
-    def __str__(self) -> str:
-        tried = f" after {_seconds(self.waited_s)}" if self.waited_s else ""
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
+        tried = f" after {_seconds(self.waited_s)}" if self.waited_s >= 0.1 else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"engine {self.endpoint} is unreachable{tried}: {self.problem}{remedy}"
 
@@ -97,7 +102,9 @@ class Untrusted(RdzvError):
         self.endpoint = endpoint
         self.problem = problem
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"engine {self.endpoint} and this side do not trust each other: {self.problem}"
 
 
@@ -112,7 +119,9 @@ class EngineMoved(RdzvError):
         self.old_place = old_place
         self.new_place = new_place
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return (
             f"run {self.run_id!r} was kept by the engine at {self.old_place}, but {self.new_place} answers now; "
             "the old one may still be serving others: bring it back, or, if it is surely gone, "
@@ -142,7 +151,9 @@ class JoinTimeout(RdzvError, TimeoutError):
         self.settings = settings
         self.remedy = remedy
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         shown = ", ".join(self.present[:16])
         if len(self.present) > 16:
             shown += f" and {len(self.present) - 16} more"
@@ -163,7 +174,9 @@ class StoreTimeout(RdzvError, TimeoutError):
         self.waited_s = waited_s
         self.round_number = round_number
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         names = ", ".join(repr(key) for key in self.keys[:5])
         more = f" and {len(self.keys) - 5} more" if len(self.keys) > 5 else ""
         return (
@@ -184,7 +197,9 @@ class Closed(RdzvError):
         self.success = success
         self.closed_for_s = closed_for_s
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         again = (
             f"; the id can be used again {_seconds(self.closed_for_s)} after the close, "
             "or at once with a higher incarnation"
@@ -205,7 +220,9 @@ class Evicted(RdzvError):
         self.member = member
         self.reason = reason
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return (
             f"member {self.member} was evicted from run {self.run_id!r}: {self.reason}; "
             "stop its workers, then join again"
@@ -223,7 +240,9 @@ class Drained(RdzvError):
         self.member = member
         self.reason = reason
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"member {self.member} is drained from run {self.run_id!r}: {self.reason}; leave, do not join again"
 
 
@@ -238,7 +257,9 @@ class Banned(RdzvError):
         self.host = host
         self.reason = reason
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"host {self.host!r} is banned from run {self.run_id!r}: {self.reason}; `rdzv unban` lets it in again"
 
 
@@ -252,7 +273,9 @@ class RoundOver(RdzvError):
         self.round_number = round_number
         self.reason = reason
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"round {self.round_number} is over: {self.reason}; call join() for the next one"
 
 
@@ -266,7 +289,9 @@ class NotFound(RdzvError):
         self.run_id = run_id
         self.problem = problem
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"run {self.run_id!r}: {self.problem}"
 
 
@@ -280,7 +305,9 @@ class NotJoined(RdzvError):
         self.run_id = run_id
         self.call = call
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"{self.call}: this member has not joined run {self.run_id!r}; call join() first"
 
 
@@ -294,7 +321,9 @@ class LeftAlready(RdzvError):
         self.run_id = run_id
         self.call = call
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"{self.call}: this member has left run {self.run_id!r}; make a new Rendezvous to come back"
 
 
@@ -308,7 +337,9 @@ class ForkedChild(RdzvError):
         self.run_id = run_id
         self.call = call
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return (
             f"{self.call}: this member of run {self.run_id!r} belongs to the process that this one was forked from; "
             "make a new Rendezvous here to take part"
@@ -325,7 +356,9 @@ class NotStarted(RdzvError, RuntimeError):
         self.what = what
         self.problem = problem
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"{self.what} was not started: {self.problem}"
 
 
@@ -340,7 +373,9 @@ class LimitExceeded(RdzvError, ValueError):
         self.size = size
         self.size_max = size_max
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"{self.what} has {self.size} bytes, at most {self.size_max} are allowed"
 
 
@@ -354,5 +389,7 @@ class Incompatible(RdzvError):
         self.what = what
         self.problem = problem
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
         return f"{self.what} cannot be read: {self.problem}"

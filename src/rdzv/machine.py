@@ -87,6 +87,13 @@ def stamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def http_date() -> str:
+    """The same as HTTP writes it: what a server tells whoever takes it for a web server, and `rdzv doctor`."""
+    from email.utils import formatdate  # noqa: PLC0415  A large import for what few processes ever say.
+
+    return formatdate(usegmt=True)
+
+
 class Bell:
     """Wakes whoever waits. A ring while nobody waits is kept for the next wait, so that none is missed."""
 

@@ -250,7 +250,7 @@ class Member:
             self._evict(error)
         elif isinstance(error, RdzvError):
             self._fatal = error
-            self._notice("ended", str(error))
+            self._notice("ended", error.sentence)
         else:
             self._failed = error
         self.refresh()
@@ -410,7 +410,7 @@ class Member:
             try:
                 status = await self._status(self._presence.session, self._presence)
             except RdzvError as error:
-                reason = f"{reason}: {error}"
+                reason = f"{reason}: {error.sentence}"
             else:
                 reason = status.reason
                 present = [member.name for member in status.members if member.state != "lost"]

@@ -239,7 +239,7 @@ class Presence:
                 silent_s = self.machine.now() - self.renewed_at
                 raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
             except Unreachable as error:
-                self.trouble = str(error)
+                self.trouble = error.sentence
                 due_at = self.machine.now() + period * (0.1 + 0.2 * self.machine.jitter())
                 # If it took longer than any call may take, it was us who stood still, which says nothing of the engine.
                 if self.silent_at is None and self.machine.now() - renewing_at < 2 * self.settings.read_timeout:

@@ -35,6 +35,11 @@ def test_on_a_young_engine_the_leader_waits_for_members_of_an_earlier_round():
     )
 
 
+def test_on_a_young_engine_who_is_alone_is_told_that_others_are_missing():
+    """T2.2: what comes next is decided by them."""
+    assert lead(no_head("a", young=True)) == Verdict(None, "1 of 2..4 nodes: waiting for 1 more", BACK_S - 1.0)
+
+
 def test_on_a_young_engine_a_full_run_need_not_wait():
     """T2.2: a run of which nobody has heard is, most likely, a new one."""
     assert lead(no_head("a b c d", young=True)) == Verdict(WriteHead(NEW_HEAD), "4 of 2..4 nodes: the run begins")

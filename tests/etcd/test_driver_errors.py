@@ -40,7 +40,7 @@ def refusal(endpoint: str, access: Access | None = None, connect_timeout_s: floa
     with pytest.raises((SettingsError, Unreachable)) as caught:
         asyncio.run(connect())
     assert time.monotonic() - began_at < 3 * (connect_timeout_s + DIAGNOSE_S)
-    return str(caught.value)
+    return caught.value.sentence
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_settings_that_cannot_work_on_etcd_are_refused(given, sentence, monkeypa
     monkeypatch.delenv("RDZV_ETCD_USER", raising=False)
     with pytest.raises(SettingsError) as caught:
         open_driver(settings(**given))
-    assert str(caught.value) == sentence
+    assert caught.value.sentence == sentence
 
 
 def test_name_and_password_come_from_the_environment_and_are_not_shown(monkeypatch):
@@ -294,11 +294,11 @@ def test_name_and_password_come_from_the_environment_and_are_not_shown(monkeypat
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     missing = str(tmp_path / "missing")
-    with pytest.raises(SettingsError, match=r"^tls_ca is '.*missing', which cannot be read: No such file or directory$"):
+    with pytest.raises(SettingsError, match=r"^tls_ca is '.*missing', which cannot be read: No such file or directory "):
         Access(tls=True, ca=missing).credentials()
     long = tmp_path / "long"
     long.write_bytes(b"x" * 5000)
-    with pytest.raises(SettingsError, match=r"^token_file has 5000 bytes, a password at most 4096$"):
+    with pytest.raises(SettingsError, match=r"^token_file has 5000 bytes, a password at most 4096 "):
         Access(user="me", password_file=str(long)).login()
 
 
@@ -315,6 +315,6 @@ def test_without_grpcio_the_sentence_has_the_command_that_installs_it(monkeypatc
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SettingsError) as caught:
         open_driver(settings("etcd://a"))
-    assert str(caught.value) == (
+    assert caught.value.sentence == (
         "endpoint 'etcd://a:2379': etcd needs grpcio, which is not installed; `pip install 'rdzv[etcd]'`"
     )

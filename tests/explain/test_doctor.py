@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
+import re
 import socket
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from rdzv import doctor
 from rdzv.cli.main import app
-from rdzv.doctor import Doctor, Finding, torch_findings
+from rdzv.doctor import Doctor, Finding, clock_finding, torch_findings
 from rdzv.drivers.link import DialFailed
 from rdzv.endpoint import Endpoint
 from rdzv.errors import Unreachable
@@ -62,6 +63,27 @@ def test_a_server_that_works_is_found_to_work():
     assert found["engine"].text.startswith("it may be read and written, and answers in ")
     assert found["run"].text == "run 't' is not kept there yet: nobody has joined it"
     assert found["trust"].text == "this node comes without TLS and without a secret"
+
+
+def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no_cause_for_complaint(caplog):
+    for trust, token in ((None, None), (Trust(Secret(SECRET)), SECRET)):
+        found = beside_a_server(trust=trust, token=token)["clock"]
+        assert re.fullmatch(r"the clock of 127\.0\.0\.1:\d+ and this machine's agree to about 2 s", found.text)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ("Wed, 01 Jul 2026 12:00:02 GMT", "the clock of s and this machine's agree to about 2 s"),
+        ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither, but logs"),
+        ("Wed, 01 Jul 2026 11:59:50 GMT", "is 10 s behind this machine's"),
+        ("soon", "s tells no time that can be read"),
+    ],
+)
+def test_a_clock_that_differs_is_information_and_nothing_else(theirs, said):
+    finding = clock_finding("s", theirs, "Wed, 01 Jul 2026 12:00:00 GMT")
+    assert (finding.level, said in finding.text) == ("ok", True)
 
 
 def test_a_secret_that_is_missing_is_a_problem_with_its_remedy():

@@ -32,7 +32,8 @@ def test_no_code_is_explained_twice_and_no_entry_is_empty():
     assert all(len(text) > 60 for _, _, text in ENTRIES)
 
 
-def test_the_code_is_shown_to_people_and_is_no_part_of_the_sentence():
+def test_the_code_is_at_the_end_of_the_message_and_no_part_of_the_sentence():
+    """So a message that is part of another has no code in its middle."""
     error = errors.NotFound("job", "it is not there")
-    assert error.with_code == "run 'job': it is not there [RDZV-E12]"
-    assert "RDZV" not in str(error)
+    assert str(error) == "run 'job': it is not there [RDZV-E12]"
+    assert error.sentence == "run 'job': it is not there"

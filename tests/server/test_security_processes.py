@@ -72,7 +72,7 @@ def test_what_is_said_to_a_member_counts_more_than_its_environment(token_file):
     assert find(Secret(TOKEN), str(token_file)) == Secret(TOKEN)
     with pytest.raises(SettingsError) as refused:
         find(Secret("another secret of mine"), str(token_file))
-    assert str(refused.value) == f"token and token_file {str(token_file)!r} are two different secrets: give one of them"
+    assert refused.value.sentence == f"token and token_file {str(token_file)!r} are two different secrets: give one of them"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_file_without_a_secret_is_refused(content, sentence, tmp_path):
         path.write_bytes(content)
     with pytest.raises(SettingsError) as refused:
         Trust.of(make(token_file=path))
-    assert str(refused.value) == f"token_file {str(path)!r} {sentence}"
+    assert refused.value.sentence == f"token_file {str(path)!r} {sentence}"
 
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
@@ -114,7 +114,7 @@ def test_an_environment_without_a_secret_is_refused_and_cleaned(text):
     size = len(text.rstrip("\n"))
     with pytest.raises(SettingsError) as refused:
         put_aside(environ)
-    assert str(refused.value) == f"RDZV_TOKEN cannot be a secret: it has {size} bytes, it must have 1 to 4096"
+    assert refused.value.sentence == f"RDZV_TOKEN cannot be a secret: it has {size} bytes, it must have 1 to 4096"
     assert environ == {}
 
 
@@ -152,7 +152,7 @@ def test_the_secret_is_in_nothing_that_is_shown_or_stored():
 def test_a_wrong_secret_is_refused_without_being_shown(wrong):
     with pytest.raises(SettingsError) as refused:
         make(token=wrong)
-    assert str(refused.value) == (
+    assert refused.value.sentence == (
         f"token is not a secret (a value of type {type(wrong).__name__}): it must be text of 1 to 4096 bytes"
     )
 
@@ -175,7 +175,7 @@ def test_a_wrong_secret_is_refused_without_being_shown(wrong):
 def test_settings_that_do_not_fit_together_get_one_sentence(options, sentence):
     with pytest.raises(SettingsError) as refused:
         make(**options)
-    assert str(refused.value) == sentence
+    assert refused.value.sentence == sentence
 
 
 @pytest.mark.parametrize(

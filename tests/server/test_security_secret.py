@@ -70,7 +70,7 @@ def test_a_refusal_says_the_same_at_both_ends_and_is_final(of_server, of_member,
             with pytest.raises(Untrusted) as refused:
                 await driver_to(server.port, trust=trust(of_member)).connect()
             assert server.runs == {}
-            return server.port, str(refused.value)
+            return server.port, refused.value.sentence
 
     port, said = run(scenario)
     where = f"127.0.0.1:{port}"

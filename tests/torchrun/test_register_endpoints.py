@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
 from agents import free_port
+
+from rdzv.errors import Unreachable
+from rdzv.settings import Settings
+from rdzv.torchrun.endpoints import open_driver
+
+
+def test_where_nobody_serves_a_store_it_is_said_at_once_and_without_torchs_frames(capfd):
+    place = f"127.0.0.1:{free_port()}"
+
+    async def connect():
+        driver = open_driver(Settings.make(f"c10d://{place}", run_id="t", min_nodes=1, max_nodes=1, is_host=False))
+        with pytest.raises(Unreachable, match=rf"nobody serves a store at {place} \(connection refused\); start the node"):
+            await driver.connect()
+        await driver.close()
+
+    asyncio.run(asyncio.wait_for(connect(), 5))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("scheme", ["c10d", "file"])

@@ -30,7 +30,7 @@ def settings(**conf):
 def refused(reader=read, **conf):
     with pytest.raises(SettingsError) as caught:
         reader(given(**conf))
-    return str(caught.value)
+    return caught.value.sentence
 
 
 # ---- torch's keys

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
+import sys
 import threading
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
+from agents import free_port
+from msgspec.structs import replace
 from torch.distributed.elastic.events import NodeState
 
 from rdzv.core.status import Standing, Status
@@ -40,7 +45,7 @@ def listen(ask, lines=2):
     spoken = Spoken(lines)
     events.logger.addHandler(spoken)
     try:
-        with events.Waiting(ask, every_s=0.01):
+        with events.Waiting(ask, 600.0, every_s=0.01):
             assert spoken.enough.wait(LONG_S)
     finally:
         events.logger.removeHandler(spoken)
@@ -56,11 +61,36 @@ def test_whoever_waits_says_for_what_and_for_whom():
     )
 
 
+def test_whoever_waits_for_quorum_says_what_happens_next():
+    few = replace(status(), round=0, min_nodes=2, ready=1)
+    assert listen(lambda: few, 1)[0].endswith("waiting for 1 more (no members); gives up in 600 s (join_timeout)")
+    again = replace(few, round=3, phase="broken")
+    assert events.describe(again, -1.0).endswith("(no members); a run that had a round is waited for without limit")
+
+
+TORCHRUN = "import rdzv.torchrun.events as e; e.SAY_EVERY_S = 0.5; from torch.distributed.run import main; main()"
+
+
+def test_an_agent_of_torchrun_that_waits_says_so_on_stderr():
+    """A real one; only the time between two lines is shorter."""
+    words = ["--rdzv-backend=rdzv", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=2"]
+    command = [sys.executable, "-c", TORCHRUN, *words, "--rdzv-conf=join_timeout=3", "never.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    line = (
+        r"^waiting for a round since \d s: run 'job', round 0 none: 1 of 2 nodes: waiting for 1 more \(1 ready\); "
+        r"gives up in [0-3] s \(join_timeout\)$"
+    )
+    assert len(re.findall(line, done.stderr, re.MULTILINE)) >= 3, done.stderr
+    assert "RendezvousTimeoutError: run 'job' gave no world in 3 s: 1 of 2 nodes: waiting for 1 more (here: " in done.stderr
+    assert done.stderr.rstrip().endswith("[RDZV-E05]")
+
+
 def test_an_engine_that_is_away_is_what_is_waited_for():
     def ask():
         raise Unreachable("host:1", "connection refused")
 
-    assert listen(ask, 1)[0] == "engine host:1 is unreachable: connection refused"
+    assert listen(ask, 1)[0] == "engine host:1 is unreachable: connection refused [RDZV-E02]"
 
 
 def test_a_spare_of_a_round_that_runs_says_so_seldom():
@@ -81,7 +111,7 @@ def test_it_ends_quietly_with_the_interpreter():
         asked.set()
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    waiting = events.Waiting(ask, every_s=0.01)
+    waiting = events.Waiting(ask, 600.0, every_s=0.01)
     with waiting:
         assert asked.wait(LONG_S)
         waiting._thread.join(LONG_S)
@@ -90,7 +120,7 @@ def test_it_ends_quietly_with_the_interpreter():
 
 def test_many_names_are_cut():
     many = status("broken", *((f"n{number}", "lost") for number in range(10)))
-    assert events.describe(many).endswith("lost: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more")
+    assert events.describe(many, 1.0).endswith("lost: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more")
 
 
 # ---- torch's events

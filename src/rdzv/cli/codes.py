@@ -70,7 +70,7 @@ def sentences() -> Iterator[None]:
     except RdzvError as error:
         code = code_of(error)
         if code is not Code.OK:
-            sys.stderr.write(f"rdzv: {error.with_code}\n")
+            sys.stderr.write(f"rdzv: {error}\n")
         sys.exit(code)
     except asyncio.CancelledError:
         sys.stderr.write("rdzv: ended at once, as the second signal asked\n")

@@ -22,7 +22,7 @@ def doctor(
     run_id: options.AnyRunId = "doctor",
     json: options.Json = False,
 ) -> None:
-    """Try the way from this machine to an endpoint, link by link: names, routes, ports, who answers, trust, rights, torch.
+    """Try the way from here to an endpoint, link by link: names, routes, ports, who answers, trust, rights, clock, torch.
 
     Changes nothing. Each line is ok, a warning or a problem, with the remedy. Exit code 1: there is a problem.
     """

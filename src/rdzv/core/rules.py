@@ -68,8 +68,9 @@ def lead(view: View) -> Verdict:
 def first_head(view: View) -> Verdict:
     """T2: make the head, unless members of a run that the engine forgot may still come back."""
     if view.young and not view.is_full:
-        reason = f"{view.here}: waiting for members of an earlier round to come back to this engine"
-        return Verdict(None, reason, BACK_S - view.known_s)
+        # Nearly always there was no such round; then what new users see is what they lack.
+        back = "waiting for members of an earlier round to come back to this engine"
+        return Verdict(None, f"{view.here}: {_too_few(view) or back}", BACK_S - view.known_s)
     era = Era(1, view.fresh)
     head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
     return Verdict(WriteHead(head), f"{view.here}: the run begins")
@@ -296,13 +297,21 @@ def start_call(view: View) -> Verdict | None:
     return Verdict(WriteHead(call_for(head, Call.LAST)), f"{view.here}: last call")
 
 
+def _too_few(view: View) -> str:
+    """How many are missing; empty: none."""
+    if view.fitting(len(view.ready)):
+        return ""
+    settings = view.settings
+    return f"waiting for {-(-settings.min_nodes // settings.unit) * settings.unit - len(view.ready)} more"
+
+
 def keep_waiting(view: View) -> Verdict:
     """Say what is missing, and until when. None of the times is over: the rules before this one would have acted."""
     head, settings = _head(view), view.settings
     age = view.call_age_s
-    if not view.fitting(len(view.ready)):
-        missing = -(-settings.min_nodes // settings.unit) * settings.unit - len(view.ready)
-        reason = f"{view.here}: waiting for {missing} more"
+    too_few = _too_few(view)
+    if too_few:
+        reason = f"{view.here}: {too_few}"
         if view.stragglers:
             reason += f" ({names(view.stragglers)} stopping their workers)"
         return Verdict(None, reason)

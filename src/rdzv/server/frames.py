@@ -434,7 +434,7 @@ class Framed(asyncio.BufferedProtocol):
             try:
                 self.frame_received(data[at : at + size])
             except Incompatible as error:
-                self.violated(f"it sent what cannot be read: {error}")
+                self.violated(f"it sent what cannot be read: {error.sentence}")
                 return
             at += size
         self._keep(data[at:], need)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..drivers.base import Batch, Gap, LeaseGone
 from ..errors import LimitExceeded
+from ..machine import http_date
 from ..secret import Secret
 from .frames import (
     CHALLENGE_MAX,
@@ -72,9 +73,11 @@ PREFIXES_MAX = 64
 """Of one watch: each is compared with each other."""
 
 _HTTP = (
-    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    "HTTP/1.1 400 Bad Request\r\nDate: {date}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
     f"This is an rdzv server (protocol {VERSION}), not a web server.\n"
-).encode()
+)
+DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
+"""What the doctor says to be told the time like any stranger; whose visit is nothing to complain about."""
 
 
 class Peer(Framed):
@@ -146,10 +149,11 @@ class Peer(Framed):
 
     def violated(self, problem: str, start: bytes = b"") -> None:
         """A stranger, or one who went mad."""
-        self._server.complain(self.host, problem)
+        if start != DOCTOR:
+            self._server.complain(self.host, problem)
         if start:
             # To one of another version our own version says all that it needs to know.
-            self.send(_HTTP if "HTTP" in problem else PREAMBLE)
+            self.send(_HTTP.format(date=http_date()).encode() if "HTTP" in problem else PREAMBLE)
             self.transport.close()
         else:
             self.reject(problem)

@@ -105,7 +105,7 @@ class Certificates:
                 self._load()
                 self._stamps = stamps
         except SettingsError as error:
-            secrets_of_ours.warn_once(f"the certificates read before are still used: {error}")
+            secrets_of_ours.warn_once(f"the certificates read before are still used: {error.sentence}")
 
     def _look(self) -> list[tuple[int, int, int]]:
         stamps = []

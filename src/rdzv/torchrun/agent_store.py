@@ -153,7 +153,7 @@ class AgentStore:
         except RdzvError as error:
             if not any(_is_about_ranks(key) for key in keys):
                 raise DistStoreError(str(error)) from error
-            self._round.give_up(f"the ranks of round {self._number} could not be given out: {error}")
+            self._round.give_up(f"the ranks of round {self._number} could not be given out: {error.sentence}")
             return stand_in
 
     def _stand_in(self, key: str) -> bytes:

@@ -19,7 +19,7 @@ from ..machine import RealMachine
 from ..server.place import can_be_told, outward_address, plain
 from ..settings import Settings
 from .rendezvous.api import RendezvousConnectionError, RendezvousStateError
-from .rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, connect
+from .rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, connect, is_local
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ def open_driver(settings: Settings) -> Driver:
     (host, port), *_ = settings.endpoint.hosts
 
     def dial() -> TCPStore:
+        if settings.is_host is False or (settings.is_host is None and not is_local(host)):
+            _knock(host, port, settings.read_timeout)
         return connect(host, port, settings.read_timeout, settings.is_host)
 
     register = BlockingRegister(
@@ -40,6 +42,15 @@ def open_driver(settings: Settings) -> Driver:
         corrupt=(RendezvousStateError,),
     )
     return RegisterDriver(register, RealMachine(), timeout_s=settings.read_timeout)
+
+
+def _knock(host: str, port: int, timeout_s: float) -> None:
+    """Where nobody is, a TCPStore would try until the time is up, and say so with a page of frames."""
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as error:
+        problem = f"nobody serves a store at {host}:{port} ({(error.strerror or str(error)).lower()})"
+        raise RendezvousConnectionError(f"{problem}; start the node that serves there, or correct the endpoint") from error
 
 
 class Redialing:

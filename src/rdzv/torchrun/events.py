@@ -63,9 +63,11 @@ class Recorder:
 class Waiting:
     """While the block runs, says now and then what the run waits for."""
 
-    def __init__(self, status: Callable[[], Status], every_s: float = SAY_EVERY_S) -> None:
+    def __init__(self, status: Callable[[], Status], limit_s: float, every_s: float = 0.0) -> None:
+        """`limit_s`: for how long a first round is waited for."""
         self._status = status
-        self._every_s = every_s
+        self._limit_s = limit_s
+        self._every_s = every_s or SAY_EVERY_S
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._speak, name="rdzv waiting", daemon=True)
 
@@ -84,7 +86,7 @@ class Waiting:
         while not self._over.wait(self._every_s):
             try:
                 status = self._status()
-                text = describe(status)
+                text = describe(status, self._limit_s - (time.monotonic() - began_at))
                 calm = calm + 1 if status.phase == "sealed" else 0
             except RdzvError as error:
                 text = str(error)
@@ -94,14 +96,17 @@ class Waiting:
                 logger.warning("waiting for a round since %.0f s: %s", time.monotonic() - began_at, text)
 
 
-def describe(status: Status) -> str:
-    """How many are here, what is waited for, and who is missing or late, by name."""
+def describe(status: Status, left_s: float) -> str:
+    """How many are here, what is waited for, who is missing or late, by name, and what happens if nobody comes."""
     parts = [str(status)]
     for state, word in (("lost", "lost"), ("straggling", "still stopping their workers")):
         names = [member.name for member in status.of(state)]
         if names:
             more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
             parts.append(f"{word}: {', '.join(names[:_NAMES_MAX])}{more}")
+    if status.ready < status.min_nodes:
+        forever = "a run that had a round is waited for without limit"
+        parts.append(forever if status.round else f"gives up in {max(left_s, 0.0):.0f} s (join_timeout)")
     return "; ".join(parts)
 
 

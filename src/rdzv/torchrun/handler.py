@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import weakref
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -44,6 +44,7 @@ from ..errors import (
     Unreachable,
 )
 from ..notices import Notice
+from ..settings import DEFAULTS, TABLE
 from .agent_store import AgentStore
 from .conf import Conf
 from .events import Recorder, Waiting, logger, warn_if_a_loss_would_end_it
@@ -69,7 +70,7 @@ _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
 
 def theirs(error: RdzvError) -> Exception:
     """The error of torch's for ours, with the same sentence and its code."""
-    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(error.with_code)
+    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
 
 
 class Handler(RendezvousHandler):
@@ -89,6 +90,8 @@ class Handler(RendezvousHandler):
             driver=driver,
             **conf.settings,
         )
+        join_timeout: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
+        self._join_timeout_s: float = join_timeout
         self._recorder = Recorder(backend, conf.run_id)
         # Held weakly, by a thread: a program that catches the signal may drop us, and the member must leave then.
         self._ear = Ear(weakref.WeakMethod(self._signalled))
@@ -125,7 +128,7 @@ class Handler(RendezvousHandler):
         self._ear.listen()
         self._recorder.running(f"joins run {self._conf.run_id}: {reason}")
         try:
-            with ended_by_sigterm(), Waiting(self._rendezvous.status):
+            with ended_by_sigterm(), Waiting(self._rendezvous.status, self._join_timeout_s):
                 world = self._join()
             return self._enter(world, reason)
         except RdzvError as error:
@@ -212,7 +215,7 @@ class Handler(RendezvousHandler):
             if self._conf.spare_exit == "error" or (self._conf.spare_exit == "auto" and is_handled()):
                 raise RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
-        self._recorder.failed(error.with_code)
+        self._recorder.failed(str(error))
         raise theirs(error) from error
 
     # ---- what the agent's store asks

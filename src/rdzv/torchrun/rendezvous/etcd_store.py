@@ -140,8 +140,10 @@ class StoreLate(StoreTimeout):
         super().__init__(late.keys, late.waited_s, late.round_number)
         self.store = store
 
-    def __str__(self) -> str:
-        return super().__str__().replace(f"store of round {self.round_number}", f"etcd store {self.store!r}", 1)
+    @property
+    def sentence(self) -> str:
+        """See `RdzvError`."""
+        return super().sentence.replace(f"store of round {self.round_number}", f"etcd store {self.store!r}", 1)
 
 
 class _Tenant:

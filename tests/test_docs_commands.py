@@ -1,0 +1,300 @@
+"""Every command in the documents for users is run as it stands, on one machine, or there is a reason why it is not.
+
+Names of hosts become this machine, ports become free ones, and `srun` starts its program here; the rest is what users type.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from rdzv.errors import RdzvError
+from rdzv.etcd.server import EtcdServer, find_etcd
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
+HOST = os.uname().nodename
+LIMIT_S = 90.0
+
+# ---- what the documents show
+
+PROGRAMS = {"rdzv", "torchrun", "srun", "kubectl", "etcdctl", "openssl", "pip", "python", "make"}
+
+
+def fenced(page, languages):
+    return re.findall(rf"^```(?:{languages})\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page):
+    """Blocks that are scripts as they are, others line by line; and what stands in the text with more than a command's name."""
+    for block in fenced(page, "sh|bash"):
+        if re.search(r"[$>]", block):
+            yield block.strip()
+        else:
+            yield from (re.sub(r"\s+# .*", "", line) for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines())
+    for block in fenced(page, "yaml"):
+        for words in re.findall(r"^ *(?:command|args): \[(.+)\]$", block, re.MULTILINE):
+            yield shlex.join(word.strip(' "') for word in words.split(","))
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([^`\n]+)`", text):
+        program, *words = code.split()
+        if program in PROGRAMS and (len(words) > 1 or code.startswith("rdzv --")):
+            yield code
+
+
+def one(start, page):
+    """The command of a page that begins so: a script is not repeated here."""
+    (found,) = [text for text in commands(page) if text.startswith(start)]
+    return found
+
+
+TORCHRUN = "torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=job --nnodes=2:4 --max-restarts=100 train.py"
+TRAIN = {
+    "rdzv run node1:29400 --run-id job --nnodes 2:4 -- python train.py": 2,
+    one("rdzv run job-0.job:29400", "docs/howto.md"): 1,
+    one("#SBATCH", "docs/howto.md"): 1,
+    one("openssl rand", "docs/security.md"): 1,
+    one("umask 077", "docs/security.md"): 1,
+}
+"""Start a program, on so many nodes here."""
+TORCH_TRAIN = {
+    TORCHRUN: 1,
+    "torchrun --rdzv-backend=rdzv --nnodes=1 train.py": 1,
+    "torchrun --rdzv-backend=rdzv --rdzv-endpoint=host:29400 --rdzv-id=job --nnodes=2:4 train.py": 1,
+    one("#SBATCH", "docs/torchrun.md"): 1,
+}
+CERTIFICATES = one("openssl req", "docs/security.md")
+WITH_CERTIFICATES = one("rdzv run node1:29400 --tls-ca", "docs/security.md")
+TWO_TERMINALS = (
+    "rdzv join localhost:29400 --run-id try --nnodes 1:2 -c last_call=3",
+    "rdzv join localhost:29400 --run-id try --nnodes 2",
+)
+THIRD_TERMINAL = ("rdzv watch localhost:29400 --run-id try", "rdzv journal localhost:29400 --run-id try")
+WATCH = "rdzv watch node1:29400 --run-id job"
+ON_A_RUN = {
+    "rdzv doctor node1:29400": "it may be read and written",
+    "rdzv status node1:29400 --run-id job": "run 'job', round 1 sealed: round 1 runs with 2 nodes",
+    "rdzv journal node1:29400 --run-id job": "round 1 sealed with 2 nodes",
+    "rdzv drain node7 node1:29400 --run-id job --reason maintenance": f"asked to drain: {HOST}/b",
+    "rdzv ban node7 node1:29400 --run-id job --reason 'bad memory'": "is banned from run 'job'",
+    "rdzv unban node7 node1:29400 --run-id job": "may join run 'job' again",
+    "rdzv close node1:29400 --run-id job --reason 'superseded by job-2'": "run 'job' is closed: superseded by job-2",
+    "rdzv adopt node2:29400 --run-id job --force": "members of run 'job' may follow to",
+}
+"""On a run with two members, in this order, and what each says."""
+ALONE = ("rdzv --version", "rdzv --show-completion")
+ETCD = tuple(text for text in commands("docs/etcd.md") if text.startswith("etcdctl"))
+RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TWO_TERMINALS, *THIRD_TERMINAL, WATCH, *ON_A_RUN, *ALONE, *ETCD}
+
+NOT_RUN = {
+    "make demo": "makes an environment; what it starts then is `rdzv demo`",
+    "rdzv demo": "is run by tests/cli/test_commands.py",
+    "pip install .": "is how `make test` made the environment of these tests, and would change it",
+    "pip install '.[cli]'": "the same",
+    "pip install '.[etcd]'": "the same",
+    "pip install 'rdzv[cli]'": "the same",
+    "pip install 'rdzv[etcd]'": "the same",
+    "pip install 'rdzv[torch]'": "the same",
+    "rdzv --verbose COMMAND": "COMMAND stands for any",
+    "rdzv --install-completion": "changes the user's shell; what it would write is shown by --show-completion",
+    "kubectl create secret generic rdzv --from-file=token=rdzv.token": "needs a cluster",
+    "rdzv run train-0.train:29400 --token-file /etc/rdzv/token ...": "is cut short, as it says",
+}
+
+
+def test_every_command_in_the_documents_is_run_or_has_a_reason_why_not():
+    shown = {text: page for page in PAGES for text in commands(page)}
+    unknown = {text: page for text, page in shown.items() if text not in RUN and text not in NOT_RUN}
+    assert unknown == {}
+    assert {*RUN, *NOT_RUN} - set(shown) == set(), "no longer in any document"
+
+
+def test_every_extra_that_the_documents_install_exists():
+    project = (ROOT / "pyproject.toml").read_text()
+    extras = re.search(r"^\[project\.optional-dependencies\]\n(.*?)^\[", project, re.MULTILINE | re.DOTALL)[1]
+    named = {name for text in NOT_RUN for name in re.findall(r"\[(\w+)\]", text)}
+    assert named <= set(re.findall(r"^(\w+) = \[", extras, re.MULTILINE))
+
+
+# ---- the machine
+
+HERE = {
+    "rdzv": f'exec {sys.executable} -m rdzv "$@"',
+    "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
+    "python": f'exec {sys.executable} "$@"',
+    "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"',
+    "scontrol": "echo 127.0.0.1",
+}
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "1"}
+PROGRAM = 'import os\nprint("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)\n'
+
+
+class Machine:
+    """A folder in which commands find what they name."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.port = free_port()
+        (folder / "bin").mkdir()
+        for name, script in HERE.items():
+            file = folder / "bin" / name
+            file.write_text(f"#!/bin/sh\n{script}\n")
+            file.chmod(0o755)
+        (folder / "train.py").write_text(PROGRAM)
+
+    def as_here(self, command, nodes=1, member=HOST):
+        """With this machine's names and numbers."""
+        for shown, here in {
+            r"\b(node[12]|host|job-0\.job):29400": f"127.0.0.1:{self.port}",
+            r":29400": f":{self.port}",
+            r"\b2:4\b": str(nodes),
+            r"\bnode7\b": member,
+            r"--nproc-per-node=8": "--nproc-per-node=1",
+        }.items():
+            command = re.sub(shown, here, command)
+        return command
+
+    @contextmanager
+    def running(self, command, **environ):
+        """In a shell, which is ended with all that it started."""
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        environ = {**os.environ, **SLURM, "HOME": str(self.folder), "PATH": path, "OMP_NUM_THREADS": "1", **environ}
+        with subprocess.Popen(
+            ["bash", "-e", "-c", command], cwd=self.folder, env=environ, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as shell:  # fmt: skip
+            try:
+                yield shell
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(shell.pid, signal.SIGKILL)
+
+    def run(self, command, **environ):
+        """To its end, which must be a good one; what it printed."""
+        with self.running(command, **environ) as shell:
+            out, err = shell.communicate(timeout=LIMIT_S)
+            assert shell.returncode == 0, (command, out, err)
+            return out
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def line(shell, fits):
+    """The next that fits."""
+    for said in shell.stdout:
+        if fits(said):
+            return said
+    raise AssertionError(shell.stderr.read())
+
+
+# ---- they are run
+
+
+def train(machine, command, nodes):
+    """On each node, at the same time; each rank is there once."""
+    if nodes > 1:
+        with machine.running(machine.as_here(command, nodes)) as other:
+            said = machine.run(machine.as_here(command, nodes))
+            more, err = other.communicate(timeout=LIMIT_S)
+            assert other.returncode == 0, err
+            said += more
+    else:
+        said = machine.run(machine.as_here(command))
+    assert sorted(re.findall(r"rank \d of \d", said)) == [f"rank {rank} of {nodes}" for rank in range(nodes)]
+
+
+@pytest.mark.parametrize(("command", "nodes"), TRAIN.items())
+def test_a_program_is_started_as_shown(machine, command, nodes):
+    train(machine, command, nodes)
+
+
+@pytest.mark.parametrize(("command", "nodes"), TORCH_TRAIN.items())
+def test_torchrun_starts_a_program_as_shown(machine, command, nodes):
+    pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+    train(machine, command, nodes)
+
+
+def test_certificates_are_made_and_used_as_shown(machine):
+    machine.run(CERTIFICATES)
+    train(machine, WITH_CERTIFICATES, 1)
+
+
+@pytest.mark.parametrize("command", TWO_TERMINALS)
+def test_two_terminals_meet_and_a_third_looks_on(machine, command):
+    join = machine.as_here(command)
+    with machine.running(join) as first, machine.running(join) as second:
+        worlds = [line(shell, lambda said: re.search(r"round \d+: rank \d of 2", said)) for shell in (first, second)]
+        assert {re.search(r"rank (\d)", said)[1] for said in worlds} == {"0", "1"}
+        if command == TWO_TERMINALS[0]:
+            watch, journal = map(machine.as_here, THIRD_TERMINAL)
+            with machine.running(watch) as third:
+                assert "sealed: round" in line(third, lambda said: "(2 in)" in said)
+            assert "sealed with 2 nodes" in machine.run(journal)
+
+
+def test_an_operator_finds_out_and_asks_as_shown(machine):
+    join = f"rdzv join 127.0.0.1:{machine.port} --run-id job --nnodes 1:2 -c last_call=60 -c slot="
+    with machine.running(f"rdzv serve --bind 127.0.0.1:{machine.port}") as server:
+        line(server, lambda said: said.startswith("serving at"))
+        watching = machine.as_here(WATCH)
+        with machine.running(join + "a") as a, machine.running(join + "b") as b, machine.running(watching) as watch:
+            for member in (a, b):
+                line(member, lambda said: " of 2, bootstrap" in said)
+            for command, says in ON_A_RUN.items():
+                node7 = f"{HOST}/b" if " drain " in command else HOST
+                said = machine.run(machine.as_here(command, member=node7))
+                assert says in said, said
+                if " drain " in command:
+                    assert b.wait(LIMIT_S) == 6
+                    line(a, lambda said: " of 1, bootstrap" in said)
+            assert watch.wait(LIMIT_S) == 4
+            assert "round 1 sealed" in watch.stdout.read()
+
+
+@pytest.mark.parametrize("command", ALONE)
+def test_what_needs_no_run_says_something(machine, command):
+    # The second line keeps the shell there, which is asked what it is.
+    assert machine.run(f"{command}\n:").strip()
+
+
+def test_a_user_of_etcd_gets_its_rights_as_shown_and_the_doctor_knows_them(machine):
+    """Below its own prefix all is well; elsewhere the doctor says what is missing."""
+    try:
+        folder = Path(find_etcd()).resolve().parent
+        etcdctl = shutil.which("etcdctl", path=f"{folder}:{os.environ['PATH']}")
+    except RdzvError as error:
+        pytest.skip(f"NOT TESTED on a real etcd: {error}")
+    assert etcdctl, "it comes with etcd"
+    (machine.folder / "bin" / "etcdctl").symlink_to(etcdctl)
+    with EtcdServer() as server:
+        place, password = server.get_endpoint(), {"RDZV_ETCD_PASSWORD": "of a trainer"}
+        before = "etcdctl user add trainer:'of a trainer'; etcdctl user add root:root; etcdctl user grant-role root root"
+        machine.run("\n".join([before, *ETCD, "etcdctl auth enable"]), ETCDCTL_ENDPOINTS=place, ETCDCTL_API="3")
+        said = machine.run(f"rdzv doctor 'etcd://{place}/training?user=trainer' --json", **password)
+        found = {one["topic"]: one for one in map(json.loads, said.splitlines())}
+        assert found["engine"]["text"].startswith("it may be read and written")
+        assert found["clock"]["text"].startswith(f"the clock of {place} and this machine's agree")
+        with machine.running(f"rdzv doctor 'etcd://{place}/else?user=trainer' --json", **password) as shell:
+            said, err = shell.communicate(timeout=LIMIT_S)
+            assert (shell.returncode, "RDZV-P08" in said) == (1, True), (said, err)
