@@ -7,6 +7,7 @@ needed, with no room for one frame more per member.
 from __future__ import annotations
 
 import asyncio
+import collections
 import copy
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ from tap import Tap
 
 MEMBERS = 50
 LONG_S = 60.0
+JOIN = {"Hello": 1, "Grant": 1, "Txn": 3, "Watch": 1}
+"""All that a member says to come in and be given a world: the lease, two attempts to come in, the watch, the take."""
 
 
 class Crowd:
@@ -86,23 +89,27 @@ def worst(lines, count):
     return max(count(line) for line in lines)
 
 
+def more(counted, allowed):
+    """What was said beyond what may be."""
+    return dict(counted - collections.Counter(allowed))
+
+
 async def all_join(crowd):
     await crowd.join()
     crowd.know_leader()
     return crowd.lines()
 
 
-def test_a_join_is_a_lease_two_attempts_to_come_in_a_watch_and_a_take():
+def test_a_join_is_a_lease_an_attempt_or_two_to_come_in_a_watch_and_a_take():
     leader, others = played(all_join)
     for line in others:
-        assert dict(line.asked) == {"Hello": 1, "Grant": 1, "Txn": 3, "Watch": 1}
+        assert not more(line.asked, JOIN)
     # The run begins, the round is sealed: who came before the first is told of both.
     assert worst(others, lambda line: line.told["News"]) <= 2
-    assert worst(others, lambda line: line.bytes) <= 4_400
+    assert worst(others, lambda line: line.bytes) <= 3_900
     # Beyond its own join: one list and one watch of the run, the run's lease, and a write each to begin and to seal.
-    assert leader.asked["Txn"] <= 3 + 4
-    assert leader.requests <= 5 + 4 + 2
-    assert leader.bytes <= 4_400 + MEMBERS * 1_000
+    assert not more(leader.asked, {"Hello": 1, "Grant": 1 + 1, "Txn": 3 + 3, "Watch": 1 + 1})
+    assert leader.bytes <= 3_900 + MEMBERS * 700
 
 
 def test_a_seal_is_one_notice_and_one_take_for_each_member_and_one_write_of_the_leader():
@@ -120,10 +127,10 @@ def test_a_seal_is_one_notice_and_one_take_for_each_member_and_one_write_of_the_
     newcomer = next(line for line in others if line.asked["Hello"])
     for line in others:
         if line is not newcomer:
-            assert dict(line.asked) == {"Txn": 1}
-            assert dict(line.told) == {"News": 1, "Done": 1}
-    assert dict(newcomer.asked) == {"Hello": 1, "Grant": 1, "Txn": 3, "Watch": 1}
-    assert dict(leader.asked) == {"Txn": 2}
+            assert not more(line.asked, {"Txn": 1})
+            assert not more(line.told, {"News": 1, "Done": 1})
+    assert not more(newcomer.asked, JOIN)
+    assert not more(leader.asked, {"Txn": 1 + 1})
 
 
 def test_to_form_again_is_one_put_and_one_take_for_each_member():
@@ -135,11 +142,11 @@ def test_to_form_again_is_one_put_and_one_take_for_each_member():
 
     leader, others = played(story)
     for line in others:
-        assert dict(line.asked) == {"Txn": 2}
-    # Its own record and its predecessor's, that the round is broken, that the others are called, that the next is sealed.
-    assert worst(others, lambda line: line.told["News"]) <= 5
-    assert worst(others, lambda line: line.bytes) <= 3_600
-    assert leader.asked["Txn"] <= 2 + 3
+        assert not more(line.asked, {"Txn": 2})
+    # Its own record and its predecessor's, that the round is broken, that the next one is sealed.
+    assert worst(others, lambda line: line.told["News"]) <= 4
+    assert worst(others, lambda line: line.bytes) <= 2_700
+    assert not more(leader.asked, {"Txn": 2 + 2})
 
 
 def test_an_idle_member_says_one_word_per_third_of_its_lease_and_hears_one():
@@ -165,8 +172,9 @@ def test_an_idle_member_says_one_word_per_third_of_its_lease_and_hears_one():
 def test_in_the_simulator_too_a_join_costs_what_it_costs_however_many_they_are(members):
     counters, _, _ = form(members)
     *others, leader = sorted(counters.values(), key=lambda one: one.bytes)
-    assert sum(one.operations for one in counters.values()) <= 8 * members + 20
+    # The five of a join, the greeting, and, because it counts until all are gone, the end of the watch and the goodbye.
+    assert sum(one.operations for one in counters.values()) <= 8 * members + 10
     assert max(one.operations for one in others) <= 9
     assert max(one.bytes for one in others) <= 4_200
-    assert leader.operations <= 30
-    assert leader.bytes <= 600 * members + 6_000
+    assert leader.operations <= 16
+    assert leader.bytes <= 575 * members + 3_000
