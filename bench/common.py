@@ -70,36 +70,42 @@ class Crowd:
     """Processes full of members, or of a peer's clients, that act together. See `crowd.py`."""
 
     def __init__(self, kind: str, address: str, size: int, *, processes: int = 1, **more: object) -> None:
-        self._processes = []
-        self.size = size
-        for index in range(processes):
-            mine = list(range(index, size, processes))
-            spec = {"kind": kind, "address": address, "size": size, "mine": mine, **more}
-            process = subprocess.Popen(
+        self._kind = kind
+        self._processes = [
+            subprocess.Popen(
                 [sys.executable, str(BENCH / "crowd.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL,
                 text=True,
             )
-            self._processes.append(process)
-            self._say(process, spec)
+            for _ in range(min(processes, size))
+        ]
         try:
-            for process in self._processes:
-                self._hear(process)
+            self.prepare(address, size, **more)
         except BaseException:
             self.stop()
             raise
+
+    def prepare(self, address: str, size: int, **more: object) -> None:
+        """Members that have not begun yet; those there were leave."""
+        self.size = size
+        for index, process in enumerate(self._processes):
+            mine = list(range(index, size, len(self._processes)))
+            spec = {"kind": self._kind, "address": address, "size": size, "mine": mine, **more}
+            self._say(process, {"act": "prepare", "spec": spec})
+        for process in self._processes:
+            self._hear(process)
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def act(self, what: str, *, gap_s: float = 0.0) -> dict[str, float]:
-        """All begin at one instant (the last one `gap_s` later); seconds from the first, and from the last, to begin."""
+    def form(self, *, gap_s: float = 0.0) -> dict[str, float]:
+        """All begin at one instant (the last one `gap_s` later); seconds from then, and from the last, until all are done."""
         at = time.monotonic() + 0.1 + self.size / 20_000
         for process in self._processes:
-            self._say(process, {"act": what, "at": at, "gap_s": gap_s})
+            self._say(process, {"act": "form", "at": at, "gap_s": gap_s})
         answers = [self._hear(process) for process in self._processes]
         done = max(answer["done"] for answer in answers)
         return {
@@ -107,6 +113,13 @@ class Crowd:
             "last_s": done - max(answer["began"] for answer in answers),
             "client_cpu_s": sum(answer["cpu_s"] for answer in answers),
         }
+
+    def leave(self) -> None:
+        """All leave; the processes stay."""
+        for process in self._processes:
+            self._say(process, {"act": "leave"})
+        for process in self._processes:
+            self._hear(process)
 
     def stop(self) -> None:
         """All leave; harmless when they have."""

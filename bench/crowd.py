@@ -109,16 +109,12 @@ class Handlers:
 
     def prepare(self) -> None:
         from torch.distributed.elastic.rendezvous import RendezvousParameters  # noqa: PLC0415  Seconds.
-        from torch.distributed.elastic.rendezvous import registry as torchs  # noqa: PLC0415
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry  # noqa: PLC0415
 
         from rdzv.torchrun.plugin import create_rdzv  # noqa: PLC0415
 
         backend, size = self._spec["backend"], self._spec["size"]
-        registry = torchs.rendezvous_handler_registry
-        if backend == "c10d":
-            torchs._register_default_handlers()
-        else:
-            registry.register("rdzv", create_rdzv)
+        registry.register("rdzv", create_rdzv)  # For those who have not installed it; harmless otherwise.
         self._handlers = []
         for index in self._spec["mine"]:
             # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
@@ -134,7 +130,9 @@ class Handlers:
         assert len({info.rank for info in self._infos}) == len(self._infos), "one rank twice"
 
     def stop(self) -> None:
-        pass
+        """The run is over; torch's would go on to renew their presence in it."""
+        for handler in self._handlers:
+            handler.shutdown()
 
 
 KINDS = {"members": Members, "floor": Floor, "lighthouse": Lighthouse, "handlers": Handlers}
@@ -193,37 +191,43 @@ def say(words: dict) -> None:
     print(json.dumps(words), flush=True)
 
 
-async def play(spec: dict) -> None:
+async def play() -> None:
     """In a loop or in threads, as the kind is; while nothing is to be done the loop must run on, to keep members alive."""
-    crowd = KINDS[spec["kind"]](spec)
-    is_async = isinstance(crowd, (Members, Floor))
-    loop = asyncio.get_running_loop()
-    prepared = crowd.prepare()
-    if is_async:
-        await prepared
-    say({"ready": True})
+    crowd = None
+    spec: dict = {}
     while True:
-        order = json.loads(await loop.run_in_executor(None, sys.stdin.readline) or '{"act": "stop"}')
+        line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        order = json.loads(line or '{"act": "stop"}')
+        if order["act"] == "form":
+            act = Act(spec, order)
+            before_s = time.process_time()
+            await _settled(act.in_loop(crowd) if isinstance(crowd, (Members, Floor)) else act.in_threads(crowd))
+            say({"began": max(act.began), "done": max(act.done), "cpu_s": time.process_time() - before_s})
+            continue
+        if crowd is not None:
+            await _settled(crowd.stop())
+            crowd = None
         if order["act"] == "stop":
-            stopped = crowd.stop()
-            if is_async:
-                await stopped
             return
-        act = Act(spec, order)
-        before_s = time.process_time()
-        if is_async:
-            await act.in_loop(crowd)
-        else:
-            act.in_threads(crowd)
-        cpu_s = time.process_time() - before_s
-        say({"began": max(act.began), "done": max(act.done), "cpu_s": cpu_s})
+        if order["act"] == "leave":
+            say({"left": True})
+            continue
+        spec = order["spec"]
+        crowd = KINDS[spec["kind"]](spec)
+        await _settled(crowd.prepare())
+        say({"ready": True})
+
+
+async def _settled(done: object) -> None:
+    """What the kinds with a loop return must be awaited."""
+    if done is not None:
+        await done
 
 
 def main() -> None:
     allow_files()
-    spec = json.loads(sys.stdin.readline())
     try:
-        asyncio.run(play(spec))
+        asyncio.run(play())
     except Exception as problem:
         say({"problem": f"{type(problem).__name__}: {problem}"})
         raise

@@ -34,7 +34,7 @@ def once(what: str, size: int, processes: int, exchange: dict[str, int]) -> dict
         found = {}
         for mode in modes:
             before_s = server.cpu_s()
-            found[mode] = crowd.act("form", gap_s=0.3 + size / 1000 if mode == "late" else 0.0)
+            found[mode] = crowd.form(gap_s=0.3 + size / 1000 if mode == "late" else 0.0)
             found[mode]["server_cpu_s"] = server.cpu_s() - before_s
         return found
 
@@ -48,12 +48,13 @@ async def count(size: int, kind: str = "members", **exchange: int) -> dict[str, 
             try:
                 for mode in ("warm", "again") if kind == "members" else ("floor",):
                     tap.reset()
-                    await asyncio.to_thread(crowd.act, "form")
+                    await asyncio.to_thread(crowd.form)
+                    total = tap.total()
                     found[mode] = {
-                        "requests": tap.requests / size,
-                        "txns": tap.asked["Txn"] / size,
-                        "news": tap.told["News"] / size,
-                        "bytes": (tap.sent + tap.received) / size,
+                        "requests": total.requests / size,
+                        "txns": total.asked["Txn"] / size,
+                        "news": total.told["News"] / size,
+                        "bytes": total.bytes / size,
                     }
             finally:
                 await asyncio.to_thread(crowd.stop)

@@ -21,21 +21,22 @@ async def steady(size: int, idle_s: float, book: Book) -> None:
         async with Tap(server.address) as tap:
             first = await asyncio.to_thread(Crowd, "members", tap.address, size, run_id="first")
             with first:
-                await asyncio.to_thread(first.act, "form")
+                await asyncio.to_thread(first.form)
                 await asyncio.sleep(1.0)
                 tap.reset()
                 before_s, members_before_s = server.cpu_s(), cpu_s(first.pids[0])
                 await asyncio.sleep(idle_s)
+                total = tap.total()
                 figures = {
-                    "bytes_per_second": (tap.sent + tap.received) / size / idle_s,
-                    "frames_per_second": (sum(tap.asked.values()) + sum(tap.told.values())) / size / idle_s,
+                    "bytes_per_second": total.bytes / size / idle_s,
+                    "frames_per_second": total.frames / size / idle_s,
                     "member_cpu": (cpu_s(first.pids[0]) - members_before_s) / size / idle_s,
                     "server_cpu": (server.cpu_s() - before_s) / idle_s,
                 }
                 before_kib = server.rss_kib()
                 second = await asyncio.to_thread(Crowd, "members", server.address, 2 * size, run_id="second")
                 with second:
-                    await asyncio.to_thread(second.act, "form")
+                    await asyncio.to_thread(second.form)
                     await asyncio.sleep(1.0)
                     figures["kb_per_member"] = (server.rss_kib() - before_kib) * 1.024 / (2 * size)
                     await asyncio.to_thread(second.stop)

@@ -14,29 +14,57 @@ ASKS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Hello, *fr
 TELLS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Welcome, *frames.Answer.__args__)}
 
 
-class Tap:
-    """Listens at `address`. `asked` and `told` count frames by kind, `sent` and `received` the members' bytes."""
+class Line:
+    """What one member said and heard: frames by kind, and bytes without the greeting."""
 
-    def __init__(self, server: str) -> None:
-        self._host, port = server.rsplit(":", 1)
-        self._port = int(port)
-        self.address = ""
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.asked: collections.Counter[str] = collections.Counter()
         self.told: collections.Counter[str] = collections.Counter()
-        self.sent = 0
-        self.received = 0
+        self.sent = self.received = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.sent + self.received
+
+    @property
+    def frames(self) -> int:
+        return sum(self.asked.values()) + sum(self.told.values())
 
     @property
     def requests(self) -> int:
-        """What the engine has to do: answered or, as a watch, kept."""
+        """What the engine has to do: it answers, or keeps a watch."""
         return sum(self.asked[name] for name in ("Txn", "Grant", "Renew", "Revoke", "Watch"))
+
+
+class Tap:
+    """Listens at `address`; a line for each connection."""
+
+    def __init__(self, server: str) -> None:
+        self._host, port = server.rsplit(":", 1)
+        self._port = int(port)
+        self.address = ""
+        self.lines: list[Line] = []
+
+    def reset(self) -> None:
+        for line in self.lines:
+            line.reset()
+
+    def total(self) -> Line:
+        """Of all lines."""
+        total = Line()
+        for line in self.lines:
+            total.asked += line.asked
+            total.told += line.told
+            total.sent += line.sent
+            total.received += line.received
+        return total
 
     async def __aenter__(self):
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: _Side(self, is_member=True), "127.0.0.1", 0, backlog=4096)
+        self._listener = await loop.create_server(self._accept, "127.0.0.1", 0, backlog=4096)
         port = self._listener.sockets[0].getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         return self
@@ -44,27 +72,26 @@ class Tap:
     async def __aexit__(self, *_: object) -> None:
         self._listener.close()
 
+    def _accept(self) -> _Side:
+        line = Line()
+        self.lines.append(line)
+        return _Side(self, line, is_member=True)
+
     async def dial(self, member: _Side) -> None:
         loop = asyncio.get_running_loop()
-        _, server = await loop.create_connection(lambda: _Side(self, is_member=False), self._host, self._port)
+        _, server = await loop.create_connection(
+            lambda: _Side(self, member.line, is_member=False), self._host, self._port
+        )
         member.join(server)
         server.join(member)
-
-    def count(self, is_member: bool, frame: bytes, size: int) -> None:
-        """A frame's second byte is its tag: they are short arrays with a small number first."""
-        if is_member:
-            self.asked[ASKS.get(frame[1], "?")] += 1
-            self.sent += size
-        else:
-            self.told[TELLS.get(frame[1], "?")] += 1
-            self.received += size
 
 
 class _Side(asyncio.Protocol):
     """One of the two connections."""
 
-    def __init__(self, tap: Tap, *, is_member: bool) -> None:
+    def __init__(self, tap: Tap, line: Line, *, is_member: bool) -> None:
         self._tap = tap
+        self.line = line
         self._is_member = is_member
         self._greeted = False
         self._rest = b""
@@ -97,9 +124,18 @@ class _Side(asyncio.Protocol):
             size = 4 + int.from_bytes(data[at : at + 4], "big")
             if len(data) - at < size:
                 break
-            self._tap.count(self._is_member, data[at + 4 : at + 8], size)
+            self._count(data[at + 5], size)
             at += size
         self._rest = data[at:]
+
+    def _count(self, tag: int, size: int) -> None:
+        """A frame is a short array with a small number first: its second byte is its tag."""
+        if self._is_member:
+            self.line.asked[ASKS.get(tag, "?")] += 1
+            self.line.sent += size
+        else:
+            self.line.told[TELLS.get(tag, "?")] += 1
+            self.line.received += size
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._other is not None:
