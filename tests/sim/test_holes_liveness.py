@@ -188,7 +188,7 @@ async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its
     await hands.all(b.join())
     await hands.until(lambda: a.is_in and c.is_in)
     session = b.member._presence.session
-    connection = session._connection
+    connection = session._link
     hands.fault("half open", b)
     hands.engine.hung_up(connection)
     await hands.until(lambda: b.key is None)
@@ -196,7 +196,7 @@ async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its
     assert b.member.changed is None
     hands.loop.call_soon(connection.lose, context=b.machine.context)
     await hands.pass_time(0.0001)
-    assert session._connection is None
+    assert session._link is None
     await hands.raises(Evicted, b.done())
     await hands.until(lambda: a.holds(2) and c.holds(2))
     assert b.key is None

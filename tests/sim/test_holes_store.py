@@ -263,7 +263,7 @@ def marks_are_not_compared():
 async def test_h16_an_operation_that_was_given_up_and_arrives_late_does_nothing(hands):
     """A's request is stuck in the network; A gives up, tries again on a new connection and goes on. Then the first arrives."""
     a, _b = await hands.form("a", "b")
-    store, connection = a.world.store, a.member._presence.session._connection
+    store, connection = a.world.store, a.member._presence.session._link
     a.cut("requests")
     setting, adding = a.on(store.set("x", "1")), a.on(store.add("n", 1))
     await hands.until(lambda: not connection.open)

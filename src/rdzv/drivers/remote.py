@@ -1,8 +1,6 @@
 """The driver for the embedded server: the port over TCP.
 
-A session restores its connection by itself. It is bound to one engine instance; when another one answers, it is over
-(EngineReset) and nothing of it is ever sent again. Calls made while there is no connection wait for one; what was under way
-when it was lost has failed with an unknown outcome and is not repeated.
+A session restores its connection by itself (see `lasting`).
 """
 
 from __future__ import annotations
@@ -20,13 +18,14 @@ from msgspec import structs
 
 from ..endpoint import Endpoint
 from ..errors import Unreachable, Untrusted
+from ..machine import Timer
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
 from ..server.trust import Trust
-from .base import Batch, Case, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome, leases_of
+from .base import Case, Compare, LeaseGone, Operation, Outcome, leases_of
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
-from .inbox import Inbox
+from .lasting import LastingSession, LastingWatch
 from .link import DialFailed, Link
 
 logger = logging.getLogger("rdzv.remote")
@@ -122,31 +121,23 @@ class RemoteDriver:
             logger.warning("engine %s: %s", self.endpoint, problem)
 
 
-class RemoteSession:
-    """See the module's docstring. Used from the loop it was made on."""
+class RemoteSession(LastingSession[Link]):
+    """See the module's docstring."""
 
     durable = False
 
     def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: Link, welcome: Welcome) -> None:
-        self.instance = welcome.instance
-        self.place = welcome.place
+        super().__init__(driver.endpoint, welcome.instance, welcome.place, asyncio.get_running_loop())
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
         self.local_host = local_host(link, welcome, driver.named)
         self._driver = driver
         self._name = name
         self._attempts = attempts
-        self._loop = asyncio.get_running_loop()
-        self._link: Link | None = None
-        self._redialing: asyncio.Task[None] | None = None
-        self._waiters: dict[asyncio.Future[Link], None] = {}
         self._leases: dict[int, None] = {}
         self._unborn: dict[int, float] = {}
-        self._watches: dict[int, RemoteWatch] = {}
-        self._watch_numbers = count(1)
-        self._ended: type[Exception] | None = None
         if not self._use(link):
-            self._lost("the connection is lost")
+            self._lost()
 
     # ---- the port
 
@@ -200,17 +191,6 @@ class RemoteSession:
         await self._call(lambda number: frames.Revoke(number, lease))
         self._leases.pop(lease, None)
 
-    def watch(self, targets: Sequence[str], since: int) -> RemoteWatch:
-        """Whatever is wrong is said by the watch."""
-        watch = RemoteWatch(self, next(self._watch_numbers), tuple(targets), since)
-        if self._ended is not None:
-            watch.end(self._end_of_session())
-        else:
-            self._watches[watch.number] = watch
-            if self._link is not None:
-                self._link.tell(frames.Watch(watch.number, watch.targets, since))
-        return watch
-
     async def close(self) -> None:
         """A connection that says goodbye leaves its leases alone; one that breaks does not."""
         if self._ended is not None:
@@ -229,47 +209,27 @@ class RemoteSession:
         link = self._link or await self._connected()
         return await link.call(frame)
 
-    async def _connected(self) -> Link:
-        """Wait for the connection to be restored."""
-        if self._ended is not None:
-            raise self._end_of_session()
-        waiter: asyncio.Future[Link] = self._loop.create_future()
-        self._waiters[waiter] = None
-        limit_s = self._driver.read_timeout_s
-        timer = self._loop.call_later(limit_s, self._waited_in_vain, waiter, limit_s)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiters.pop(waiter, None)
+    @property
+    def _patience_s(self) -> float:
+        return self._driver.read_timeout_s
 
-    def _waited_in_vain(self, waiter: asyncio.Future[Link], limit_s: float) -> None:
-        if not waiter.done():
-            problem = "the connection was lost and is not back"
-            waiter.set_exception(Unreachable(self._driver.endpoint, problem, limit_s, applied=False))
+    def _later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        return self._loop.call_later(delay_s, callback)
 
-    def _use(self, link: Link) -> bool:
-        """Go on with this connection; False if it is lost already, before anybody here could be told."""
-        if not link.is_open:
-            return False
-        self._link = link
-        link.on_lost = self._lost
+    def _take_on(self, link: Link) -> bool:
+        link.on_lost = self._lost_by
         link.on_news = self._told
-        for watch in self._watches.values():
-            link.tell(frames.Watch(watch.number, watch.targets, watch.seen))
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(link)
-        return True
+        return link.is_open
 
-    def _lost(self, _problem: str) -> None:
+    def _hang_up(self, link: Link) -> None:
+        link.close()
+
+    def _lost_by(self, _problem: str) -> None:
         if self._link is not None and self._link.violation:
             self._driver.warn(self._link.violation)
-        self._link = None
-        if self._ended is None:
-            self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
+        self._lost()
 
-    async def _redial(self) -> None:
+    async def _dial_again(self) -> tuple[Link, str]:
         first_s, longest_s = BACKOFF_S
         longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
         for attempt in count():
@@ -281,67 +241,18 @@ class RemoteSession:
                     self._driver.warn(error.problem)
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
                 await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
-                continue
-            self._redialing = None
-            if welcome.instance != self.instance:
-                link.close()
-                self._end(EngineReset)
-            elif not self._use(link):
-                self._lost("the connection is lost")
-            return
+            else:
+                return link, welcome.instance
+        raise AssertionError  # It counts without end.
 
     def _hello_again(self) -> Hello:
         return self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
 
-    def _end(self, how: type[Exception]) -> None:
-        """For good: every call and watch fails from now on."""
-        self._ended = how
-        self._link = None
-        if self._redialing is not None:
-            self._redialing.cancel()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(self._end_of_session())
-        for watch in tuple(self._watches.values()):
-            watch.end(self._end_of_session())
+    def _begin_watch(self, link: Link, watch: LastingWatch, since: int) -> None:
+        link.tell(frames.Watch(watch.number, watch.targets, since))
 
-    def _end_of_session(self) -> Exception:
-        if self._ended is EngineReset:
-            return EngineReset(f"instance {self.instance} at {self.place} is gone")
-        return Unreachable(self._driver.endpoint, "the session is closed", applied=False)
-
-    # ---- watches
-
-    def _told(self, number: int, news: Batch | Gap) -> None:
-        watch = self._watches.get(number)
-        if watch is None:
-            return  # Closed while this was under way.
-        if isinstance(news, Batch):
-            watch.deliver(news)
-        else:
-            watch.at_server = False
-            watch.end(news)
-
-    def forget(self, watch: RemoteWatch) -> None:
-        """The watch ended, from whichever side."""
-        if self._watches.pop(watch.number, None) is not None and self._link is not None and watch.at_server:
-            self._link.tell(frames.Unwatch(watch.number))
-
-
-class RemoteWatch(Inbox):
-    """A watch that a new connection can be told to go on with."""
-
-    def __init__(self, session: RemoteSession, number: int, targets: tuple[str, ...], since: int) -> None:
-        super().__init__(since)
-        self.number = number
-        self.targets = targets
-        self.at_server = True
-        """The server still has it."""
-        self._session = session
-
-    def ended(self) -> None:
-        """The server must hear of it, unless it was it that said so."""
-        self._session.forget(self)
+    def _end_watch(self, link: Link, watch: LastingWatch) -> None:
+        link.tell(frames.Unwatch(watch.number))
 
 
 def local_host(link: Link, welcome: Welcome, endpoint: Endpoint) -> str:

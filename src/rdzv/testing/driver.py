@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-from ..drivers.base import Batch, Case, Compare, EngineReset, Operation, Outcome
-from ..drivers.inbox import Inbox
+from ..drivers.base import Case, Compare, Operation, Outcome
+from ..drivers.lasting import LastingSession, LastingWatch
 from ..errors import Unreachable
-from ..machine import sleep
+from ..machine import Timer, sleep
 from .machines import SimMachine
 from .network import Connection, Network
 from .server import Welcome
@@ -60,26 +60,18 @@ class SimDriver:
         return connection, welcome
 
 
-class SimSession:
-    """Bound to one instance. Restores its connection by itself, in a task of its machine."""
+class SimSession(LastingSession[Connection]):
+    """A real session but for its connections, in tasks of its machine."""
 
     def __init__(self, driver: SimDriver, connection: Connection, welcome: Welcome) -> None:
-        self.instance = welcome.instance
-        self.place = welcome.place
+        super().__init__(driver.endpoint, welcome.instance, welcome.place, driver.machine.loop)
         self.durable = welcome.durable
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
         self.local_host = driver.machine.host
         self._driver = driver
         self._machine = driver.machine
-        self._loop = driver.machine.loop
-        self._connection: Connection | None = None
-        self._redialing: asyncio.Task[None] | None = None
-        self._waiters: dict[asyncio.Future[Connection], None] = {}
         self._leases: dict[int, None] = {}
-        self._watches: dict[int, SimWatch] = {}
-        self._watch_numbers = count(1)
-        self._ended: type[Exception] | None = None
         if not self._use(connection):
             self._lost()
 
@@ -93,45 +85,34 @@ class SimSession:
         instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
-        connection = self._connection or await self._connected()
+        connection = self._link or await self._connected()
         args = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
         outcome: Outcome = await connection.call("txn", *args)
         return outcome
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """See the port."""
-        connection = self._connection or await self._connected()
+        connection = self._link or await self._connected()
         lease: int = await connection.call("grant", ttl_s, presence)
         self._leases[lease] = None
         return lease
 
     async def renew(self, lease: int) -> None:
         """See the port."""
-        connection = self._connection or await self._connected()
+        connection = self._link or await self._connected()
         await connection.call("renew", lease)
 
     async def revoke(self, lease: int) -> None:
         """See the port."""
-        connection = self._connection or await self._connected()
+        connection = self._link or await self._connected()
         await connection.call("revoke", lease)
         self._leases.pop(lease, None)
-
-    def watch(self, targets: Sequence[str], since: int) -> SimWatch:
-        """Whatever is wrong is said by the watch."""
-        watch = SimWatch(self, next(self._watch_numbers), tuple(targets), since)
-        if self._ended is not None:
-            watch.end(self._end_of_session())
-        else:
-            self._watches[watch.number] = watch
-            if self._connection is not None:
-                self._connection.tell("watch", watch.number, watch.targets, since)
-        return watch
 
     async def close(self) -> None:
         """A connection that says goodbye leaves its leases alone; one that breaks does not."""
         if self._ended is not None:
             return
-        connection = self._connection
+        connection = self._link
         self._end(Unreachable)
         if connection is not None:
             connection.tell("bye")
@@ -139,43 +120,33 @@ class SimSession:
 
     # ---- connections
 
-    async def _connected(self) -> Connection:
-        """Wait for the connection to be restored."""
-        if self._ended is not None:
-            raise self._end_of_session()
-        if self._loop.unwinding:
-            raise Unreachable(self._driver.endpoint, "the run is over", applied=False)
-        waiter: asyncio.Future[Connection] = self._loop.create_future()
-        self._waiters[waiter] = None
-        limit_s = self._driver.read_timeout_s
-        problem = Unreachable(self._driver.endpoint, "the connection was lost and is not back", limit_s, applied=False)
-        timer = self._machine.call_later(limit_s, lambda: None if waiter.done() else waiter.set_exception(problem))
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiters.pop(waiter, None)
+    @property
+    def _patience_s(self) -> float:
+        return self._driver.read_timeout_s
 
-    def _use(self, connection: Connection) -> bool:
-        """Go on with this connection; False if it is lost already, before anybody here could be told."""
-        if not connection.open:
-            return False
-        self._connection = connection
-        connection.on_lost = self._lost
-        connection.on_push = self._pushed
-        for watch in self._watches.values():
-            connection.tell("watch", watch.number, watch.targets, watch.seen)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(connection)
-        return True
+    def _later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        return self._machine.call_later(delay_s, callback)
+
+    async def _connected(self) -> Connection:
+        if self._machine.loop.unwinding:
+            raise Unreachable(self._endpoint, "the run is over", applied=False)
+        return await super()._connected()
+
+    def _take_on(self, link: Connection) -> bool:
+        link.on_lost = self._lost
+        link.on_push = self._told
+        return link.open
+
+    def _hang_up(self, link: Connection) -> None:
+        link.lose()
 
     def _lost(self) -> None:
-        self._connection = None
-        if self._ended is None and not self._loop.unwinding:
-            self._redialing = self._loop.create_task(self._redial())
+        if self._machine.loop.unwinding:
+            self._link = None
+        else:
+            super()._lost()
 
-    async def _redial(self) -> None:
+    async def _dial_again(self) -> tuple[Connection, str]:
         first_s, longest_s = BACKOFF_S
         for attempt in count():
             try:
@@ -183,56 +154,12 @@ class SimSession:
             except Unreachable:
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
                 await sleep(self._machine, wait_s * (1 - self._machine.jitter() / 2))
-                continue
-            if welcome.instance != self.instance:
-                connection.lose()
-                self._redialing = None
-                self._end(EngineReset)
-                return
-            if self._use(connection):
-                return
+            else:
+                return connection, welcome.instance
+        raise AssertionError  # It counts without end.
 
-    def _end(self, how: type[Exception]) -> None:
-        """For good: every call and watch fails from now on."""
-        self._ended = how
-        self._connection = None
-        if self._redialing is not None:
-            self._redialing.cancel()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(self._end_of_session())
-        for watch in list(self._watches.values()):
-            watch.end(self._end_of_session())
+    def _begin_watch(self, link: Connection, watch: LastingWatch, since: int) -> None:
+        link.tell("watch", watch.number, watch.targets, since)
 
-    def _end_of_session(self) -> Exception:
-        if self._ended is EngineReset:
-            return EngineReset(f"instance {self.instance} at {self.place} is gone")
-        return Unreachable(self._driver.endpoint, "the session is closed", applied=False)
-
-    def _pushed(self, number: int, news: Batch | Exception) -> None:
-        watch = self._watches.get(number)
-        if watch is None:
-            return  # Closed while this was under way.
-        if isinstance(news, Batch):
-            watch.deliver(news)
-        else:
-            watch.end(news)
-
-    def forget(self, watch: SimWatch) -> None:
-        """The watch ended, from whichever side."""
-        if self._watches.pop(watch.number, None) is not None and self._connection is not None:
-            self._connection.tell("unwatch", watch.number)
-
-
-class SimWatch(Inbox):
-    """A watch that a new connection can be told to go on with."""
-
-    def __init__(self, session: SimSession, number: int, targets: tuple[str, ...], since: int) -> None:
-        super().__init__(since)
-        self.number = number
-        self.targets = targets
-        self._session = session
-
-    def ended(self) -> None:
-        """The server must hear of it."""
-        self._session.forget(self)
+    def _end_watch(self, link: Connection, watch: LastingWatch) -> None:
+        link.tell("unwatch", watch.number)
