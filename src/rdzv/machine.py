@@ -12,10 +12,12 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from .bootstrap import Bootstrap, bind
+
+T = TypeVar("T")
 
 
 class Timer(Protocol):
@@ -146,3 +148,15 @@ def _late(waiter: asyncio.Future[bool]) -> None:
 async def sleep(machine: Machine, delay_s: float) -> None:
     """Sleep by this machine's clock."""
     await Bell(machine).wait(delay_s)
+
+
+async def within(machine: Machine, limit_s: float, work: Coroutine[Any, Any, T], name: str) -> T | None:
+    """What it gives, or None if it takes longer by this machine's clock: it is cancelled then. Raises what it raises."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    timer = machine.call_later(limit_s, task.cancel)
+    try:
+        await asyncio.wait([task])
+    finally:
+        timer.cancel()
+        task.cancel()
+    return None if task.cancelled() else task.result()

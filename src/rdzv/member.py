@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ from .errors import (
     Unreachable,
 )
 from .farewell import say_goodbye
-from .machine import Bell, Machine, sleep
+from .machine import Bell, Machine, sleep, within
 from .notices import Log, Notice, Observer, about_head, hand_over
 from .presence import Presence, name_of
 from .settings import Settings
@@ -44,6 +45,8 @@ from .world import World
 
 T = TypeVar("T")
 
+EXPLAIN_S = 2.0
+"""How long a join that has failed may take to find out why, beyond the time it was given."""
 LEAVE_S = 5.0
 """How long leaving may take; what could not be said by then, the lease will say."""
 
@@ -171,12 +174,8 @@ class Member:
         self._bell.ring()
         if self._presence is not None:
             goodbye = say_goodbye(self._presence, self._holds, failed, reason)
-            farewell = asyncio.get_running_loop().create_task(goodbye, name="rdzv goodbye")
-            timer = self._machine.call_later(LEAVE_S, farewell.cancel)
-            await asyncio.wait([farewell])
-            timer.cancel()
-            if not farewell.cancelled():
-                farewell.exception()
+            with suppress(Exception):
+                await within(self._machine, LEAVE_S, goodbye, "rdzv goodbye")
         await self._attendance.stop()
         self._release_boot()
         self._bell.ring()
@@ -408,10 +407,11 @@ class Member:
             reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
         if self._presence is not None and self._attendance.away_s() == 0:
             try:
-                status = await self._status(self._presence.session, self._presence)
+                asking = self._status(self._presence.session, self._presence)
+                status = await within(self._machine, EXPLAIN_S, asking, "rdzv asks why")
             except RdzvError as error:
-                reason = f"{reason}: {error.sentence}"
-            else:
+                reason, status = f"{reason}: {error.sentence}", None
+            if status is not None:
                 reason = status.reason
                 present = [member.name for member in status.members if member.state != "lost"]
                 remedy = "start the missing nodes"
