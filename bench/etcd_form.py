@@ -1,9 +1,13 @@
 """Forming on one etcd, beside what the same etcd needs for as many bare puts and notifications. Both in one run.
 
-python bench/etcd_form.py [--members 100 1000] [--profile]
+python bench/etcd_form.py [--members 100 1000] [--repeat 5]
 
-Bare: gRPC alone, without client, driver or members. As many puts as the forming wrote keys, made by as many callers as there
-were members, and as many watches of one key as there were members, told as many events in all as the members were.
+Bare: gRPC alone, without client, driver or members. As many watches of one key as there were members are made, then as many
+puts as the forming wrote keys, by as many callers as there were members, and the watches are told as many changes in all as the
+members were. Both begin with nothing, and end when the last one has been told; leaving is neither counted nor timed.
+
+All members are in this one process, whose garbage collector would walk through all of them again and again. Nobody has a
+thousand members in a process, so it rests meanwhile, for both.
 """
 
 from __future__ import annotations
@@ -11,8 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
+import gc
+import os
+import pathlib
 import resource
+import statistics
 import time
+from collections.abc import Callable, Iterator
 
 import grpc
 import grpc.aio
@@ -23,57 +33,58 @@ from rdzv.etcd import messages
 from rdzv.etcd.access import Access
 from rdzv.etcd.client import Client
 from rdzv.etcd.server import EtcdServer
-from rdzv.etcd.watches import Watches
+from rdzv.etcd.watches import Subscription
 from rdzv.machine import RealMachine
 from rdzv.member import Member
 from rdzv.settings import Settings
 
 
 class Counted:
-    """What the client asks for and is told, counted by wrapping it."""
+    """What the client asks for, writes and tells, counted by wrapping it."""
 
     def __init__(self) -> None:
         self.calls: collections.Counter[str] = collections.Counter()
         self.puts = 0
         self.told = 0
-
-    def __enter__(self):
-        self._ask, self._txn, self._hear = Client._ask, Client.txn, Watches._hear
-        counted = self
+        self._right = (Client._ask, Client.txn, Subscription.tell)
+        counted, (ask_right, txn_right, tell_right) = self, self._right
 
         async def ask(client, method, request, **more):
             counted.calls[method.rpartition("/")[2]] += 1
-            return await counted._ask(client, method, request, **more)
+            return await ask_right(client, method, request, **more)
 
-        async def txn(client, compares=(), then=(), otherwise=(), timeout_s=None):
-            done = await counted._txn(client, compares, then, otherwise, timeout_s)
+        async def txn(client, compares=(), then=(), otherwise=(), *rest, **more):
+            done = await txn_right(client, compares, then, otherwise, *rest, **more)
             counted.puts += sum(isinstance(one, messages.Put) for one in (then if done.succeeded else otherwise))
             return done
 
-        def hear(watches, message):
-            counted.told += len(messages.decode_watch(message).changes)
-            return counted._hear(watches, message)
+        def tell(subscription, changes):
+            counted.told += len(changes)
+            tell_right(subscription, changes)
 
-        Client._ask, Client.txn, Watches._hear = ask, txn, hear
-        return self
+        Client._ask, Client.txn, Subscription.tell = ask, txn, tell
 
-    def __exit__(self, *_):
-        Client._ask, Client.txn, Watches._hear = self._ask, self._txn, self._hear
+    def stop(self) -> None:
+        Client._ask, Client.txn, Subscription.tell = self._right
 
 
-async def form(server: EtcdServer, size: int) -> float:
+async def form(server: EtcdServer, size: int, joined: Callable[[], object] = lambda: None) -> float:
+    """How many seconds it takes until all have their world. `joined` is called then, before they leave."""
     endpoint = Endpoint.parse(server.url + "/bench")
     settings = Settings.make(endpoint, run_id=f"job{size}-{time.monotonic_ns()}", min_nodes=size, max_nodes=size, lease=60)
     members = [Member(EtcdDriver(endpoint, Access()), settings, RealMachine(f"node{n}")) for n in range(size)]
     began_at = time.perf_counter()
     worlds = await asyncio.gather(*(member.join() for member in members))
     took_s = time.perf_counter() - began_at
+    joined()
     assert {world.rank for world in worlds} == set(range(size))
     await asyncio.gather(*(member.leave() for member in members))
     return took_s
 
 
 async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
+    """How many seconds those puts and notifications take."""
+    began_at = time.perf_counter()
     async with grpc.aio.insecure_channel(server.get_endpoint()) as channel:
         put = channel.unary_unary("/etcdserverpb.KV/Put")
         stream = channel.stream_stream("/etcdserverpb.Watch/Watch")()
@@ -93,7 +104,6 @@ async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
             while missing:
                 missing -= len(messages.decode_watch(await stream.read()).changes)
 
-        began_at = time.perf_counter()
         listening = asyncio.create_task(listen())
         await asyncio.gather(*(caller(n) for n in range(size)))
         for _ in range(heads):
@@ -104,26 +114,63 @@ async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
         return took_s
 
 
-async def measure(size: int, repeat: int, binary: str = "") -> None:
+class Spent:
+    """CPU seconds of this process and of the server, from the making of this until `stop`."""
+
+    def __init__(self, server: EtcdServer) -> None:
+        self._pid = server._guarded.pid
+        self.ours = self.theirs = 0.0
+        self.stop()
+
+    def stop(self) -> None:
+        fields = pathlib.Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        theirs = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        self.ours, self.theirs = time.process_time() - self.ours, theirs - self.theirs
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """See the module's docstring."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def measure(size: int, repeat: int, binary: str = "") -> float:
+    """Say what it takes, by the medians of several; how many times as long as bare."""
     with EtcdServer(binary=binary) as server:
-        formed, plain = [], []
+        counted = Counted()
+        await form(server, size, counted.stop)  # The first also warms up.
+        rows = []
         for _ in range(repeat):
-            cpu_s = time.process_time()
-            with Counted() as counted:
-                formed.append(await form(server, size))
-            cpu_s = time.process_time() - cpu_s
-            plain.append(await bare(server, size, counted.puts, counted.told))
-        calls = ", ".join(f"{count / size:.2f} {name}" for name, count in counted.calls.most_common())
-        ours, theirs = min(formed), min(plain)
-        print(f"{size} members: formed in {ours:.2f} s ({cpu_s:.2f} s CPU of this process, leaving included)")
-        print(f"  bare etcd: {counted.puts} puts and {counted.told} notifications in {theirs:.2f} s; ratio {ours / theirs:.2f}")
-        print(f"  requests per member, leaving included: {calls}")
+            with no_collector():
+                spent = Spent(server)
+                formed_s = await form(server, size, spent.stop)
+            with no_collector():
+                bare_spent = Spent(server)
+                bare_s = await bare(server, size, counted.puts, counted.told)
+                bare_spent.stop()
+            rows.append((formed_s, spent.ours, spent.theirs, bare_s, bare_spent.ours, bare_spent.theirs))
+    formed_s, ours, theirs, bare_s, bare_ours, bare_theirs = map(statistics.median, zip(*rows, strict=True))
+    calls = ", ".join(f"{count / size:.2f} {name}" for name, count in counted.calls.most_common())
+    print(f"{size} members: formed in {formed_s:.2f} s (CPU: this process {ours:.2f} s, etcd {theirs:.2f} s)")
+    print(
+        f"  bare etcd: {counted.puts} puts and {counted.told} notifications in {bare_s:.2f} s "
+        f"(CPU: {bare_ours:.2f} s, {bare_theirs:.2f} s)"
+    )
+    ratio = formed_s / bare_s
+    print(f"  ratio {ratio:.2f}; of CPU {(ours + theirs) / (bare_ours + bare_theirs):.2f}; medians of {repeat}")
+    print(f"  requests per member: {calls}")
+    return ratio
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--members", type=int, nargs="*", default=[100, 1000])
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--etcd", default="", help="the program, if not the one that is found")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,112 +1,105 @@
-"""Forming over real sockets: members in this process, the server in another. Times, and the server's CPU.
+"""Forming: n members start together; how long until the last has its world, and what that costs. Beside it floor and peer.
 
-python bench/form.py [--members 64 500]
+python bench/form.py [--what cold warm floor lighthouse] [--members 4 16 64 256 1000 4000] [--repeat 5] [--out bench/results]
+
+  cold        connecting included
+  warm        connections were made beforehand; all join
+  again       (with warm) all hold a round, give it up and join again
+  late        all but one are there: from the last arrival until the last world
+  floor       the same exchange by bare protocols (floor.py)
+  lighthouse  torchft: all ask for one quorum, connected beforehand
+
+Server and members are processes of their own. Counts come from one more repetition that is not timed (tap.py).
+`--processes 2` spreads the members over two processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import resource
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-from rdzv.drivers.remote import RemoteDriver
-from rdzv.endpoint import Endpoint
-from rdzv.machine import RealMachine
-from rdzv.member import Member
-from rdzv.settings import Settings
+from common import Book, Crowd, Server, allow_files
+from tap import Tap
 
-SERVER = """
-import asyncio
-from rdzv.server.server import Server
-
-async def main():
-    server = Server(("127.0.0.1", 0))
-    await server.start()
-    print(server.port, flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-TICKS = os.sysconf("SC_CLK_TCK")
+WHAT = ("cold", "warm", "late", "floor", "lighthouse")
+LIGHTHOUSE_MAX = 1000
 
 
-class Process:
-    """A server of its own, and what it costs."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        self._proc = Path(f"/proc/{self._process.pid}")
-
-    def cpu_s(self) -> float:
-        user, system = (self._proc / "stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / TICKS
-
-    def rss_kib(self) -> int:
-        status = (self._proc / "status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
+def once(what: str, size: int, processes: int, exchange: dict[str, int]) -> dict[str, dict[str, float]]:
+    """One repetition on a fresh server; figures by mode."""
+    server = Server("lighthouse", str(size)) if what == "lighthouse" else Server()
+    kind = {"floor": "floor", "lighthouse": "lighthouse"}.get(what, "members")
+    with server, Crowd(kind, server.address, size, processes=processes, warm=what != "cold", **exchange) as crowd:
+        modes = {"warm": ("warm", "again")}.get(what, (what,))
+        found = {}
+        for mode in modes:
+            before_s = server.cpu_s()
+            found[mode] = crowd.form(gap_s=0.3 + size / 1000 if mode == "late" else 0.0)
+            found[mode]["server_cpu_s"] = server.cpu_s() - before_s
+        return found
 
 
-class Group:
-    """Members of one run."""
-
-    def __init__(self, process: Process, run_id: str, size: int) -> None:
-        self._endpoint = Endpoint.parse(f"127.0.0.1:{process.port}")
-        self._settings = Settings.make(self._endpoint, run_id=run_id, min_nodes=size, max_nodes=size)
-        self.members = [self._member(f"node{n}") for n in range(size)]
-
-    def _member(self, host: str) -> Member:
-        driver = RemoteDriver(self._endpoint, run_id=self._settings.run_id)
-        return Member(driver, self._settings, RealMachine(host))
-
-    async def form(self) -> float:
-        began_at = time.perf_counter()
-        worlds = await asyncio.gather(*(member.join() for member in self.members))
-        took_s = time.perf_counter() - began_at
-        assert {world.size for world in worlds} == {len(self.members)}
-        assert {world.rank for world in worlds} == set(range(len(self.members)))
-        return took_s
-
-    async def leave(self) -> None:
-        await asyncio.gather(*(member.leave() for member in self.members))
+async def count(size: int, kind: str = "members", **exchange: int) -> dict[str, dict[str, float]]:
+    """Requests, frames and bytes per member, of forming and of forming again."""
+    found = {}
+    with Server() as server:
+        async with Tap(server.address) as tap:
+            crowd = await asyncio.to_thread(Crowd, kind, tap.address, size, warm=True, **exchange)
+            try:
+                for mode in ("warm", "again") if kind == "members" else ("floor",):
+                    tap.reset()
+                    await asyncio.to_thread(crowd.form)
+                    total = tap.total()
+                    found[mode] = {
+                        "requests": total.requests / size,
+                        "txns": total.asked["Txn"] / size,
+                        "news": total.told["News"] / size,
+                        "bytes": total.bytes / size,
+                    }
+            finally:
+                await asyncio.to_thread(crowd.stop)
+    return found
 
 
-async def formation(size: int) -> None:
-    process = Process()
-    try:
-        group = Group(process, "job", size)
-        before_s = process.cpu_s()
-        took_s = await group.form()
-        cpu_s = process.cpu_s() - before_s
-        print(f"{size} members: formed in {took_s * 1000:.0f} ms, of which the server computed {cpu_s * 1000:.0f} ms")
-        await group.leave()
-    finally:
-        process.stop()
+def exchange_of(size: int = 64) -> dict[str, int]:
+    """What a join of ours says and hears, for the floor to do the same: transactions until it is in, and heads."""
+    counts = asyncio.run(count(size))["warm"]
+    return {"comes": int(counts["txns"]) - 1, "heads": int(counts["news"])}  # The last transaction is the take.
 
 
-def allow_files() -> None:
-    """Each member has a connection, and one has a socket for the others."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: dict[str, int], book: Book) -> None:
+    """The kinds by turns, so that what else the machine does hits all alike."""
+    counts = asyncio.run(count(size)) if "warm" in whats else {}
+    if "floor" in whats:
+        counts |= asyncio.run(count(size, "floor", **exchange))
+    found: dict[str, list[dict[str, float]]] = {}
+    for turn in range(repeat):
+        for what in whats:
+            if what == "lighthouse" and (size > LIGHTHOUSE_MAX or turn >= max(3, repeat - 2)):
+                continue
+            for mode, figures in once(what, size, processes, exchange).items():
+                found.setdefault(mode, []).append(figures)
+    for mode, turns in found.items():
+        figures = {name: [turn[name] for turn in turns] for name in turns[0]}
+        what = mode if mode in ("floor", "lighthouse") else "ours"
+        engine = "torchft" if mode == "lighthouse" else "embedded"
+        more = {} if what != "ours" else {"mode": mode}
+        book.add(what=what, engine=engine, n=size, **more, **figures, **counts.get(mode, {}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--members", type=int, nargs="*", default=[64, 500])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
+    parser.add_argument("--members", type=int, nargs="+", default=[4, 16, 64, 256, 1000, 4000])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", default="")
     args = parser.parse_args()
     allow_files()
+    book = Book("form", args.out)
+    exchange = exchange_of()
     for size in args.members:
-        asyncio.run(formation(size))
+        measure(size, args.what, args.repeat, args.processes, exchange, book)
 
 
 if __name__ == "__main__":

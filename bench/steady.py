@@ -1,9 +1,10 @@
-"""What idle members cost the server: memory as the slope of its RSS between two sizes, CPU as a share of one core.
+"""What idle members cost: bytes and CPU per second of a member, CPU and memory of the server.
 
-python bench/steady.py [--members 1000 3000] [--idle 20]
+python bench/steady.py [--members 10 100 1000] [--idle 10] [--out bench/results]
 
-The members are in this process, the server in another, whose figures come from /proc. CPU time does not depend on what else the
-machine does; the memory of a burst that the allocator keeps counts against us.
+Default settings: a lease of 10 s, renewed every third of it. Members, server and the relay that counts bytes (tap.py) are
+processes of their own, so each one's CPU is its own. Memory is the slope of the server's RSS from n members to three times as
+many: what a burst leaves with the allocator counts against us, what the program itself takes does not.
 """
 
 from __future__ import annotations
@@ -11,45 +12,48 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from form import Group, Process, allow_files
-
-KB_MAX = 10.0
-CPU_MAX = 0.03
+from common import Book, Crowd, Server, allow_files, cpu_s
+from tap import Tap
 
 
-async def idle(process: Process, members: int, idle_s: float) -> None:
-    """The settings are the defaults: a lease of 10 s, renewed every third of it."""
-    before_s = process.cpu_s()
-    await asyncio.sleep(idle_s)
-    used = (process.cpu_s() - before_s) / idle_s
-    print(f"{members} idle members for {idle_s:g} s: {used:.2%} of one core (aim: under {CPU_MAX:.0%} for 1000)")
-
-
-async def steady(low: int, high: int, idle_s: float) -> None:
-    process = Process()
-    try:
-        first = Group(process, "first", low)
-        await first.form()
-        await idle(process, low, idle_s)
-        before = process.rss_kib()
-        second = Group(process, "second", high - low)
-        await second.form()
-        await asyncio.sleep(1.0)
-        after = process.rss_kib()
-        slope = (after - before) * 1.024 / (high - low)
-        print(f"{low} to {high} members: {slope:.2f} KB each (aim: under {KB_MAX:g}); RSS {before} KiB, then {after} KiB")
-        await asyncio.gather(first.leave(), second.leave())
-    finally:
-        process.stop()
+async def steady(size: int, idle_s: float, book: Book) -> None:
+    with Server() as server:
+        async with Tap(server.address) as tap:
+            first = await asyncio.to_thread(Crowd, "members", tap.address, size, run_id="first")
+            with first:
+                await asyncio.to_thread(first.form)
+                await asyncio.sleep(1.0)
+                tap.reset()
+                before_s, members_before_s = server.cpu_s(), cpu_s(first.pids[0])
+                await asyncio.sleep(idle_s)
+                total = tap.total()
+                figures = {
+                    "bytes_per_second": total.bytes / size / idle_s,
+                    "frames_per_second": total.frames / size / idle_s,
+                    "member_cpu": (cpu_s(first.pids[0]) - members_before_s) / size / idle_s,
+                    "server_cpu": (server.cpu_s() - before_s) / idle_s,
+                }
+                before_kib = server.rss_kib()
+                second = await asyncio.to_thread(Crowd, "members", server.address, 2 * size, run_id="second")
+                with second:
+                    await asyncio.to_thread(second.form)
+                    await asyncio.sleep(1.0)
+                    figures["kb_per_member"] = (server.rss_kib() - before_kib) * 1.024 / (2 * size)
+                    await asyncio.to_thread(second.stop)
+                await asyncio.to_thread(first.stop)
+    book.add(what="ours", engine="embedded", n=size, idle_for_s=idle_s, **figures)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--members", type=int, nargs=2, default=[1000, 3000])
-    parser.add_argument("--idle", type=float, default=20.0)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--members", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--idle", type=float, default=10.0)
+    parser.add_argument("--out", default="")
     args = parser.parse_args()
     allow_files()
-    asyncio.run(steady(*args.members, args.idle))
+    book = Book("steady", args.out)
+    for size in args.members:
+        asyncio.run(steady(size, args.idle, book))
 
 
 if __name__ == "__main__":

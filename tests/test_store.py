@@ -66,6 +66,17 @@ def test_several_keys_appear_together():
     with_stores(2, use)
 
 
+def test_more_keys_at_once_than_the_engine_writes_are_refused_with_both_numbers(monkeypatch):
+    async def use(a):
+        monkeypatch.setattr(type(a._presence.session), "writes_max", 4)
+        await a.multi_set({"x": "1", "y": "2", "z": "3"})
+        with pytest.raises(ValueError, match="4 keys, but this engine writes at most 3 at once; use several calls"):
+            await a.multi_set(dict.fromkeys("wxyz", "4"))
+        assert await a.multi_get(["x", "y", "z"]) == [b"1", b"2", b"3"]
+
+    with_stores(1, use)
+
+
 def test_add_counts_from_zero_and_down_too():
     async def use(a, b):
         assert [await a.add("n", 5), await b.add("n", -7), await a.add("n", 0)] == [5, -2, -2]

@@ -1,25 +1,42 @@
 """T1: how a member comes into a run.
 
-One transaction puts its key, if the settings are still those that were read, its id is new and its host is not banned; the
-first to come creates the settings in the same transaction. It is tried before anything was read, because for the first that
-is right and for the others the refusal brings what they need to know.
+One transaction puts its key, if the run's settings are its own, its id is new and its host is not banned. It is tried before
+anything was read, because that is right for nearly all: the refusal brings the others what they need to know. The first to come
+creates the settings in the same transaction.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from . import settings as settings_module
 from .core import wire
 from .core.model import Agreed, Ban, Head, Member, Phase
-from .drivers.base import Compare, Created, Delete, Empty, Get, Item, List, Modified, Operation, Order, Outcome, Put
+from .drivers.base import (
+    Case,
+    Compare,
+    Created,
+    Delete,
+    Empty,
+    Equals,
+    Get,
+    Item,
+    List,
+    Modified,
+    Operation,
+    Order,
+    Outcome,
+    Put,
+)
 from .errors import Banned, SettingsError
 
 if TYPE_CHECKING:
     from .presence import Presence
 
+_Way: TypeAlias = tuple[list[Compare], list[Operation]]
+"""What a transaction compares and writes."""
 _SETTINGS, _HEAD, _BAN, _ANYBODY, _OWN = range(5)
 
 
@@ -29,60 +46,79 @@ class Arrival:
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
         self._own = presence.keys.member(presence.id)
+        self._ban = presence.keys.ban(presence.record.host)
+        self._welcome: tuple[Compare, ...] = (Created(self._own, 0), Created(self._ban, 0))
+        """That we are new, and not banned."""
         self.predecessor = ""
         self.head: Item | None = None
         self.revision = 0
 
     async def come_in(self) -> None:
         """Until our key is there. Raises Closed, SettingsError, Banned, LeaseGone, Unreachable, EngineReset."""
-        session = self._presence.session
+        keys, session = self._presence.keys, self._presence.session
+        # Whoever is here comes before us. Ids are random, so those who take the next by key spread over all, and no engine
+        # needs to read everybody to find it.
+        before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
+        self._entrance = Put(self._own, wire.encode(self._presence.record), self._presence.lease)
         seen: Outcome | None = None
         while True:
-            reads: list[Operation] = [List(self._presence.keys.members, Order.NEWEST, limit=2), Get(self._presence.keys.head)]
-            compares, writes = self._plan(seen)
-            outcome = await session.txn(compares, [*writes, *reads], self._look_around())
+            ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self._ways(seen)]
+            outcome = await session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
             if outcome.succeeded:
-                self._note(outcome, len(writes))
+                self._note(outcome, outcome.revision)
                 return
             own = outcome.item(_OWN)
             if own is not None:
-                # An earlier attempt took effect, though its answer was lost; what it said of us is what counts.
-                self._presence.record = wire.decode(Member, own.value)
-                reads[0] = List(self._presence.keys.members, Order.NEWEST, limit=2, created_below=own.created + 1)
-                self._note(await session.txn(then=reads), 0)
+                await self._recognize(own)
                 return
             seen = outcome
 
-    def _note(self, outcome: Outcome, index: int) -> None:
+    async def _recognize(self, own: Item) -> None:
+        """An earlier attempt took effect, though its answer was lost; what it said of us is what counts."""
+        presence, keys = self._presence, self._presence.keys
+        presence.record = wire.decode(Member, own.value)
+        before = List(keys.members, Order.NEWEST, limit=1, created_below=own.created)
+        outcome = await presence.session.txn(then=[before, Get(self._own), Get(keys.head)])
+        still = outcome.item(1)
+        self._note(outcome, own.created if still is not None and still.created == own.created else -1)
+
+    def _note(self, outcome: Outcome, created: int) -> None:
         """Who was before us, and the head, as of the moment we came (or, after a lost answer, a little later)."""
-        presence = self._presence
-        newest = outcome.reads[index]
-        presence.created = next((item.created for item in newest if item.key == self._own), -1)
-        self.predecessor = next((item.key for item in newest if item.created < presence.created), "")
-        self.head = outcome.item(index + 1)
+        self._presence.created = created
+        others = [item.key for item in (*outcome.reads[0], *outcome.reads[1]) if item.key != self._own]
+        self.predecessor = others[0] if others else ""
+        self.head = outcome.item(-1)
         self.revision = outcome.revision
 
     def _look_around(self) -> list[Operation]:
         keys = self._presence.keys
-        ban = keys.ban(self._presence.record.host)
-        return [Get(keys.settings), Get(keys.head), Get(ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
+        return [Get(keys.settings), Get(keys.head), Get(self._ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
 
-    def _plan(self, seen: Outcome | None) -> tuple[list[Compare], list[Operation]]:
-        """By which transaction we can come in; without a look around we take it that nobody was here before."""
+    def _ways(self, seen: Outcome | None) -> list[_Way]:
+        """By which transactions we can come in, of which one is to be done.
+
+        Without a look around the run may be there, agreed on what we were told too, or nobody was here before. Only the
+        latter is tried if there is more to do than to come in: a closed head to replace, a line to put under the run's lease.
+        """
+        presence = self._presence
+        ways = [self._plan(seen)]
+        if seen is None and presence.line is None and not presence.settings.incarnation:
+            agreed = Equals(presence.keys.settings, wire.encode(presence.agreed))
+            ways.insert(0, ([agreed, *self._welcome], [self._entrance]))
+        return ways
+
+    def _plan(self, seen: Outcome | None) -> _Way:
+        """By which transaction we can come in, after a look around; without one we take it that nobody was here before."""
         presence, keys = self._presence, self._presence.keys
         settings = None if seen is None else seen.item(_SETTINGS)
         nobody = seen is None or not seen.reads[_ANYBODY]
         ban = None if seen is None else seen.item(_BAN)
         if ban is not None:
             raise Banned(presence.settings.run_id, presence.record.host, wire.decode(Ban, ban.value).reason)
-        compares: list[Compare] = [
-            Modified(keys.settings, settings.modified if settings else 0),
-            Created(self._own, 0),
-            Created(keys.ban(presence.record.host), 0),
-        ]
+        compares: list[Compare] = [Modified(keys.settings, settings.modified if settings else 0), *self._welcome]
         writes = self._replace_closed(seen, nobody, compares)
         writes += self._settle(settings, nobody, compares)
-        writes.append(Put(self._own, wire.encode(presence.record), presence.lease))
+        writes.append(self._entrance)
         if presence.line is not None and presence.record.holds is not None:
             entry = keys.entry(presence.record.holds.table, presence.id)
             line = msgspec.structs.replace(presence.line, created=0)
@@ -104,7 +140,7 @@ class Arrival:
 
     def _settle(self, settings: Item | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
         """The settings, if they are ours to make: there are none, or nobody is here who agreed on them."""
-        presence, mine = self._presence, self._presence.settings.agreed()
+        presence, mine = self._presence, self._presence.agreed
         presence.run_lease = settings.lease if settings else 0
         differences = []
         if settings is not None:

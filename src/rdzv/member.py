@@ -58,6 +58,7 @@ class Member:
         self._settings = settings
         self._machine = machine
         self._observer = observer
+        self._name = name_of(settings, machine)
         self._log = Log()
         self._bell = Bell(machine)
         self._attendance = Attendance(driver, settings, machine, self)
@@ -419,10 +420,6 @@ class Member:
         return JoinTimeout(self._settings.run_id, waited_s, reason, present, self._settings.summary(), remedy)
 
     # ---- helpers
-
-    @property
-    def _name(self) -> str:
-        return name_of(self._settings, self._machine)
 
     def _check_usable(self, call: str) -> None:
         if self._leaving is not None:

@@ -66,7 +66,11 @@ class Store:
         await self.multi_set({key: value})
 
     async def multi_set(self, values: Mapping[str, bytes | str]) -> None:
-        """Write several keys at once: whoever sees one of them sees all."""
+        """Write several keys at once: whoever sees one of them sees all. As many as the engine writes at once."""
+        room = self._presence.session.writes_max - 1  # One is for the mark.
+        if len(values) > room:
+            problem = f"multi_set: {len(values)} keys, but this engine writes at most {room} at once; use several calls"
+            raise ValueError(problem)
         data = {self._key(key): _bytes(key, value) for key, value in values.items()}
         if data:
             await self._once(lambda _: (b"", [self._put(key, value) for key, value in data.items()]))

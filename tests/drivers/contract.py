@@ -293,10 +293,10 @@ async def delete(session: Session, key: str) -> int:
 
 
 async def keys(
-    session: Session, prefix: str, order: Order = Order.KEY, limit: int = 0, created_below: int = 0
+    session: Session, prefix: str, order: Order = Order.KEY, limit: int = 0, created_below: int = 0, after: str = ""
 ) -> list[str]:
     """The keys that a `List` finds, without the prefix."""
-    outcome = await write(session, List(prefix, order, limit, created_below))
+    outcome = await write(session, List(prefix, order, limit, created_below, after))
     return [item.key[len(prefix) :] for item in outcome.reads[0]]
 
 

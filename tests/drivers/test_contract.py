@@ -13,12 +13,14 @@ from contract import Reader, Rig, contract, delete, get, keys, put, revision, so
 
 from rdzv.drivers.base import (
     AllCreated,
+    Case,
     Compare,
     Created,
     Delete,
     DeletePrefix,
     Empty,
     EngineReset,
+    Equals,
     Get,
     Item,
     LeaseGone,
@@ -158,8 +160,8 @@ async def test_compares(rig: Rig) -> None:
     """Each compare holds exactly when it should, also for absent keys."""
     session = await rig.connect()
     key, other, absent = rig.root + "k", rig.root + "o", rig.root + "absent"
-    made = await put(session, key)
-    changed = await put(session, key)
+    made = await put(session, key, b"first")
+    changed = await put(session, key, b"second")
     both = await put(session, other)
     expected: list[tuple[Compare, bool]] = [
         (Created(key, made), True),
@@ -172,6 +174,10 @@ async def test_compares(rig: Rig) -> None:
         (Modified(key, 0), False),
         (Modified(absent, 0), True),
         (Modified(absent, changed), False),
+        (Equals(key, b"second"), True),
+        (Equals(key, b"first"), False),
+        (Equals(other, b""), True),
+        (Equals(absent, b""), False),
         (AllCreated({key: made, other: both}), True),
         (AllCreated({key: made, other: both, absent: 0}), True),
         (AllCreated({key: made, other: made}), False),
@@ -184,6 +190,30 @@ async def test_compares(rig: Rig) -> None:
     ]
     for compare, holds in expected:
         assert (await session.txn([compare])).succeeded is holds, compare
+
+
+@contract
+async def test_the_first_case_that_holds_is_done(rig: Rig) -> None:
+    """And no other; if none holds, what is to be done otherwise. Each answers with its own reads."""
+    session = await rig.connect()
+    key, absent = rig.root + "k", rig.root + "absent"
+    made = await put(session, key, b"value")
+    holds, fails = Created(key, made), Created(key, 0)
+
+    async def done(first: Compare, second: Compare, third: Compare) -> tuple[bool, int, list[str], bytes]:
+        outcome = await session.txn(
+            [first],
+            [Put(rig.root + "did", b"1"), Get(key)],
+            [Get(absent)],
+            [Case((second,), (Put(rig.root + "did", b"2"), Get(absent), Get(key))), Case((third,), (Get(key),))],
+        )
+        did = await get(session, rig.root + "did")
+        return outcome.succeeded, outcome.case, [len(read) for read in outcome.reads], did.value if did else b""
+
+    assert await done(fails, fails, fails) == (False, 0, [0], b"")
+    assert await done(fails, fails, holds) == (True, 2, [1], b"")
+    assert await done(fails, holds, holds) == (True, 1, [0, 0, 1], b"2")
+    assert await done(holds, holds, fails) == (True, 0, [0, 1], b"1")
 
 
 @contract
@@ -322,6 +352,23 @@ async def test_list_created_below(rig: Rig) -> None:
     await delete(session, rig.root + "b")
     await put(session, rig.root + "b", b"re-created")
     assert await keys(session, rig.root, Order.NEWEST, 1, made["d"]) == ["a"]
+
+
+@contract
+async def test_list_after_a_key(rig: Rig) -> None:
+    """Only keys behind that one, whether it is there or not, within the prefix or outside."""
+    session = await rig.connect()
+    for name in ("b", "d/x", "d", "c", "e"):
+        await put(session, rig.root + name)
+    for after, expected in (("", "bcde"), ("a", "bcde"), ("b", "cde"), ("bb", "cde"), ("d", "e"), ("e", ""), ("f", "")):
+        found = await keys(session, rig.root, after=rig.root + after)
+        assert [name for name in found if name != "d/x"] == list(expected)
+        assert ("d/x" in found) is (after < "d/x")
+    assert await keys(session, rig.root, Order.KEY, 2, after=rig.root + "b") == ["c", "d"]
+    assert await keys(session, rig.root, Order.NEWEST, 1, after=rig.root + "c") == ["e"]
+    assert await keys(session, rig.root, Order.ANY, 1, after=rig.root + "d/x") == ["e"]
+    assert await keys(session, rig.root + "d", after=rig.root + "b") == ["", "/x"]
+    assert await keys(session, rig.root + "d", after=rig.root + "e") == []
 
 
 @contract

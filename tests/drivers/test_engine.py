@@ -17,6 +17,7 @@ from rdzv.drivers.base import (
     Delete,
     DeletePrefix,
     Empty,
+    Equals,
     Event,
     Gap,
     Get,
@@ -293,6 +294,7 @@ revisions = st.sampled_from([NOW, NOW, NOW, 0, 0, 1, 2, 3, 5, 8, 13])
 compares = st.one_of(
     st.builds(Created, names, revisions),
     st.builds(Modified, names, revisions),
+    st.builds(Equals, names, st.binary(max_size=2)),
     st.builds(AllCreated, st.dictionaries(names, revisions, max_size=3)),
     st.builds(Empty, prefixes, st.sampled_from([0, 0, 2, 4, 6, 10, 15])),
 )
@@ -302,7 +304,14 @@ operations = st.one_of(
     st.builds(Delete, names),
     st.builds(DeletePrefix, prefixes),
     st.builds(Get, names),
-    st.builds(List, prefixes, st.sampled_from(Order), st.integers(0, 3), st.sampled_from([0, 0, 2, 4, 6, 10, 15])),
+    st.builds(
+        List,
+        prefixes,
+        st.sampled_from(Order),
+        st.integers(0, 3),
+        st.sampled_from([0, 0, 2, 4, 6, 10, 15]),
+        st.sampled_from(["", "", "", *KEYS, *PREFIXES]),
+    ),
 )
 targets = st.lists(st.sampled_from([*KEYS, "a/", "a/b/", "b/", "c/"]), min_size=1, max_size=3)
 
@@ -340,6 +349,8 @@ class Model:
             return self._at("created", compare.key) == compare.revision
         if isinstance(compare, Modified):
             return self._at("modified", compare.key) == compare.revision
+        if isinstance(compare, Equals):
+            return compare.key in self.items and self.items[compare.key].value == compare.value
         if isinstance(compare, AllCreated):
             return all(self._at("created", key) == revision for key, revision in compare.revisions.items())
         return all(item.created <= compare.since for item in self.found(compare.prefix))
@@ -370,7 +381,11 @@ class Model:
                 read = [self.items[operation.key]] if operation.key in self.items else []
             elif isinstance(operation, List):
                 below = operation.created_below or 10**9
-                read = [item for item in self.found(operation.prefix) if item.created < below]
+                read = [
+                    item
+                    for item in self.found(operation.prefix)
+                    if item.created < below and item.key > operation.after
+                ]
             else:
                 self.drop([key for key in sorted(self.items) if self._writes(operation, key)])
             reads.append(read)

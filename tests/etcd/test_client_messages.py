@@ -67,6 +67,7 @@ def test_fields_of_fixed_size_are_skipped():
         (Range(b"k", serializable=True, count_only=True, created_min=1), "0a016b380148016001"),
         (Compare(b"k", Target.CREATED, 0), "10011a016b2800"),
         (Compare(b"k", Target.MODIFIED, 7), "10021a016b3007"),
+        (Compare(b"k", Target.VALUE, b"v"), "10031a016b3a0176"),
         (Compare(b"k", Target.CREATED, 1, less=True, end=b"l"), "080210011a016b28018204016c"),
     ],
 )

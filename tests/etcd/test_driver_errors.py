@@ -21,7 +21,9 @@ from rdzv.drivers.etcd import CONNECT_TIMEOUT_S, DIAGNOSE_S, EtcdDriver
 from rdzv.endpoint import Endpoint
 from rdzv.errors import SettingsError, Unreachable
 from rdzv.etcd.access import Access
+from rdzv.etcd.cluster import Cluster as EtcdCluster
 from rdzv.etcd.diagnose import too_old, version_of
+from rdzv.etcd.faults import LeaderChanged
 from rdzv.etcd.server import free_ports
 from rdzv.settings import Settings
 
@@ -86,6 +88,28 @@ def test_an_endpoint_without_tls_is_told_to_write_etcds(tls):
     cluster, _, _ = tls
     said = refusal(cluster.endpoint().replace("etcds", "etcd"), connect_timeout_s=1.0)
     assert said.endswith("it speaks TLS; write etcds:// instead of etcd://")
+
+
+def test_a_change_of_etcds_leader_while_we_connect_is_outlasted(tls, monkeypatch):
+    cluster, right, _ = tls
+    access = Access(tls=True, ca=right.ca, cert=right.client_cert, key=right.client_key)
+    attempt, asked = EtcdCluster._attempt, []
+
+    async def changed(self, member, method, *rest):
+        answer = await attempt(self, member, method, *rest)
+        asked.append(method.rpartition("/")[2])
+        if asked.count("Txn") == 1:
+            raise LeaderChanged("etcd's leader has changed")
+        return answer
+
+    monkeypatch.setattr(EtcdCluster, "_attempt", changed)
+
+    async def connect() -> None:
+        session = await EtcdDriver(Endpoint.parse(cluster.endpoint()), access).connect()
+        await session.close()
+
+    asyncio.run(connect())
+    assert asked == ["Status", "Txn", "Txn"]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from rdzv.drivers.base import (
     Delete,
     DeletePrefix,
     Empty,
+    Equals,
     Event,
     Get,
     Item,
@@ -39,8 +40,8 @@ ITEM = Item("k", b"\x00\xff", 3, 4, 5)
 REQUESTS = [
     frames.Txn(
         1,
-        (Created("a", 1), Modified("b", 2), AllCreated({"c": 3}), Empty("d/", 4)),
-        (Put("e", b"\x01", 7), Delete("f"), DeletePrefix("g/"), Get("h"), List("i/", Order.NEWEST, 2, 9)),
+        (Created("a", 1), Modified("b", 2), Equals("l", b"\x02"), AllCreated({"c": 3}), Empty("d/", 4)),
+        (Put("e", b"\x01", 7), Delete("f"), DeletePrefix("g/"), Get("h"), List("i/", Order.NEWEST, 2, 9, "i/j")),
         (),
     ),
     frames.Grant(2, 10.0, True),

@@ -323,7 +323,7 @@ def test_a_past_too_large_for_a_frame_is_a_gap():
 
 def test_all_watchers_of_a_commit_share_one_frame():
     async def scenario():
-        async with serving() as server:
+        async with serving() as server, session_to(server.port) as writer:
             sessions = [await driver_to(server.port).connect() for _ in range(20)]
             watches = [aiter(session.watch(["k"], 1)) for session in sessions]
             for session in sessions:
@@ -331,7 +331,7 @@ def test_all_watchers_of_a_commit_share_one_frame():
             sent = []
             for peer in server.peers:
                 peer.transport = Tap(peer.transport, sent)
-            await sessions[0].txn(then=[Put("k", b"shared")])
+            await writer.txn(then=[Put("k", b"shared")])
             for watch in watches:
                 assert (await anext(watch)).events[0].item.value == b"shared"
             assert len([frame for frame in sent if b"shared" in frame]) == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -11,7 +12,59 @@ from stand import Proxy, Raw, ServerThread, driver_to, run, serving, session_to,
 from rdzv.drivers import inbox, link
 from rdzv.drivers.base import EngineReset, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
-from rdzv.server.frames import Grant, Txn
+from rdzv.server.frames import Grant, Granting, Txn
+
+# ---- connecting
+
+
+def test_neither_end_holds_a_small_frame_back_until_an_earlier_one_is_acknowledged():
+    def is_sent_at_once(transport):
+        return transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    async def scenario():
+        async with serving() as server, session_to(server.port) as session:
+            assert is_sent_at_once(session._link.transport)
+            assert all(is_sent_at_once(peer.transport) for peer in server.peers)
+            assert server.peers
+
+    run(scenario)
+
+
+def test_a_presence_begins_with_what_is_put_under_it_and_begins_only_once():
+    async def scenario():
+        async with (
+            serving() as server,
+            Proxy(server.port) as proxy,
+            session_to(server.port) as other,
+            session_to(proxy.port, read_timeout_s=0.3) as session,
+        ):
+            lease = await session.grant(60, presence=True)
+            await session.renew(lease)
+            assert not len(server.runs["job"].engine.leases), "it costs nothing until then"
+            proxy.freeze("down")
+            with pytest.raises(Unreachable):
+                await session.txn(then=[Put("k", b"", lease)])
+            assert (await other.txn(then=[Get("k")])).item(0) is not None, "it has taken effect, unheard"
+            await other.revoke(lease)
+            proxy.thaw()
+            with pytest.raises(LeaseGone):
+                await session.txn(then=[Put("k", b"", lease)])
+
+    run(scenario)
+
+
+def test_a_lease_that_is_there_already_is_not_granted_again():
+    async def scenario():
+        async with serving() as server:
+            raw = await Raw.member(server.port)
+            for number in (1, 2):
+                raw.write(Txn(number, (), (Put("k", b"", 7),), (), (), (Granting(7, 60.0),)))
+            assert (await raw.frame()).outcome.succeeded
+            assert "lease 7 is there already" in (await raw.frame()).text
+            await raw.close()
+
+    run(scenario)
+
 
 # ---- reconnecting
 
@@ -183,6 +236,7 @@ def test_the_servers_end_of_a_half_open_connection_is_replaced_when_the_session_
             session_to(proxy.port, read_timeout_s=0.3) as session,
         ):
             lease = await session.grant(60, presence=True)
+            await session.txn(then=[Put("k", b"", lease)])
             proxy.freeze("up")
             with pytest.raises(Unreachable):
                 await session.renew(lease)

@@ -335,8 +335,8 @@ def test_one_whose_host_went_without_hanging_up_is_not_waited_for():
         async with Proxy(port) as proxy:
             lost = await driver_to(proxy.port).connect()
             lease = await lost.grant(0.5, presence=True)
+            await lost.txn(then=[Put("lost", b"", lease)])
             proxy.freeze()
-            await session.txn(then=[Put("lost", b"", lease)])
             for _ in range(200):  # Asked for, not watched: time passes for leases only while somebody is heard.
                 if (await session.txn(then=[Get("lost")])).item(0) is None:
                     break
@@ -357,7 +357,7 @@ def test_one_whose_connection_just_broke_is_waited_for():
         driver = hosting(f"127.0.0.1:{port}")
         await (await driver.connect()).close()
         other = await driver_to(port).connect()
-        await other.grant(60, presence=True)
+        await other.txn(then=[Put("here", b"", await other.grant(60, presence=True))])
         closing = asyncio.ensure_future(driver.close())
         await asyncio.sleep(0)
         other._link.transport.abort()

@@ -122,13 +122,13 @@ class HandSession(SimSession):
 
     player: Player
 
-    async def txn(self, compares=(), then=(), otherwise=()) -> Outcome:
+    async def txn(self, compares=(), then=(), otherwise=(), instead=()) -> Outcome:
         compares, then, otherwise = tuple(compares), tuple(then), tuple(otherwise)
         request = Request(self.player.machine.name, compares, then)
         for gate in list(self.player.gates):
             if gate.picks(request):
                 await gate.pass_by()
-        return await super().txn(compares, then, otherwise)
+        return await super().txn(compares, then, otherwise, instead)
 
 
 class HandDriver(SimDriver):

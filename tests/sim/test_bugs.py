@@ -16,6 +16,7 @@ FIRST_TO_TRY = {
     "failure closes although others could go on": 7,
     "former leader's write is accepted": 9,
     "leader's gap is not re-listed": 26,
+    "one who came later is watched": 9,
     "rank table of another attempt is used": 20,
     "round broken before it was taken is not given up": 58,
     "round number is reused after a restart": 9,

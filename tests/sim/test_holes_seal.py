@@ -23,7 +23,7 @@ from rdzv.presence import Presence
 # ---- H1: the seal does not look at the members it seals
 
 
-@by_hand(min_nodes=2, max_nodes=4, catches={"ghost is sealed in": "sealed in: a, b, c"})
+@by_hand(min_nodes=2, max_nodes=4, catches={"ghost is sealed in": "assert 3 == 2"})
 async def test_h01_a_member_that_dies_as_the_round_is_sealed_is_not_in_it(hands):
     """Its lease ends when the seal is on its way: the seal compares everybody's key, and is refused (T6)."""
     a, b, c = await hands.come("a", "b", "c")

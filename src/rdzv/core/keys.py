@@ -6,6 +6,7 @@ busy or large (the rounds' stores, the journal) lies beside it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from .model import JOURNAL_MAX
@@ -15,6 +16,12 @@ ROOT = "rdzv/"
 
 class Keys:
     """The keys of one run."""
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def of(cls, run_id: str) -> Keys:
+        """Those who are in one run share them."""
+        return cls(run_id)
 
     def __init__(self, run_id: str) -> None:
         self.run = f"{ROOT}{quote(run_id, safe='')}/"

@@ -45,19 +45,19 @@ class Why(str, Enum):
 
 
 class Record(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
-    """Base of all that is written: strict in what it reads, short in what it writes."""
+    """Base of all that is written: strict in what it reads, short in what it writes, and never part of a cycle."""
 
 
-class Era(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Era(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """Under which making of the head a round was sealed: its level is above all told then, its id made with that head."""
 
     level: int = 0
     id: str = ""
 
 
-class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True):
+class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """A round's place in the order of all rounds of a run: era first, then number."""
 
     era: Era = Era()

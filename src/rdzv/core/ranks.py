@@ -18,7 +18,7 @@ from .model import Entry
 _DIGITS = re.compile(r"([0-9]+)")
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A member that is to be in the next round."""
 
     id: str
@@ -34,6 +34,8 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
     Numbers are compared as text, the shorter first, and never converted: a name may hold more digits than Python converts,
     or digits that it does not, and no name that a member chose may stop its leader.
     """
+    if not text:
+        return ()
     key = []
     for index, part in enumerate(_DIGITS.split(text)):
         # Every second part is a number, so that a number is only ever compared with a number.
@@ -44,14 +46,9 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
 
 def first_order(candidate: Candidate) -> tuple[object, ...]:
     """Sort key of members without a former rank: order key if given, then host by host, then who came first."""
-    order = candidate.order
-    return (
-        not order,
-        natural(order),
-        natural(candidate.host),
-        natural(candidate.name),
-        candidate.created,
-    )
+    order, host, name = candidate.order, candidate.host, candidate.name
+    by_host = natural(host)
+    return (not order, natural(order), by_host, by_host if name == host else natural(name), candidate.created)
 
 
 def assign(chosen: Sequence[Candidate], kept: Mapping[str, int], vacant: Iterable[Entry]) -> dict[str, int]:

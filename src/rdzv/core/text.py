@@ -16,7 +16,9 @@ def clip(text: str, size_max: int = REASON_MAX) -> str:
     A record that is too large to be written would stop the leader that must write it, and then the next one: so whatever
     comes from outside is cut when it comes in.
     """
-    clean = "".join(sign if sign.isprintable() else " " for sign in text[: 2 * size_max])
+    clean = text[: 2 * size_max]
+    if not clean.isprintable():
+        clean = "".join(sign if sign.isprintable() else " " for sign in clean)
     cut = clean
     while len(msgspec.json.encode(cut)) - 2 > size_max - 3 * (len(cut) < len(clean)):
         cut = cut[: min(size_max, len(cut) * 9 // 10)]

@@ -14,7 +14,7 @@ from .model import BACK_S, NO_ROUND, Agreed, Entry, Head, Member, RoundId, Told
 from .ranks import Candidate
 
 
-class Live(msgspec.Struct, frozen=True):
+class Live(msgspec.Struct, frozen=True, gc=False):
     """A member whose key exists."""
 
     id: str

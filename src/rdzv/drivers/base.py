@@ -36,7 +36,11 @@ from typing import Protocol
 import msgspec
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
+class _Data(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Plain values, which are part of no cycle: the collector need not look through the thousands that a large run has."""
+
+
+class Item(_Data, frozen=True):
     """A key with its value as it was at one revision."""
 
     key: str
@@ -46,7 +50,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     lease: int = 0
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class Event(_Data, frozen=True):
     """One key changed: `item` is what it became, None if it was deleted."""
 
     key: str
@@ -54,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     item: Item | None
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class Batch(_Data, frozen=True):
     """All changes of a watch's targets up to and including `revision`."""
 
     revision: int
@@ -64,34 +68,41 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 # ---- compares: a transaction takes its `then` branch only if all hold
 
 
-class Created(msgspec.Struct, frozen=True, array_like=True, tag="created"):
+class Created(_Data, frozen=True, tag="created"):
     """The key was created at that revision; 0: it does not exist."""
 
     key: str
     revision: int
 
 
-class Modified(msgspec.Struct, frozen=True, array_like=True, tag="modified"):
+class Modified(_Data, frozen=True, tag="modified"):
     """The key was last written at that revision; 0: it does not exist."""
 
     key: str
     revision: int
 
 
-class AllCreated(msgspec.Struct, frozen=True, array_like=True, tag="all_created"):
+class Equals(_Data, frozen=True, tag="equals"):
+    """The key exists and has that value."""
+
+    key: str
+    value: bytes
+
+
+class AllCreated(_Data, frozen=True, tag="all_created"):
     """Each of the keys was created at the revision beside it. At most `Session.compares_max` keys."""
 
     revisions: Mapping[str, int]
 
 
-class Empty(msgspec.Struct, frozen=True, array_like=True, tag="empty"):
+class Empty(_Data, frozen=True, tag="empty"):
     """No key with that prefix exists that was created after revision `since`; 0: none at all."""
 
     prefix: str
     since: int = 0
 
 
-Compare = Created | Modified | AllCreated | Empty
+Compare = Created | Modified | Equals | AllCreated | Empty
 
 
 # ---- operations
@@ -109,7 +120,7 @@ class Order(Enum):
     NEWEST = "newest"
 
 
-class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+class Put(_Data, frozen=True, tag="put"):
     """Write a key. It belongs to exactly the lease named here afterwards; 0: to none."""
 
     key: str
@@ -117,47 +128,67 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     lease: int = 0
 
 
-class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+class Delete(_Data, frozen=True, tag="delete"):
     """Delete a key if it exists."""
 
     key: str
 
 
-class DeletePrefix(msgspec.Struct, frozen=True, array_like=True, tag="delete_prefix"):
+class DeletePrefix(_Data, frozen=True, tag="delete_prefix"):
     """Delete every key with that prefix."""
 
     prefix: str
 
 
-class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+class Get(_Data, frozen=True, tag="get"):
     """Read one key."""
 
     key: str
 
 
-class List(msgspec.Struct, frozen=True, array_like=True, tag="list"):
-    """Read every key with that prefix; `created_below` leaves out those created at or after that revision (0: none)."""
+class List(_Data, frozen=True, tag="list"):
+    """Read every key with that prefix.
+
+    `created_below` leaves out those created at or after that revision (0: none), `after` those up to that key, itself
+    included. An engine that keeps its keys sorted has `after` for nothing, and one that keeps them by age `created_below`.
+    """
 
     prefix: str
     order: Order = Order.KEY
     limit: int = 0
     created_below: int = 0
+    after: str = ""
 
 
 Operation = Put | Delete | DeletePrefix | Get | List
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class Case(_Data, frozen=True):
+    """What a transaction does instead, if these compares hold and the earlier ones did not."""
+
+    compares: tuple[Compare, ...]
+    then: tuple[Operation, ...]
+
+
+class Outcome(_Data, frozen=True):
     """What a transaction did: which branch, at which revision, and what each of its operations read (writes: nothing)."""
 
     succeeded: bool
+    """Its compares held, or those of one of its other cases."""
     revision: int
     reads: tuple[tuple[Item, ...], ...] = ()
+    case: int = 0
+    """Which, if there are several: 0 the first, n the n-th of `instead`."""
 
     def item(self, index: int) -> Item | None:
         """The one item that operation `index`, a `Get`, found."""
         found = self.reads[index]
         return found[0] if found else None
+
+
+def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:
+    """Under which something is put."""
+    return {one.lease for branch in branches for one in branch if isinstance(one, Put)}
 
 
 # ---- what a session may say instead of an answer; none of these leaves the member
@@ -206,8 +237,12 @@ class Session(Protocol):
         compares: Iterable[Compare] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
-        """Judge and apply at one revision. Raises Unreachable, EngineReset, LeaseGone (a put under a lease that ended)."""
+        """Judge and apply at one revision: `then`, or the first of `instead` whose compares hold, or `otherwise`.
+
+        Raises Unreachable, EngineReset, LeaseGone (a put under a lease that ended).
+        """
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Make a lease; the engine may round its time to live up, never down.

@@ -157,7 +157,8 @@ async def connect(address: Address, timeout_s: float) -> socket.socket:
     """A connected socket. Raises DialFailed."""
     family, where = address
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named so that asyncio sets TCP_NODELAY (see `listen`).
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise DialFailed(f"{_show(where)}: {_reason(error)}", answered=False) from None
     try:

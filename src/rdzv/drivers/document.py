@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from ..errors import Incompatible, LimitExceeded
-from .base import Batch, Compare, Event, Item, LeaseGone, Operation, Outcome, Put
+from .base import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, leases_of
 from .engine import Engine
 
 MAGIC = b"rdzv register 1\n"
@@ -145,16 +145,17 @@ class Draft:
         then: Sequence[Operation],
         otherwise: Sequence[Operation],
         unborn: dict[int, Lease],
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """Judge and apply. A lease of `unborn` is born by the first put under it, so that both are one swap."""
-        puts = [one for one in (*then, *otherwise) if isinstance(one, Put)]
-        born = {put.lease for put in puts if put.lease in unborn and put.lease not in self.leases}
+        branches = (then, *(case.then for case in instead), otherwise)
+        born = {lease for lease in leases_of(branches) if lease in unborn and lease not in self.leases}
         for id in born:
             self.engine.leases.adopt(id, unborn[id].ttl_s)
         before, used = self.engine.revision, set()
         try:
-            outcome = self.engine.txn(compares, then, otherwise)
-            used = {one.lease for one in (then if outcome.succeeded else otherwise) if isinstance(one, Put)}
+            outcome = self.engine.txn(compares, then, otherwise, instead)
+            used = leases_of([branches[outcome.case if outcome.succeeded else -1]])
         finally:
             for id in born - used:
                 self.engine.leases.revoke(id)

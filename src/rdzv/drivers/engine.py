@@ -15,10 +15,12 @@ from itertools import islice
 from .base import (
     AllCreated,
     Batch,
+    Case,
     Compare,
     Created,
     Delete,
     DeletePrefix,
+    Equals,
     Event,
     Gap,
     Get,
@@ -97,15 +99,18 @@ class _Tree:
             del self._directories[name]
             del self._names[bisect_left(self._names, name)]
 
-    def find(self, prefix: str, order: Order, limit: int, below: int) -> tuple[Item, ...]:
+    def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
         """As `List` says. Items created at one revision come in no particular order, unless that is by key."""
-        newest = order is Order.NEWEST
+        # Any, too: those who each watch somebody they found should not all have found the oldest.
+        newest = order is Order.NEWEST or order is Order.ANY
         enough = limit if limit and order is not Order.KEY else None
         found: list[Item] = []
         sources = 0
         for directory, whole in self._within(prefix):
             items = directory.walk(self.items, newest, below)
             matching = items if whole else (item for item in items if item.key.startswith(prefix))
+            if after:
+                matching = (item for item in matching if item.key > after)
             found.extend(islice(matching, enough))
             sources += 1
         if order is Order.KEY:
@@ -204,21 +209,27 @@ class Engine:
     # ---- transactions
 
     def txn(
-        self, compares: Iterable[Compare] = (), then: Iterable[Operation] = (), otherwise: Iterable[Operation] = ()
+        self,
+        compares: Iterable[Compare] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before anything changed."""
-        branches = (tuple(otherwise), tuple(then))
+        cases = (Case(tuple(compares), tuple(then)), *instead)
+        branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
             refuse_double_writes(branch)
-        succeeded = all(map(self._holds, compares))
-        operations = branches[succeeded]
+        taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
+        operations = branches[-1 if taken is None else taken]
         for operation in operations:
             if isinstance(operation, Put) and operation.lease and operation.lease not in self.leases:
                 msg = f"lease {operation.lease} has ended: {operation.key} cannot be put under it"
                 raise LeaseGone(msg)
         events: list[Event] = []
         reads = tuple([self._apply(operation, events) for operation in operations])
-        outcome = Outcome(succeeded, self.revision + 1 if events else self.revision, reads)
+        revision = self.revision + 1 if events else self.revision
+        outcome = Outcome(taken is not None, revision, reads, taken or 0)
         self._commit(events)
         return outcome
 
@@ -230,6 +241,9 @@ class Engine:
         if isinstance(compare, Modified):
             item = items.get(compare.key)
             return (item.modified if item else 0) == compare.revision
+        if isinstance(compare, Equals):
+            item = items.get(compare.key)
+            return item is not None and item.value == compare.value
         if isinstance(compare, AllCreated):
             return all(
                 (item.created if (item := items.get(key)) else 0) == revision
@@ -245,11 +259,12 @@ class Engine:
             item = tree.items.get(operation.key)
             return (item,) if item else ()
         elif isinstance(operation, List):
-            return tree.find(operation.prefix, operation.order, operation.limit, operation.created_below)
+            wanted = operation
+            return tree.find(wanted.prefix, wanted.order, wanted.limit, wanted.created_below, wanted.after)
         elif isinstance(operation, Delete):
             self._delete(operation.key, events)
         else:
-            for item in tree.find(operation.prefix, Order.KEY, 0, 0):
+            for item in tree.find(operation.prefix, Order.KEY):
                 self._delete(item.key, events)
         return ()
 
@@ -284,9 +299,9 @@ class Engine:
 
     # ---- leases
 
-    def grant(self, ttl_s: float) -> int:
+    def grant(self, ttl_s: float, lease: int = 0) -> int:
         """See `Leases.grant` for what the longest step of time has to do with `ttl_s`."""
-        return self.leases.grant(ttl_s)
+        return self.leases.grant(ttl_s, lease)
 
     def renew(self, lease: int) -> None:
         """Start its time anew; LeaseGone if it has ended."""

@@ -37,17 +37,20 @@ from ..etcd.messages import (
     Target,
     prefix_end,
 )
+from ..etcd.messages import Case as EtcdCase
 from ..etcd.messages import Compare as EtcdCompare
 from ..etcd.messages import Delete as EtcdDelete
 from ..etcd.messages import Put as EtcdPut
 from ..server.place import can_be_told, outward_address, plain
 from .base import (
     AllCreated,
+    Case,
     Compare,
     Created,
     Delete,
     DeletePrefix,
     EngineReset,
+    Equals,
     Get,
     Item,
     LeaseGone,
@@ -172,7 +175,8 @@ class _Shared:
             # It never does anything, but etcd says whether we might, and needs its quorum to say it.
             key = (driver.prefix + "rdzv/").encode()
             own = Range(key, prefix_end(key), limit=1, keys_only=True)
-            await client.txn([EtcdCompare(key, Target.CREATED, NEVER)], [EtcdPut(key, b"")], [own], limit_s)
+            never = EtcdCompare(key, Target.CREATED, NEVER)
+            await client.txn([never], [EtcdPut(key, b"")], [own], limit_s, repeat=True)
         except WrongLogin:
             problem = f"etcd refuses the name {driver.access.user!r} with that password"
             if not driver.access.user:
@@ -256,17 +260,19 @@ class EtcdSession:
         compares: Iterable[Compare] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
-        branches = tuple(then), tuple(otherwise)
+        cases = (Case(tuple(compares), tuple(then)), *instead)
+        branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
             refuse_double_writes(branch)
-        asked = [one for compare in compares for one in self._compares(compare)]
-        yes, no = ([self._request(one) for one in branch] for branch in branches)
+        (asked, yes), *others = map(self._case, cases)
+        no = [self._request(one) for one in branches[-1]]
         self._check()
         before = self._shared.revision
         try:
-            done = await self._txn(asked, yes, no)
+            done = await self._txn(asked, yes, no, [EtcdCase(*other) for other in others])
         except EtcdError as fault:
             raise self._translated(fault) from None
         self._check()
@@ -274,16 +280,25 @@ class EtcdSession:
             self._shared.reset()
             self._check()
         self._shared.revision = max(self._shared.revision, done.header.revision)
-        wanted = len(branches[0 if done.succeeded else 1])
+        case = done.case if done.succeeded else 0
+        wanted = len(branches[case if done.succeeded else -1])
         reads = tuple([tuple(map(self.item, found.items)) for found in done.found[:wanted]])
-        return Outcome(done.succeeded, done.header.revision, reads)
+        return Outcome(done.succeeded, done.header.revision, reads, case)
 
-    async def _txn(self, compares: list[EtcdCompare], then: list[Request], otherwise: list[Request]) -> Done:
+    def _case(self, case: Case) -> tuple[list[EtcdCompare], list[Request]]:
+        asked = [one for compare in case.compares for one in self._compares(compare)]
+        return asked, [self._request(one) for one in case.then]
+
+    async def _txn(
+        self, compares: list[EtcdCompare], then: list[Request], otherwise: list[Request], instead: list[EtcdCase]
+    ) -> Done:
         """By the cheapest request that etcd has for it."""
         reads = [one for one in then if isinstance(one, Range)]
         if compares or len(reads) < len(then):
             # A branch that does nothing would be answered by a member from what it happens to know.
-            return await self.client.txn(compares, then or [self._anything], otherwise or [self._anything])
+            return await self.client.txn(
+                compares, then or [self._anything], otherwise or [self._anything], instead=instead
+            )
         if len(reads) <= 1:
             header, found = await self.client.range(reads[0] if reads else self._anything)
             return Done(header, True, (found,))
@@ -396,6 +411,8 @@ class EtcdSession:
             return [EtcdCompare(self._key(compare.key), Target.CREATED, compare.revision)]
         if isinstance(compare, Modified):
             return [EtcdCompare(self._key(compare.key), Target.MODIFIED, compare.revision)]
+        if isinstance(compare, Equals):
+            return [EtcdCompare(self._key(compare.key), Target.VALUE, compare.value)]
         if isinstance(compare, AllCreated):
             return [EtcdCompare(self._key(key), Target.CREATED, made) for key, made in compare.revisions.items()]
         # Of an empty range etcd compares a key created at revision 0.
@@ -418,10 +435,10 @@ class EtcdSession:
         key = self._key(wanted.prefix)
         below = wanted.created_below
         return Range(
-            key,
+            max(key, self._key(wanted.after) + b"\0") if wanted.after else key,
             prefix_end(key),
             limit=wanted.limit,
-            sort=Sort.CREATED if wanted.order in {Order.OLDEST, Order.NEWEST} else Sort.KEY,
+            sort=Sort.CREATED if wanted.order is Order.OLDEST or wanted.order is Order.NEWEST else Sort.KEY,
             descending=wanted.order is Order.NEWEST,
             created_max=max(below - 1, 0),
             created_min=NEVER if below == 1 else 0,  # etcd takes "at most 0" for "any".

@@ -16,9 +16,10 @@ from ..errors import Unreachable
 from ..etcd.faults import EtcdError, Refused, Unanswered
 from ..etcd.messages import Change, Found
 from .base import Batch, Event, Gap
-from .inbox import Inbox, wake
+from .inbox import Inbox
 
 if TYPE_CHECKING:
+    from ..etcd.census import Counted
     from ..etcd.watches import Subscription
     from .etcd import EtcdSession
 
@@ -77,8 +78,9 @@ class EtcdWatch(Inbox):
         self._parts = [_Part(self, *session.span(target), since) for target in _apart(targets)]
         self._since = since
         self._held: list[Event] = []
-        self._asking: asyncio.Task[None] | None = None
-        self._came: asyncio.Future[None] | None = None
+        self._asking = False
+        self._until = 0
+        """The revision up to which is known what to expect; 0: it is not."""
 
     def begin(self) -> None:
         """Tell etcd of it."""
@@ -98,8 +100,6 @@ class EtcdWatch(Inbox):
         for part in self._parts:
             if part.watched is not None and not self._session.client.cluster.forked:
                 self._session.client.unwatch(part.watched)
-        if self._asking is not None:
-            self._asking.cancel()
 
     # ---- what comes
 
@@ -113,9 +113,10 @@ class EtcdWatch(Inbox):
             self.end(Gap(f"a change of revision {events[0].revision} came after others up to {self.seen}"))
             return
         self._held += events
-        wake(self._came)
-        if self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._sort_out(), name="rdzv orders a watch")
+        if self._until:
+            self._sort_out()
+        elif not self._asking:
+            self._ask()
 
     def _event(self, change: Change) -> Event:
         kv = change.kv
@@ -124,41 +125,43 @@ class EtcdWatch(Inbox):
 
     # ---- one order
 
-    async def _sort_out(self) -> None:
-        """Deliver what is held as soon as nothing before it is missing."""
-        try:
-            while self._held:
-                revision = await self._ask()
-                while not all(part.has_all(revision) for part in self._parts):
-                    self._came = asyncio.get_running_loop().create_future()
-                    await self._came
-                ready = sorted((one for one in self._held if one.revision <= revision), key=lambda one: one.revision)
-                self._held = [one for one in self._held if one.revision > revision]
-                if ready:
-                    self.deliver(Batch(revision, tuple(ready)))
-        except Refused as fault:
-            self.end(Gap(fault.problem))
-        except Exception as error:  # noqa: BLE001  A defect of ours must reach whoever reads, not vanish in a task.
-            self.end(error)
-        finally:
-            self._asking = None
+    def _ask(self) -> None:
+        """Find out what every part must have heard by now."""
+        if self.problem is None:
+            self._asking = True
+            spans = [part.span for part in self._parts]
+            unknown = [part.span for part in self._parts if part.counted is None]
+            self._session.client.census.count(spans, unknown, self._since, self._answered)
 
-    async def _ask(self) -> int:
-        """Have every part know what it must have heard; of which revision that is. Raises Refused, as Compacted."""
-        spans = [part.span for part in self._parts]
-        unknown = [part for part in self._parts if part.counted is None]
-        while True:
-            try:
-                counted = await self._session.client.census.count(spans, [part.span for part in unknown], self._since)
-            except Unanswered:
-                await asyncio.sleep(RETRY_S)
-            else:
-                break
-        for part in unknown:
-            part.counted = counted.before.get(part.span)
-        for part in self._parts:
-            part.expected = counted.now[part.span]
-        return counted.revision
+    def _answered(self, answer: Counted | Exception) -> None:
+        if self.problem is not None:
+            return
+        if isinstance(answer, Unanswered):
+            asyncio.get_running_loop().call_later(RETRY_S, self._ask)
+        elif isinstance(answer, Refused):
+            self.end(Gap(answer.problem))  # As Compacted.
+        elif isinstance(answer, Exception):
+            self.end(answer)  # A defect of ours must reach whoever reads.
+        else:
+            for part in self._parts:
+                if part.counted is None:
+                    part.counted = answer.before.get(part.span)
+                part.expected = answer.now[part.span]
+            self._until, self._asking = answer.revision, False
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Deliver what is held up to the revision that was asked about, as soon as nothing before it is missing."""
+        revision = self._until
+        if not all(part.has_all(revision) for part in self._parts):
+            return
+        self._until = 0
+        ready = sorted((one for one in self._held if one.revision <= revision), key=lambda one: one.revision)
+        self._held = [one for one in self._held if one.revision > revision]
+        if ready:
+            self.deliver(Batch(revision, tuple(ready)))
+        if self._held:
+            self._ask()
 
 
 def _apart(targets: Sequence[str]) -> list[str]:

@@ -53,19 +53,22 @@ class Leases:
     def __contains__(self, lease: int) -> bool:
         return lease in self._leases
 
-    def grant(self, ttl_s: float) -> int:
-        """Make a lease and give its id, never 0 and never used before.
+    def grant(self, ttl_s: float, lease: int = 0) -> int:
+        """Make a lease and give its id, never 0 and never used before; `lease`: an id that somebody drew at random.
 
         Who passes time in steps adds the longest to `ttl_s`: a lease granted just before a step is charged all of it.
         """
         if not 0 < ttl_s < math.inf:
             msg = f"a lease of {ttl_s} s: its time to live must be positive and finite"
             raise ValueError(msg)
-        self._last += 1
-        state = _Lease(ttl_s, self._now + ttl_s)
-        self._leases[self._last] = state
-        self._enqueue(self._last, state, state.due)
-        return self._last
+        if lease in self._leases:
+            msg = f"lease {lease} is there already"
+            raise ValueError(msg)
+        if not lease:
+            lease = self._last = self._last + 1
+        self._leases[lease] = state = _Lease(ttl_s, self._now + ttl_s)
+        self._enqueue(lease, state, state.due)
+        return lease
 
     def adopt(self, lease: int, ttl_s: float) -> None:
         """Make a lease under an id that somebody else chose; one of that id starts anew."""

@@ -304,9 +304,8 @@ def _fits(question: Frame, answer: Done | Granted | Ok | Ended | Refused | Full)
     if isinstance(answer, (Ended, Refused, Full)):
         return not isinstance(question, Ping)
     if isinstance(question, Txn):
-        return isinstance(answer, Done) and len(answer.outcome.reads) == len(
-            question.then if answer.outcome.succeeded else question.otherwise
-        )
+        done = question.branch(answer.outcome) if isinstance(answer, Done) else None
+        return done is not None and isinstance(answer, Done) and len(answer.outcome.reads) == len(done)
     return isinstance(answer, Granted if isinstance(question, Grant) else Ok)
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import Unreachable
-from .base import Batch, Compare, Gap, Operation, Outcome
+from .base import Batch, Case, Compare, Gap, Operation, Outcome
 from .engine import Engine
 from .inbox import BACKLOG_MAX
 
@@ -141,11 +141,15 @@ class MemorySession:
         self._closed = False
 
     async def txn(
-        self, compares: Iterable[Compare] = (), then: Iterable[Operation] = (), otherwise: Iterable[Operation] = ()
+        self,
+        compares: Iterable[Compare] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
         with self._lock():
-            return self.engine.txn(compares, then, otherwise)
+            return self.engine.txn(compares, then, otherwise, instead)
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
         """The longest step is added, because one may be due right after this. There is no connection to lose."""

@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import Unreachable
 from ..machine import Machine
 from .backend import Register
-from .base import Compare, Operation, Outcome, Put
+from .base import Case, Compare, Operation, Outcome, leases_of
 from .document import ELSEWHERE, Lease, encode, first_document
 from .hub import Act, Hub
 from .register_watch import RegisterWatch
@@ -83,12 +83,13 @@ class RegisterSession:
         compares: Iterable[Compare] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
         unborn = self._hub.unborn
         args = tuple(compares), tuple(then), tuple(otherwise)
-        births = {one.lease for one in (*args[1], *args[2]) if isinstance(one, Put) and one.lease in unborn}
-        outcome: Outcome = await self._ask(lambda draft: draft.txn(*args, unborn), births)
+        births = leases_of([args[1], args[2], *(case.then for case in instead)]) & unborn.keys()
+        outcome: Outcome = await self._ask(lambda draft: draft.txn(*args, unborn, instead), births)
         return outcome
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
+from msgspec import structs
+
 from ..endpoint import Endpoint
 from ..errors import Unreachable, Untrusted
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
 from ..server.trust import Trust
-from .base import Batch, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome
+from .base import Batch, Case, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome, leases_of
 from .dial import CONNECT_TIMEOUT_S, Address, Resolver, dial
 from .inbox import Inbox
 from .link import DialFailed, Link
@@ -33,6 +35,9 @@ BACKOFF_S = (0.02, 0.5)
 """First and longest wait between two attempts to reconnect; each is jittered down to its half.
 
 The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
+
+DRAWN = 1 << 61
+"""Ids of leases that we draw begin here, far above those that a server gives out."""
 
 Greeter: TypeAlias = Callable[[], Hello]
 """Makes a greeting: each has a number of its own."""
@@ -136,6 +141,7 @@ class RemoteSession:
         self._redialing: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[Link], None] = {}
         self._leases: dict[int, None] = {}
+        self._unborn: dict[int, float] = {}
         self._watches: dict[int, RemoteWatch] = {}
         self._watch_numbers = count(1)
         self._ended: type[Exception] | None = None
@@ -149,21 +155,38 @@ class RemoteSession:
         compares: Iterable[Compare] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
-        given = tuple(compares), tuple(then), tuple(otherwise)
-        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given))
+        given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
+        outcome: Outcome = await self._call(lambda number: self._txn(frames.Txn(number, *given)))
         return outcome
 
+    def _txn(self, txn: frames.Txn) -> frames.Txn:
+        """With the leases that are to begin with it. Each is sent once: one that was given up must not live again."""
+        if not self._unborn:
+            return txn
+        branches = (txn.then, txn.otherwise, *(case.then for case in txn.instead))
+        born = leases_of(branches) & self._unborn.keys()
+        self._leases.update(dict.fromkeys(born))
+        grants = tuple(frames.Granting(lease, self._unborn.pop(lease)) for lease in born)
+        return structs.replace(txn, grants=grants)
+
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
-        """See the port."""
-        lease: int = await self._call(lambda number: frames.Grant(number, ttl_s, presence))
+        """A presence costs nothing: it begins with the first transaction that puts something under it."""
         if presence:
-            self._leases[lease] = None
-        return lease
+            if self._ended is not None:
+                raise self._end_of_session()
+            lease = DRAWN + secrets.randbits(60)
+            self._unborn[lease] = ttl_s
+            return lease
+        granted: int = await self._call(lambda number: frames.Grant(number, ttl_s, presence))
+        return granted
 
     async def renew(self, lease: int) -> None:
         """See the port."""
+        if lease in self._unborn:
+            return
         try:
             await self._call(lambda number: frames.Renew(number, lease))
         except LeaseGone:
@@ -172,6 +195,8 @@ class RemoteSession:
 
     async def revoke(self, lease: int) -> None:
         """See the port."""
+        if self._unborn.pop(lease, None) is not None:
+            return
         await self._call(lambda number: frames.Revoke(number, lease))
         self._leases.pop(lease, None)
 

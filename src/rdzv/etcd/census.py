@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from .faults import Compacted, EtcdError
+from .faults import Compacted
 from .messages import OPERATIONS_MAX, Done, Found, Range, Sort
 
 Span: TypeAlias = "tuple[bytes, bytes]"
@@ -38,7 +38,7 @@ class _Question(msgspec.Struct):
     spans: Sequence[Span]
     before: Sequence[Span]
     since: int
-    answer: asyncio.Future[Counted]
+    tell: Callable[[Counted | Exception], None]
 
 
 class Census:
@@ -49,14 +49,17 @@ class Census:
         self._questions: list[_Question] = []
         self._asking: asyncio.Task[None] | None = None
 
-    async def count(self, spans: Sequence[Span], before: Sequence[Span] = (), since: int = 0) -> Counted:
-        """Of all `spans` now, and of those `before` at revision `since`. Raises Unanswered, Refused."""
-        loop = asyncio.get_running_loop()
-        question = _Question(spans, before, since, loop.create_future())
-        self._questions.append(question)
+    def count(
+        self, spans: Sequence[Span], before: Sequence[Span], since: int, tell: Callable[[Counted | Exception], None]
+    ) -> None:
+        """Of all `spans` now, and of those `before` at revision `since`. `tell` gets it, or why not: Unanswered, Refused.
+
+        Told by a call and not awaited: a task for each of a thousand who ask at once would cost more than the answer.
+        """
+        self._questions.append(_Question(spans, before, since, tell))
         if self._asking is None:
+            loop = asyncio.get_running_loop()
             self._asking = loop.create_task(self._ask(), name="rdzv counts keys of etcd")
-        return await question.answer
 
     def close(self) -> None:
         """Whoever still waits is not waited for."""
@@ -68,18 +71,17 @@ class Census:
             while self._questions:
                 questions, self._questions = self._questions, []
                 try:
-                    await self._answer(questions)
-                except EtcdError as fault:
-                    for question in questions:
-                        _settle(question, fault)
+                    answers = await self._answer(questions)
+                except Exception as fault:  # noqa: BLE001  Whatever it is, they are waiting for an answer.
+                    answers = [fault] * len(questions)
+                for question, answer in zip(questions, answers, strict=True):
+                    question.tell(answer)
         finally:
             self._asking = None
 
-    async def _answer(self, questions: list[_Question]) -> None:
+    async def _answer(self, questions: list[_Question]) -> list[Counted | Exception]:
         spans = dict.fromkeys(span for question in questions for span in question.spans)
-        revision, found = await self._all(
-            Range(key, end, limit=1, sort=Sort.MODIFIED, descending=True, keys_only=True) for key, end in spans
-        )
+        revision, found = await self._all(map(_newest, spans))
         now = dict(zip(spans, found, strict=True))
         wanted = [
             [(question.since, span) for span in question.before if span[1] or not now[span].count] for question in questions
@@ -90,13 +92,15 @@ class Census:
             counts = await self._earlier(earlier)
         except Compacted:
             counts = None  # Of somebody's revision; whose, is found out one by one.
-        for question, some in zip(questions, wanted, strict=True):
+        answers: list[Counted | Exception] = []
+        for some in wanted:
             try:
                 known = await self._earlier(some) if counts is None else counts
             except Compacted as fault:
-                _settle(question, fault)
+                answers.append(fault)
             else:
-                _settle(question, Counted(revision, now, {one[1]: known[one] for one in some}))
+                answers.append(Counted(revision, now, {one[1]: known[one] for one in some}))
+        return answers
 
     async def _earlier(self, asked: Iterable[tuple[int, Span]]) -> dict[tuple[int, Span], int]:
         asked = tuple(asked)
@@ -118,10 +122,8 @@ class Census:
         return revision, found
 
 
-def _settle(question: _Question, answer: Counted | EtcdError) -> None:
-    if question.answer.done():
-        return  # Whoever asked has given up.
-    if isinstance(answer, EtcdError):
-        question.answer.set_exception(answer)
-    else:
-        question.answer.set_result(answer)
+def _newest(span: Span) -> Range:
+    key, end = span
+    if not end:
+        return Range(key, keys_only=True)
+    return Range(key, end, limit=1, sort=Sort.MODIFIED, descending=True, keys_only=True)

@@ -22,6 +22,7 @@ from .faults import LeaseExists, LeaseNotFound, Refused
 from .messages import (
     OPERATIONS_MAX,
     REQUEST_MAX,
+    Case,
     Compare,
     Delete,
     Done,
@@ -92,19 +93,26 @@ class Client:
         then: Sequence[Request] = (),
         otherwise: Sequence[Request] = (),
         timeout_s: float | None = None,
+        instead: Sequence[Case] = (),
+        *,
+        repeat: bool = False,
     ) -> Done:
-        """Compare, then do one thing or the other, at one revision. It is repeated freely only if it cannot write."""
-        reads = all(isinstance(one, Range) for one in (*then, *otherwise))
+        """Compare, then do one thing or the other, at one revision.
+
+        It is repeated freely if it only reads, or if who asks knows that no harm comes of it (`repeat`).
+        """
+        cases = [part for case in instead for part in (case.compares, case.then)]
+        reads = all(isinstance(one, Range) for one in (*then, *otherwise, *(one for case in instead for one in case.then)))
         if reads and self.fragile and (then or otherwise):
             otherwise = [*otherwise, Delete((*then, *otherwise)[0].key + _BARREN)]
-        for what in (compares, then, otherwise):
+        for what in (compares, then, otherwise, *cases):
             if len(what) > OPERATIONS_MAX:
                 problem = f"a transaction of {len(what)} compares or operations; etcd takes {OPERATIONS_MAX}"
                 raise ValueError(problem)
-        request = encode_txn(compares, then, otherwise)
+        request = encode_txn(compares, then, otherwise, instead)
         if len(request) > REQUEST_MAX:
             raise LimitExceeded("a transaction", len(request), REQUEST_MAX)
-        return decode_txn(await self._ask(_KV + "Txn", request, repeat=reads, timeout_s=timeout_s))
+        return decode_txn(await self._ask(_KV + "Txn", request, repeat=repeat or reads, timeout_s=timeout_s))
 
     async def compact(self, revision: int) -> None:
         """Have etcd forget what was before that revision."""

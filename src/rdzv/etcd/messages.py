@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import msgspec
 
+from ..errors import Incompatible
 from .proto import block, fields, number, signed, some, varint
 
 REQUEST_MAX = 1024 * 1024 * 3 // 2
@@ -15,7 +16,7 @@ OPERATIONS_MAX = 128
 """Per branch of a transaction, and as many compares (--max-txn-ops)."""
 
 
-class Header(msgspec.Struct, frozen=True):
+class Header(msgspec.Struct, frozen=True, gc=False):
     """Who answered, and how far the store was."""
 
     cluster: int = 0
@@ -52,7 +53,7 @@ class Sort(IntEnum):
     MODIFIED = 3
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(msgspec.Struct, frozen=True, gc=False):
     """Read keys. `end` is the first key that is not meant; empty: the one key only."""
 
     key: bytes
@@ -69,15 +70,21 @@ class Range(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """As a RangeRequest."""
-        order = 2 if self.descending else int(self.sort is not Sort.KEY)
-        numbers = (
-            (3, self.limit), (4, self.revision), (5, order), (6, self.sort), (7, self.serializable), (8, self.keys_only),
-            (9, self.count_only), (12, self.created_min), (13, self.created_max),
-        )  # fmt: skip
-        return some(1, self.key) + some(2, self.end) + b"".join([number(*one) for one in numbers if one[1]])
+        data = some(1, self.key) + some(2, self.end)
+        if self.limit:
+            data += number(3, self.limit)
+        if self.revision:
+            data += number(4, self.revision)
+        if self.sort or self.descending:
+            data += number(5, 2 if self.descending else 1) + number(6, self.sort)
+        if self.serializable or self.keys_only or self.count_only:
+            data += number(7, self.serializable) + number(8, self.keys_only) + number(9, self.count_only)
+        if self.created_min or self.created_max:
+            data += number(12, self.created_min) + number(13, self.created_max)
+        return data
 
 
-class Put(msgspec.Struct, frozen=True):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """Write a key."""
 
     key: bytes
@@ -89,7 +96,7 @@ class Put(msgspec.Struct, frozen=True):
         return some(1, self.key) + some(2, self.value) + number(3, self.lease)
 
 
-class Delete(msgspec.Struct, frozen=True):
+class Delete(msgspec.Struct, frozen=True, gc=False):
     """Delete a key, or all up to `end`."""
 
     key: bytes
@@ -102,38 +109,61 @@ class Delete(msgspec.Struct, frozen=True):
 
 Request = Range | Put | Delete
 _REQUEST_FIELD: dict[type[Request], int] = {Range: 1, Put: 2, Delete: 3}
+_WITHIN = 4
+"""The field of a transaction within another, of its request and of its answer."""
+_WITHIN_MAX = 8
+"""How deep they may be."""
 
 
 class Target(IntEnum):
-    """Which of a key's revisions is compared; also the field its number stands in, less four."""
+    """Which of a key's revisions is compared, or its value; also the field this stands in, less four."""
 
     CREATED = 1
     MODIFIED = 2
+    VALUE = 3
 
 
-class Compare(msgspec.Struct, frozen=True):
-    """The revision equals the one given, or (`less`) is below it; of every key up to `end`, if there is one."""
+class Compare(msgspec.Struct, frozen=True, gc=False):
+    """The revision or value equals the one given, or (`less`) is below it; of every key up to `end`, if there is one.
+
+    A key that does not exist has revision 0, and no value.
+    """
 
     key: bytes
     target: Target
-    revision: int
+    wanted: int | bytes
     less: bool = False
     end: bytes = b""
 
     def encode(self) -> bytes:
         """As a Compare."""
-        field = 4 + self.target
+        field, wanted = 4 + self.target, self.wanted
         return b"".join((
             number(1, 2 if self.less else 0), number(2, self.target), some(3, self.key),
-            varint(field << 3) + varint(self.revision), some(64, self.end),
+            block(field, wanted) if isinstance(wanted, bytes) else varint(field << 3) + varint(wanted), some(64, self.end),
         ))  # fmt: skip
 
 
-def encode_txn(compares: Iterable[Compare], then: Iterable[Request], otherwise: Iterable[Request]) -> bytes:
-    """A TxnRequest."""
+class Case(msgspec.Struct, frozen=True):
+    """What is compared and done where what was compared before did not hold."""
+
+    compares: Sequence[Compare]
+    then: Sequence[Request]
+
+
+def encode_txn(
+    compares: Iterable[Compare],
+    then: Iterable[Request],
+    otherwise: Iterable[Request],
+    instead: Sequence[Case] = (),
+) -> bytes:
+    """A TxnRequest. The other cases are transactions within it, each in the branch not taken of the one before."""
     parts = [block(1, compare.encode()) for compare in compares]
-    for field, branch in ((2, then), (3, otherwise)):
-        parts += [block(field, block(_REQUEST_FIELD[type(one)], one.encode())) for one in branch]
+    parts += [block(2, block(_REQUEST_FIELD[type(one)], one.encode())) for one in then]
+    if instead:
+        inner = encode_txn(instead[0].compares, instead[0].then, otherwise, instead[1:])
+        return b"".join((*parts, block(3, block(_WITHIN, inner))))
+    parts += [block(3, block(_REQUEST_FIELD[type(one)], one.encode())) for one in otherwise]
     return b"".join(parts)
 
 
@@ -165,22 +195,23 @@ def encode_compaction(revision: int) -> bytes:
 # ---- what is answered
 
 
-class Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """What one operation of a transaction, or a range by itself, answered. `count`: also of those beyond the limit."""
 
     items: tuple[KeyValue, ...] = ()
     count: int = 0
 
 
-class Done(msgspec.Struct, frozen=True):
-    """A transaction's answer."""
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """A transaction's answer; `case` counts those that did not hold before the one that did."""
 
     header: Header
     succeeded: bool
     found: tuple[Found, ...]
+    case: int = 0
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """A lease and the time it has left, in seconds; at most 0: it has ended."""
 
     header: Header
@@ -196,7 +227,7 @@ class Status(msgspec.Struct, frozen=True):
     leader: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class Told(msgspec.Struct, frozen=True, gc=False):
     """What a watch stream says."""
 
     header: Header
@@ -220,8 +251,10 @@ def decode_range(data: bytes) -> tuple[Header, Found]:
     return decode_header(data), _found(data)
 
 
-def decode_txn(data: bytes) -> Done:
+def decode_txn(data: bytes, depth: int = 0) -> Done:
     """A TxnResponse."""
+    if depth > _WITHIN_MAX:
+        raise Incompatible("an answer of etcd", f"it is a transaction more than {_WITHIN_MAX} deep")
     header, succeeded, found = Header(), False, []
     for field, value, part in fields(data):
         if field == 1:
@@ -229,7 +262,11 @@ def decode_txn(data: bytes) -> Done:
         elif field == 2:
             succeeded = bool(value)
         elif field == 3:
-            found.append(_response(part))
+            kind, _, answer = next(fields(part), (0, 0, b""))
+            if kind == _WITHIN:
+                within = decode_txn(answer, depth + 1)
+                return Done(header, within.succeeded, within.found, within.case + 1)
+            found.append(_found(answer) if kind == _REQUEST_FIELD[Range] else Found())
     return Done(header, succeeded, tuple(found))
 
 
@@ -288,8 +325,11 @@ def decode_watch(data: bytes) -> Told:
 
 
 def _header(data: bytes) -> Header:
-    values = {field: value for field, value, _ in fields(data)}
-    return Header(values.get(1, 0), values.get(2, 0), values.get(3, 0), values.get(4, 0))
+    values = [0] * 5
+    for field, value, _ in fields(data):
+        if field < 5:
+            values[field] = value
+    return Header(values[1], values[2], values[3], values[4])
 
 
 def _key_value(data: bytes) -> KeyValue:
@@ -317,13 +357,6 @@ def _change(data: bytes) -> Change:
         elif field == 2:
             kv = _key_value(part)
     return Change(deleted, kv)
-
-
-def _response(data: bytes) -> Found:
-    for field, _, part in fields(data):
-        if field == 1:
-            return _found(part)
-    return Found()
 
 
 def _found(data: bytes) -> Found:

@@ -15,6 +15,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 _SIGN = 1 << 63
 _SMALL = [bytes([n]) for n in range(128)]
+"""Numbers below 128 are one byte, and most are: every tag of ours, most lengths."""
 
 
 def varint(value: int) -> bytes:
@@ -32,12 +33,16 @@ def varint(value: int) -> bytes:
 
 def number(field: int, value: int) -> bytes:
     """An integer or bool field; absent if it is zero, which is what absence means."""
-    return varint(field << 3) + varint(value) if value else b""
+    if not value:
+        return b""
+    return varint(field << 3) + (_SMALL[value] if 0 < value < 128 else varint(value))
 
 
 def block(field: int, data: bytes) -> bytes:
     """A field of bytes, text or a message, also if it is empty."""
-    return varint(field << 3 | _BYTES) + varint(len(data)) + data
+    size = len(data)
+    tag = _SMALL[field << 3 | _BYTES] if field < 16 else varint(field << 3 | _BYTES)
+    return tag + (_SMALL[size] if size < 128 else varint(size)) + data
 
 
 def some(field: int, data: bytes) -> bytes:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from ..drivers.base import Batch, Compare, Operation, Outcome
+from ..drivers.base import Batch, Case, Compare, Operation, Outcome
 from ..errors import Incompatible, LimitExceeded
 
 VERSION = 1
@@ -35,6 +35,8 @@ CHALLENGE_MAX = 4 * 1024
 """The same, of one that has to prove itself first. An honest hello would fit too, and then gets its sentence."""
 NONCE = 32
 """Bytes of a number that is never used again, and of a proof."""
+CASES_MAX = 8
+"""Of one transaction."""
 LEASES_MAX = 64
 """Presences that one session can bring back; a member has one."""
 
@@ -47,7 +49,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE, max_length=NONCE)]
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Anything that is sent."""
 
 
@@ -86,6 +88,13 @@ class Hello(Frame, frozen=True, tag=1):
     probe: bool = False
 
 
+class Granting(Frame, frozen=True):
+    """A presence of this connection, under an id that the driver drew at random."""
+
+    lease: Number
+    ttl_s: float
+
+
 class Txn(Frame, frozen=True, tag=2):
     """A transaction; see the port."""
 
@@ -93,6 +102,16 @@ class Txn(Frame, frozen=True, tag=2):
     compares: tuple[Compare, ...]
     then: tuple[Operation, ...]
     otherwise: tuple[Operation, ...]
+    instead: Annotated[tuple[Case, ...], msgspec.Meta(max_length=CASES_MAX)] = ()
+    grants: Annotated[tuple[Granting, ...], msgspec.Meta(max_length=LEASES_MAX)] = ()
+    """Made before anything is judged, so that coming in is one exchange."""
+
+    def branch(self, outcome: Outcome) -> tuple[Operation, ...] | None:
+        """What was done; None: an outcome that it cannot have."""
+        if not outcome.succeeded:
+            return self.otherwise
+        branches = (self.then, *(case.then for case in self.instead))
+        return branches[outcome.case] if 0 <= outcome.case < len(branches) else None
 
 
 class Grant(Frame, frozen=True, tag=3):

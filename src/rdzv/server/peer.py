@@ -84,8 +84,8 @@ class Peer(Framed):
     """Whoever is at the other end."""
 
     __slots__ = (
-        "_backlog", "_cut", "_handshake", "_server", "_targets", "_watches", "attempt", "heard_s", "is_proven", "leases",
-        "linger_s", "run", "said_bye", "session", "slow_s",
+        "_backlog", "_cut", "_handshake", "_posted", "_server", "_targets", "_watches", "attempt", "heard_s", "is_proven",
+        "leases", "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -108,6 +108,8 @@ class Peer(Framed):
         self._targets = 0
         self._cut: list[int] = []
         self._backlog = 0
+        self._posted: tuple[bytes, ...] = ()
+        """News that wait for the end of the turn: the leader is told of hundreds in one."""
 
     @property
     def host(self) -> str:
@@ -266,7 +268,9 @@ class Peer(Framed):
             self.send(encode(Refused(answer.number, text)))
 
     def _txn(self, run: Run, request: Txn) -> Frame:
-        return Done(request.number, run.txn(request.compares, request.then, request.otherwise))
+        for granting in request.grants:
+            run.grant(granting.ttl_s, self, granting.lease)
+        return Done(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
 
     def _grant(self, run: Run, request: Grant) -> Frame:
         return Granted(request.number, run.grant(request.ttl_s, self if request.presence else None))
@@ -349,7 +353,23 @@ class Peer(Framed):
                 self._end_watch(number)
                 self._cut.append(number)
                 return
-        self.send(frame)
+        if not self._posted:
+            self._server.has_posted(self)
+        self._posted += (frame,)
+
+    # ---- what is written
+
+    def send(self, data: bytes) -> None:
+        """What was posted goes before, in the same write."""
+        if self._posted:
+            posted, self._posted = self._posted, ()
+            data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
+        super().send(data)
+
+    def deliver(self) -> None:
+        """What was posted and has not gone with an answer."""
+        if self._posted:
+            self.send(b"")
 
 
 def _nothing() -> None:

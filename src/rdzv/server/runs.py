@@ -22,6 +22,7 @@ from typing import Protocol
 from ..drivers.base import (
     AllCreated,
     Batch,
+    Case,
     Compare,
     Delete,
     DeletePrefix,
@@ -99,22 +100,31 @@ class Run:
 
     # ---- requests
 
-    def txn(self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation]) -> Outcome:
+    def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation],
+        instead: Sequence[Case] = (),
+    ) -> Outcome:
         """Raises LeaseGone, ValueError, LimitExceeded; nothing has changed then."""
         self._check_compares(compares)
-        for branch in (then, otherwise):
-            self._check_operations(branch)
-        return self.engine.txn(compares, then, otherwise)
+        self._check_operations(then)
+        for case in instead:
+            self._check_compares(case.compares)
+            self._check_operations(case.then)
+        self._check_operations(otherwise)
+        return self.engine.txn(compares, then, otherwise, instead)
 
-    def grant(self, ttl_s: float, home: Home | None) -> int:
-        """`home`: it stands for the process behind that connection."""
+    def grant(self, ttl_s: float, home: Home | None, lease: int = 0) -> int:
+        """`home`: it stands for the process behind that connection. `lease`: the id it is to have, if not any."""
         if len(self.engine.leases) >= self._limits.leases:
             msg = f"run {self.name!r} has {len(self.engine.leases)} leases, at most {self._limits.leases} are allowed"
             raise ValueError(msg)
         if not 0 < ttl_s <= TTL_MAX_S:
             msg = f"a lease of {ttl_s} s: its time to live must be positive and at most {TTL_MAX_S:.0f} s"
             raise ValueError(msg)
-        lease = self.engine.grant(ttl_s + STEP_MAX_S)
+        lease = self.engine.grant(ttl_s + STEP_MAX_S, lease)
         if home is not None:
             self._presences[lease] = _Presence(ttl_s, home)
             home.leases.add(lease)

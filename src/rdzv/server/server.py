@@ -65,6 +65,7 @@ class Server:
         self._strangers: dict[Peer, None] = {}
         self._slow: set[Peer] = set()
         self._halves: set[Peer] = set()
+        self._posters: list[Peer] = []
         self._listeners: list[asyncio.Server] = []
         self._connections_max = 0
         self._swept_s = 0.0
@@ -276,6 +277,18 @@ class Server:
         if frame is None:
             frame = self._news[watch] = encode_news(watch, self._news_body)
         return frame
+
+    def has_posted(self, peer: Peer) -> None:
+        """It has news that can wait until all that has arrived was done, to be written at once."""
+        if not self._posters:
+            assert self.loop is not None, "there are peers"
+            self.loop.call_soon(self._deliver)
+        self._posters.append(peer)
+
+    def _deliver(self) -> None:
+        posters, self._posters = self._posters, []
+        for peer in posters:
+            peer.deliver()
 
     # ---- those who do not keep up
 

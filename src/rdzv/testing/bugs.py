@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from .. import arrival as arrival_module
 from .. import presence as presence_module
 from .. import settings as settings_module
 from ..attendance import Attendance
@@ -19,7 +20,7 @@ from ..core.acts import Verdict, close_head
 from ..core.keys import Keys
 from ..core.model import Entry, Head, Phase
 from ..core.view import Live, View
-from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, Put
+from ..drivers.base import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from ..errors import Unreachable
 from ..leader import Duty
 from ..machine import sleep
@@ -102,23 +103,18 @@ def _loss_hidden() -> list[Patch]:
 @_bug("last-call age is taken from another machine's clock")
 def _foreign_age() -> list[Patch]:
     started: dict[tuple[str, int], float] = {}
-    right = Sight.ages
+    right, right_write = Sight.ages, Duty._write_head
 
     def ages(self: Sight) -> tuple[float, float, float]:
-        _, sealed, grown = right(self)
-        head = self.head
-        if head is None:
-            return 0.0, sealed, grown
-        begun = started.setdefault((head.run, head.call_seq), self._now())
-        return self._now() - begun, sealed, grown
+        call, sealed, grown = right(self)
+        begun = None if self.head is None else started.get((self.head.run, self.head.call_seq))
+        return call if begun is None else self._now() - begun, sealed, grown
 
-    def show(self: Sight, item: Any, revision: int) -> None:
-        right_show(self, item, revision)
-        if self.head is not None:
-            started.setdefault((self.head.run, self.head.call_seq), self._now())
+    async def write(self: Duty, head: Head, reason: str, view: View) -> Outcome:
+        started[head.run, head.call_seq] = self._machine.now()
+        return await right_write(self, head, reason, view)
 
-    right_show = Sight.show
-    return [(Sight, "ages", ages), (Sight, "show", show)]
+    return [(Sight, "ages", ages), (Duty, "_write_head", write)]
 
 
 @_bug("an instant is written")
@@ -204,6 +200,27 @@ def _late_close() -> list[Patch]:
 @_bug("settings mismatch is ignored")
 def _any_settings() -> list[Patch]:
     return [(settings_module, "differences", lambda _mine, _theirs: [])]
+
+
+@_bug("settings are taken for one's own without a compare")
+def _settings_guessed() -> list[Patch]:
+    return [(arrival_module, "Equals", lambda _key, _value: Created("nothing", 0))]
+
+
+@_bug("one who came later is watched")
+def _later_watched() -> list[Patch]:
+    """Two that watch each other wait for ever when all before them have gone."""
+
+    async def look(self: Presence) -> None:
+        await right(self)
+        if self._predecessor:
+            others = await self.patiently(lambda: self.session.txn(then=[List(self.keys.members, Order.NEWEST)]))
+            self._predecessor = next(
+                (item.key for item in others.reads[0] if item.key != self.keys.member(self.id)), self._predecessor
+            )
+
+    right = Presence._look
+    return [(Presence, "_look", look)]
 
 
 @_bug("store of the old round is visible")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from ..drivers.base import Batch, Compare, EngineReset, Operation, Outcome
+from ..drivers.base import Batch, Case, Compare, EngineReset, Operation, Outcome
 from ..drivers.inbox import Inbox
 from ..errors import Unreachable
 from ..machine import sleep
@@ -90,10 +90,11 @@ class SimSession:
         compares: Iterable[Compare] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
     ) -> Outcome:
         """See the port."""
         connection = self._connection or await self._connected()
-        args = tuple(compares), tuple(then), tuple(otherwise)
+        args = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
         outcome: Outcome = await connection.call("txn", *args)
         return outcome
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..drivers.base import Batch, Compare, Gap, LeaseGone, Operation, Outcome
+from ..drivers.base import Batch, Case, Compare, Gap, LeaseGone, Operation, Outcome
 from ..drivers.engine import Engine
 from .loop import Call, Process
 from .network import Connection, Network
@@ -211,10 +211,13 @@ class SimServer(Process):
         compares: tuple[Compare, ...],
         then: tuple[Operation, ...],
         otherwise: tuple[Operation, ...],
+        instead: tuple[Case, ...],
     ) -> Outcome:
-        outcome = self.engine.txn(compares, then, otherwise)
-        kind, operations = ("then", then) if outcome.succeeded else ("otherwise", otherwise)
-        self._publish(connection.machine.name, kind, compares, operations)
+        outcome = self.engine.txn(compares, then, otherwise, instead)
+        kind, taken = "then", (Case(compares, then), *instead)[outcome.case]
+        if not outcome.succeeded:
+            kind, taken = "otherwise", Case(compares, otherwise)
+        self._publish(connection.machine.name, kind, taken.compares, taken.then)
         return outcome
 
     def _grant(self, connection: Connection, ttl_s: float, presence: bool) -> int:

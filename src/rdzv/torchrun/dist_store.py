@@ -22,6 +22,8 @@ from ..errors import RoundOver, StoreTimeout, Unreachable
 
 NO_LIMIT_S = 86_400.0
 """What torch's "no timeout" (zero) comes to: no wait is without an end."""
+BATCH = 100
+"""Keys that are written at once: below what every engine allows. torch promises nothing about several."""
 
 
 class Space(Protocol):
@@ -80,11 +82,13 @@ class DistStore(Store):
             self._space.multi_set({key: value})
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Write several keys at once."""
+        """Write several keys; a batch is seen at once."""
         if len(keys) != len(values):
             raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values")
         with _torch_errors():
-            self._space.multi_set(dict(zip(keys, values, strict=True)))
+            for start in range(0, len(keys), BATCH):
+                some = slice(start, start + BATCH)
+                self._space.multi_set(dict(zip(keys[some], values[some], strict=True)))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0, and say what it is now."""

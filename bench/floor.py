@@ -1,0 +1,183 @@
+"""The floor under forming: requests and notifications of a join, by bare protocols that know no rules and mend nothing.
+
+Each client grants a lease, tries to come in `comes` times (all but the last are refused and shown around, as ours are), watches
+four keys, is told of `heads` heads and reads its line in the table. The first client is told of every member and, once
+all are there, writes the table and the heads. Same frames, same server, values as long as ours: what ours cost beyond it is
+member code. `comes` and `heads` are what was counted of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rdzv.drivers.base import Created, Get, List, Order, Put
+from rdzv.server import frames
+from rdzv.server.frames import Done, Grant, Granted, Hello, News, Txn, Watch
+
+ROOT = "rdzv/floor/group/"
+HEAD, SETTINGS, MEMBERS = ROOT + "round", ROOT + "settings", ROOT + "members/"
+RECORD_SIZE, LINE_SIZE, HEAD_SIZE, SETTINGS_SIZE = 127, 114, 267, 185
+"""Of a plain run's records."""
+SEALED = b"s"
+BATCH_MAX = 1000
+"""Lines per transaction, as ours."""
+
+
+class Bare(asyncio.Protocol):
+    """One client: what comes decides what it sends next."""
+
+    def __init__(self, index: int, size: int, comes: int, heads: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.welcome, self.over = loop.create_future(), loop.create_future()
+        self._index = index
+        self._size = size
+        self._comes = comes
+        self._heads = heads
+        self._own = f"{MEMBERS}{index:016x}"
+        self._line = f"{ROOT}ranks/0123456789abcdef/{index:016x}"
+        self._greeted = False
+        self._rest = b""
+        self._asked = 0
+        self._next = self._granted
+        self._lease = 0
+        self._created = 0
+        self._seen = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.write(frames.PREAMBLE + frames.encode(Hello("floor", f"{self._index:016x}", 1)))
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        at, end = 0, len(data)
+        if not self._greeted and end >= len(frames.PREAMBLE):
+            self._greeted, at = True, len(frames.PREAMBLE)
+        while self._greeted and end - at >= 4:
+            size = int.from_bytes(data[at : at + 4], "big")
+            if end - at - 4 < size:
+                break
+            self._received(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._rest = data[at:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_exception(exc or ConnectionError("the server hung up"))
+
+    def _received(self, payload: bytes) -> None:
+        if not self.welcome.done():
+            self.welcome.set_result(frames.welcome_decoder.decode(payload))
+            return
+        answer = frames.answer_decoder.decode(payload)
+        if isinstance(answer, News):
+            self._told(answer)
+        else:
+            self._next(answer)
+
+    def _ask(self, frame: type[frames.Frame], then: object, *words: object) -> None:
+        self._asked += 1
+        self._next = then
+        self._transport.write(frames.encode(frame(self._asked, *words)))
+
+    # ---- the exchange
+
+    def form(self) -> None:
+        self._ask(Grant, self._granted, 10.0, True)
+
+    def _granted(self, answer: Granted) -> None:
+        self._lease = answer.lease
+        self._come()
+
+    def _come(self) -> None:
+        self._comes -= 1
+        here = Created(self._own, 0 if self._comes == 0 else 1)
+        put = Put(self._own, b"x" * RECORD_SIZE, self._lease)
+        ban = f"{ROOT}ban/node{self._index}"
+        around = (Get(SETTINGS), Get(HEAD), Get(ban), List(MEMBERS, Order.ANY, 1), Get(self._own))
+        compares = (Created(SETTINGS, 0), here, Created(ban, 0)) if self._comes else (here, Created(ban, 0))
+        self._ask(Txn, self._came, compares, (put, List(MEMBERS, Order.NEWEST, 2), Get(HEAD)), around)
+
+    def _came(self, answer: Done) -> None:
+        if not answer.outcome.succeeded:
+            self._come()
+            return
+        revision = self._created = answer.outcome.revision
+        before = next((item.key for item in answer.outcome.reads[1] if item.key != self._own), HEAD)
+        targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", before)
+        self._transport.write(frames.encode(Watch(1, targets, revision)))
+        if self._index == 0:
+            self._ask(Txn, self._listed, (), (List(MEMBERS),), ())
+
+    def _listed(self, answer: Done) -> None:
+        self._seen = len(answer.outcome.reads[0])
+        self._transport.write(frames.encode(Watch(2, (MEMBERS,), answer.outcome.revision)))
+        self._seal()
+
+    def _told(self, news: News) -> None:
+        if news.watch == 2:
+            self._seen += len(news.batch.events)
+            self._seal()
+        elif any(event.key == HEAD and event.item.value[:1] == SEALED for event in news.batch.events):
+            self._take()
+
+    def _seal(self) -> None:
+        """Once all are here; its answers are of no interest, the head comes as to everybody."""
+        if self._seen != self._size:
+            return
+        self._next = lambda _answer: None
+        for _ in range(self._heads - 1):
+            self._ask(Txn, self._next, (), (Put(HEAD, b"o" * HEAD_SIZE),), ())
+        lines = [Put(f"{ROOT}ranks/0123456789abcdef/{n:016x}", b"x" * LINE_SIZE) for n in range(self._size)]
+        lines.append(Put(HEAD, SEALED * HEAD_SIZE))
+        for start in range(0, len(lines), BATCH_MAX):
+            self._ask(Txn, self._next, (), tuple(lines[start : start + BATCH_MAX]), ())
+
+    def _take(self) -> None:
+        own = (Created(self._own, self._created),)
+        self._asked += 1
+        number = self._asked
+
+        def taken(answer: Done) -> None:
+            if answer.number != number:
+                return  # Of the seal's.
+            assert len(answer.outcome.reads[1]) == 1, "there is no line for it"
+            if not self.over.done():
+                self.over.set_result(None)
+
+        self._next = taken
+        self._transport.write(frames.encode(Txn(number, own, (Get(HEAD), Get(self._line), Get(SETTINGS)), ())))
+
+
+class Floor:
+    """All of a process's bare clients."""
+
+    def __init__(self, spec: dict) -> None:
+        self._spec = spec
+        self._clients: list[Bare] = []
+
+    async def prepare(self) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = self._spec["address"].rsplit(":", 1)
+        for index in self._spec["mine"]:
+            client = Bare(index, self._spec["size"], self._spec["comes"], self._spec["heads"])
+            await loop.create_connection(lambda client=client: client, host, int(port))
+            self._clients.append(client)
+        await asyncio.gather(*(client.welcome for client in self._clients))
+        if self._spec["mine"][0] == 0:  # The settings are there before anybody comes.
+            await self._settle(self._clients[0])
+
+    async def _settle(self, client: Bare) -> None:
+        done = asyncio.get_running_loop().create_future()
+        client._ask(Txn, done.set_result, (), (Put(SETTINGS, b"x" * SETTINGS_SIZE),), ())
+        await done
+
+    async def form(self, index: int) -> None:
+        self._clients[index].form()
+        await self._clients[index].over
+
+    async def check(self) -> None:
+        """Each has checked itself."""
+
+    async def stop(self) -> None:
+        for client in self._clients:
+            client._transport.abort()

@@ -1,0 +1,142 @@
+"""Counts what members and server say to each other, on the wire: a relay between them that reads the frames and changes none.
+
+It knows nothing of either side's code, so the counts hold for whatever that code becomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+
+from rdzv.server import frames
+
+ASKS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Hello, *frames.Request.__args__)}
+TELLS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Welcome, *frames.Answer.__args__)}
+
+
+class Line:
+    """What one member said and heard: frames by kind, and bytes without the greeting."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.asked: collections.Counter[str] = collections.Counter()
+        self.told: collections.Counter[str] = collections.Counter()
+        self.sent = self.received = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.sent + self.received
+
+    @property
+    def frames(self) -> int:
+        return sum(self.asked.values()) + sum(self.told.values())
+
+    @property
+    def requests(self) -> int:
+        """What the engine has to do: it answers, or keeps a watch."""
+        return sum(self.asked[name] for name in ("Txn", "Grant", "Renew", "Revoke", "Watch"))
+
+
+class Tap:
+    """Listens at `address`; a line for each connection."""
+
+    def __init__(self, server: str) -> None:
+        self._host, port = server.rsplit(":", 1)
+        self._port = int(port)
+        self.address = ""
+        self.lines: list[Line] = []
+
+    def reset(self) -> None:
+        for line in self.lines:
+            line.reset()
+
+    def total(self) -> Line:
+        """Of all lines."""
+        total = Line()
+        for line in self.lines:
+            total.asked += line.asked
+            total.told += line.told
+            total.sent += line.sent
+            total.received += line.received
+        return total
+
+    async def __aenter__(self):
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._accept, "127.0.0.1", 0, backlog=4096)
+        port = self._listener.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> _Side:
+        line = Line()
+        self.lines.append(line)
+        return _Side(self, line, is_member=True)
+
+    async def dial(self, member: _Side) -> None:
+        loop = asyncio.get_running_loop()
+        _, server = await loop.create_connection(
+            lambda: _Side(self, member.line, is_member=False), self._host, self._port
+        )
+        member.join(server)
+        server.join(member)
+
+
+class _Side(asyncio.Protocol):
+    """One of the two connections."""
+
+    def __init__(self, tap: Tap, line: Line, *, is_member: bool) -> None:
+        self._tap = tap
+        self.line = line
+        self._is_member = is_member
+        self._greeted = False
+        self._rest = b""
+        self._held = b""
+        self._other: _Side | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        if self._is_member:
+            self._dialing = asyncio.get_running_loop().create_task(self._tap.dial(self))
+
+    def join(self, other: _Side) -> None:
+        self._other = other
+        other._transport.write(self._held)
+        self._held = b""
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is None:
+            self._held += data
+        else:
+            self._other._transport.write(data)
+        data = self._rest + data
+        at = 0
+        if not self._greeted:
+            if len(data) < len(frames.PREAMBLE):
+                self._rest = data
+                return
+            self._greeted, at = True, len(frames.PREAMBLE)
+        while len(data) - at >= 4:
+            size = 4 + int.from_bytes(data[at : at + 4], "big")
+            if len(data) - at < size:
+                break
+            self._count(data[at + 5], size)
+            at += size
+        self._rest = data[at:]
+
+    def _count(self, tag: int, size: int) -> None:
+        """A frame is a short array with a small number first: its second byte is its tag."""
+        if self._is_member:
+            self.line.asked[ASKS.get(tag, "?")] += 1
+            self.line.sent += size
+        else:
+            self.line.told[TELLS.get(tag, "?")] += 1
+            self.line.received += size
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._other is not None:
+            self._other._transport.close()
