@@ -101,6 +101,8 @@ def test_the_journal_is_bounded_survives_its_leaders_and_is_read_in_the_order_of
             await party.operator.txn(then=[Put(keys.journal_entry(seq), b"rubbish")])
             (life,) = await journal.read(party.operator, "job")
             assert (len(life.moments), life.whole) == (JOURNAL_MAX - 1, False)
+            seqs = [one.entry.seq for one in life.moments]
+            assert seqs == sorted(seqs)
 
     run(scenario)
 

@@ -1,14 +1,14 @@
-"""Notices: who is told what of a run's life, what is logged, and what all of it costs the engine."""
+"""Notices: who is told what of a run's life, and what is logged. What it costs: explain/test_cost.py."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
+import pytest
+
 from party import Party, join, kill, run, until
 from rdzv import operate
-from rdzv.drivers.base import Put
-from rdzv.drivers.memory import MemorySession
 from rdzv.notices import Log, Notice
 
 
@@ -73,33 +73,9 @@ def test_what_is_logged_has_fields_is_said_once_and_is_silent_but_for_warnings(c
     assert (first.rdzv_kind, first.rdzv_run_id, first.rdzv_round, first.rdzv_reason) == ("sealed", "job", 2, "2 nodes")
 
 
-def test_all_sinks_together_cost_the_engine_little(monkeypatch, caplog):
-    """The journal is the one sink that the engine bears: at most a tenth of operations and bytes, and less the more members.
-
-    What is asked for is a run of 1,000; here are 40, of which it is a larger share.
-    """
-    counts = {"journal": [0, 0], "other": [0, 0]}
-    observed: list[Notice] = []
-    txn = MemorySession.txn
-
-    async def counting(self, compares=(), then=(), otherwise=(), instead=()):
-        then = tuple(then)
-        for operation in then:
-            kind = "journal" if "/journal/" in getattr(operation, "key", "") else "other"
-            counts[kind][0] += 1
-            if isinstance(operation, Put):
-                counts[kind][1] += len(operation.key) + len(operation.value)
-        return await txn(self, compares, then, otherwise, instead)
-
-    async def scenario():
-        async with Party(40, 40) as party:
-            members = [party.member(f"node{number}", observed.append) for number in range(40)]
-            await join(*members)
-
-    monkeypatch.setattr(MemorySession, "txn", counting)
-    with caplog.at_level(logging.INFO, "rdzv"):
-        run(scenario)
-    assert len(observed) >= 80
-    (journal_operations, journal_bytes), (operations, bytes_) = counts["journal"], counts["other"]
-    assert 0 < journal_operations <= 0.1 * operations, counts
-    assert 0 < journal_bytes <= 0.1 * bytes_, counts
+@pytest.mark.parametrize(("kind", "level"), [("engine away", "WARNING"), ("engine back", "WARNING"), ("evicted", "WARNING"),
+                                             ("broken", "INFO"), ("lost", "INFO"), ("closed", "INFO")])  # fmt: skip
+def test_only_what_nobody_else_would_tell_is_heard_without_any_set_up(kind, level, caplog):
+    with caplog.at_level(logging.INFO, "rdzv.notices"):
+        Log()(Notice(kind, "job", 1, "a", "x"))
+    assert [record.levelname for record in caplog.records] == [level]

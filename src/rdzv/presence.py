@@ -74,6 +74,8 @@ class Presence:
         self.record = record
         self.over: BaseException | None = None
         """Why this presence has ended, once it has."""
+        self._goes = False
+        """By itself: then its end is no news, and its last words need the session."""
         self.keys = Keys.of(settings.run_id)
         self.id = machine.token()
         self.known_at = machine.now()
@@ -169,7 +171,7 @@ class Presence:
         due_s = self.renewed_at + self.settings.lease / 3 - self.machine.now()
         first = self.machine.call_later(due_s, lambda: tasks.append(self._spawn(self._heartbeat, "heartbeat")))
         try:
-            while self.over is None:
+            while self.over is None or self._goes:
                 await self._ended.wait()
             raise self.over
         finally:
@@ -377,6 +379,7 @@ class Presence:
 
     async def go(self, table: str, mark: dict[str, Any]) -> None:
         """Delete our key; if we hold a round, mark our line in its table in the same transaction."""
+        self._goes = True
         own = self.keys.member(self.id)
         compares: list[Compare] = [self.own_guard]
         writes: list[Operation] = [Delete(own), Delete(self.keys.ask(self.id))]

@@ -81,6 +81,14 @@ def test_watch_shows_every_change_waits_for_a_run_goes_through_an_outage_and_end
                 assert watch.wait(LIMIT_S) == 4
 
 
+def test_watch_ends_well_with_a_run_whose_members_are_all_done():
+    with served() as place, running("watch", place, *RUN, "--json") as watch:
+        assert json.loads(watch.stdout.readline())["event"] == "none"
+        assert rdzv("run", place, *RUN, "--nnodes", "1", *QUICK, "--", sys.executable, "-c", "").returncode == 0
+        assert watch.wait(LIMIT_S) == 0
+        assert json.loads(watch.stdout.read().splitlines()[-1])["phase"] == "closed"
+
+
 def test_watch_without_a_terminal_prints_plain_lines_and_ends_when_told():
     with served() as place, running("watch", place, *RUN) as watch:
         assert watch.stdout.readline().startswith("run 't': no such run yet on engine rdzv://")

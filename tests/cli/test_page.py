@@ -62,6 +62,18 @@ def test_every_option_is_explained_and_every_option_explained_exists(name):
         assert shown == expected, flag
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_may_come_from_the_environment_does_in_every_command(name):
+    variables = {
+        word: row[1].strip("`") for row in rows(section("Options that several commands share"), "option")
+        for word in words(row[0]) if row[1].startswith("`")
+    }  # fmt: skip
+    assert variables == {"ENDPOINT": "RDZV_ENDPOINT", "--run-id": "RDZV_RUN_ID"}
+    for parameter in GROUP.commands[name].params:
+        flag = parameter.opts[0] if parameter.param_type_name == "option" else parameter.name.upper()
+        assert parameter.envvar == variables.get(flag), flag
+
+
 def test_the_options_of_the_command_itself_are_named():
     named = words(section("Options that several commands share"))
     for parameter in GROUP.params:

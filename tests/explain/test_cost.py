@@ -43,14 +43,14 @@ class Driver(SimDriver):
 
 
 class Session(SimSession):
-    async def txn(self, compares=(), then=(), otherwise=()):
+    async def txn(self, compares=(), then=(), otherwise=(), instead=()):
         engine, then, otherwise = self._driver.engine, list(then), list(otherwise)
         lines = [one for one in then if isinstance(one, Put) and one.key.startswith(JOURNAL)]
         engine.lines += len(lines)
         if not engine.journal:
             then = [one for one in then if one not in lines]
         engine.operations += len(then) + len(otherwise)
-        return await super().txn(compares, then, otherwise)
+        return await super().txn(compares, then, otherwise, instead)
 
 
 def cost(engine, observer=None):

@@ -53,6 +53,11 @@ def join(endpoint, *words, on=(), nnodes="2", **environ):
     return done
 
 
+def doctor(endpoint, *words, on=()):
+    command = [*on, sys.executable, "-m", "rdzv", "doctor", endpoint, "--run-id", "job", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRON).stdout
+
+
 @contextmanager
 def serving(*words, **environ):
     command = [sys.executable, "-m", "rdzv", "serve", "--bind", "127.0.0.1:0", *words]
@@ -69,6 +74,10 @@ def test_the_port_is_wrong(network, stage):
     done = join(f"a:{PORT + 1}", on=b.on)
     assert done.returncode == 3
     agrees("Wrong port", done.stderr)
+    said = doctor(f"a:{PORT + 1}", on=b.on)
+    assert f"ok       name        a means {a.address} (IPv" in said
+    assert f"ok       route       {a.address} is reached through eth0 ({b.address})" in said
+    assert f"problem  port        {a.address}:{PORT + 1}: connection refused [RDZV-P03]" in said
 
 
 def test_the_host_name_is_wrong():
@@ -171,10 +180,9 @@ def test_the_hosts_file_maps_the_own_name_to_loopback(network, stage):
     members = [stage.member(host.name, f"a:{PORT}", "2", on=host.on) for host in (a, b)]
     worlds = [member.world(2) for member in members]
     assert {line["bootstrap"].rpartition(":")[0] for line in worlds} <= {a.address, b.address}
-    command = [*a.on, sys.executable, "-m", "rdzv", "doctor", f"a:{PORT}", "--run-id", "job"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=ENVIRON)
-    agrees("The hosts file maps the own name to 127.0.1.1", done.stdout)
-    assert "run 'job' is kept there" in done.stdout
+    said = doctor(f"a:{PORT}", on=a.on)
+    agrees("The hosts file maps the own name to 127.0.1.1", said)
+    assert "run 'job' is kept there" in said
 
 
 def test_the_etcd_has_no_quorum():
@@ -186,7 +194,9 @@ def test_the_etcd_has_no_quorum():
         for node in cluster.nodes[1:]:
             node.kill()
         done = join(cluster.endpoint(), "-c", "join_timeout=15", "-c", "read_timeout=2")
+        said = doctor(cluster.endpoint(), "-c", "read_timeout=2")
     assert done.returncode == 3
+    assert re.search(r"^problem  engine      .*no quorum.* \[RDZV-P08\]\n +-> see that a majority ", said, re.MULTILINE), said
     # What gRPC calls it differs.
     agrees("The etcd has no quorum", re.sub(r"quorum \(.*?\)+;", "quorum (deadline exceeded);", done.stderr))
 

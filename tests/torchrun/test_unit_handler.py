@@ -33,7 +33,7 @@ from torch.distributed.elastic.utils import store as store_util
 from rdzv.drivers.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
 from rdzv.server.server import Server
-from rdzv.torchrun import graceful, plugin
+from rdzv.torchrun import events, graceful, plugin
 from rdzv.torchrun.agent_store import TERMINAL
 
 LONG_S = 20.0
@@ -96,6 +96,22 @@ def child_failed(code=3, message=None):
 
 def address(info):
     return info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port
+
+
+def test_torchs_event_handlers_hear_of_every_notice_of_a_round_and_of_a_failure(monkeypatch):
+    heard = []
+    monkeypatch.setattr(events, "construct_and_record_rdzv_event", lambda **fields: heard.append(fields))
+    with Job(1, 2) as job:
+        (a, b), _ = job.form(2)
+        b.shutdown()
+        wait_for(lambda: a.num_nodes_waiting() > 0)
+    with Job(2, 2, timeout="0.3") as job, pytest.raises(RendezvousTimeoutError):
+        job.next(job.agent(run_id="few"))
+    messages = [one["message"] for one in heard if one["node_state"] is events.NodeState.RUNNING]
+    for kind in ("present", "sealed: 2 nodes", "given", "broken", "left"):
+        assert any(f": {kind}" in message for message in messages), (kind, messages)
+    failed = [one["message"] for one in heard if one["node_state"] is events.NodeState.FAILED]
+    assert any("waiting for 1 more" in message and message.endswith("[RDZV-E05]") for message in failed), failed
 
 
 def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():

@@ -80,7 +80,8 @@ class Handler(RendezvousHandler):
         """`driver` is for an engine that no endpoint names."""
         self._backend = backend
         self._conf = conf
-        self._news = _News()
+        self._recorder = Recorder(backend, conf.run_id)
+        self._news = _News(self._recorder)
         self._rendezvous = Rendezvous(
             conf.endpoint,
             run_id=conf.run_id,
@@ -92,7 +93,6 @@ class Handler(RendezvousHandler):
         )
         join_timeout: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
         self._join_timeout_s: float = join_timeout
-        self._recorder = Recorder(backend, conf.run_id)
         # Held weakly, by a thread: a program that catches the signal may drop us, and the member must leave then.
         self._ear = Ear(weakref.WeakMethod(self._signalled))
         weakref.finalize(self, self._ear.close)
@@ -257,7 +257,8 @@ class Handler(RendezvousHandler):
 class _News:
     """What the member's notices tell. It does not know the handler, so that the member does not keep that alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self.present = threading.Event()
         """We have been in the run."""
         self.over = threading.Event()
@@ -265,6 +266,8 @@ class _News:
 
     def hear(self, notice: Notice) -> None:
         """In the member's thread."""
+        # A sink of its own: torch's event handlers hear what every other sink hears.
+        self._recorder.running(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
         if notice.kind == "present":
             self.present.set()
         elif notice.kind in ("closed", "ended"):
