@@ -66,7 +66,7 @@ def test_a_user_with_a_password_joins_below_its_prefix_and_outlives_its_token(gu
     with Troupe(guarded, 2, 2, record=False, **options) as troupe:
         agents = [troupe.start("a", endpoint=endpoint), troupe.start("b", endpoint=endpoint)]
         assert troupe.wait_world(*agents) == 1
-        time.sleep(4.0)
+        time.sleep(3.0)
         agents[0].tell("fail")
         assert troupe.wait_world(*agents, above=1) == 2
         assert troupe.evicted() == []

@@ -86,7 +86,7 @@ def test_etcd_losing_its_leader_while_a_round_gathers_costs_no_member(cluster):
         assert_undisturbed(troupe, 1, 3)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02])
+@pytest.mark.parametrize("delay_s", [0.0, pytest.param(0.02, marks=pytest.mark.soak)])
 def test_etcd_losing_its_leader_as_a_round_is_sealed_seals_it_once(cluster, delay_s):
     with Troupe(cluster, 3, 3, run_id=run_id()) as troupe:
         leader = cluster.leader()
@@ -110,8 +110,8 @@ def test_no_worker_is_restarted_while_etcd_loses_its_leader_and_then_every_membe
             cluster.wait_healthy()
             node.restart()
         cluster.wait_healthy()
-        # Whoever lost its lease meanwhile would know it by now.
-        time.sleep(LEASE_S * 1.5)
+        # Whoever lost its lease meanwhile knows it by now: each has asked for a renewal at least once.
+        time.sleep(LEASE_S / 3 + 1.0)
         assert_undisturbed(troupe, 1, 3)
         agents[0].tell("fail")
         assert troupe.wait_world(*agents, above=1) == 2, "and it still is a working run"
@@ -155,7 +155,7 @@ def without_quorum(cluster: Cluster, lasts_s: float) -> None:
 
 
 def test_without_a_quorum_of_etcd_training_goes_on_and_a_join_waits(cluster):
-    without_quorum(cluster, LEASE_S * 1.5)
+    without_quorum(cluster, LEASE_S)
 
 
 @pytest.mark.soak
@@ -187,18 +187,18 @@ def test_a_paused_leader_is_evicted_and_writes_nothing_although_etcds_leader_cha
 
 
 def test_a_frozen_member_in_use_is_left_for_another(cluster):
-    gap_s = longest_gap(cluster)
+    gap_s = longest_gap(cluster, 1)
     assert gap_s < 3 * 2.0
 
 
 @pytest.mark.soak
 def test_a_frozen_member_in_use_is_left_for_another_within_2_s(cluster):
-    gaps = sorted(longest_gap(cluster) for _ in range(5))
+    gaps = sorted(longest_gap(cluster, 3) for _ in range(5))
     assert gaps[2] < 2.0, gaps
 
 
-def longest_gap(cluster: Cluster) -> float:
-    """Freeze each member for a while, one after the other; the longest time in which no transaction was answered."""
+def longest_gap(cluster: Cluster, times: int) -> float:
+    """Freeze the member in use for a while, so many times; the longest time in which no transaction was answered."""
     async def ask(session: Session, answered: list[float]) -> None:
         while True:
             with suppress(Unreachable):
@@ -211,9 +211,11 @@ def longest_gap(cluster: Cluster) -> float:
         settings = Settings.make(cluster.endpoint(), run_id="probe", min_nodes=1, max_nodes=1, read_timeout=10)
         session = await open_driver(settings).connect()
         asking = asyncio.create_task(ask(session, answered))
-        for node in cluster.nodes:
+        for _ in range(times):
             await asyncio.to_thread(cluster.wait_healthy)
             seen = len(answered)
+            port = session.client.cluster.current.address[1]
+            node = next(one for one in cluster.nodes if one.port == port)
             node.stop()
             stopped_at = time.monotonic()
             await asyncio.to_thread(

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 import rdzv  # noqa: E402
 from rdzv.drivers.base import List, Put  # noqa: E402
+from rdzv.drivers.etcd import EtcdDriver  # noqa: E402
 from rdzv.errors import SettingsError  # noqa: E402
 from rdzv.etcd.server import EtcdServer as Server  # noqa: E402
 from rdzv.etcd.server import free_ports  # noqa: E402
@@ -112,7 +113,7 @@ def test_a_wait_is_woken_by_a_watch_and_asks_nothing_meanwhile(server, client, p
     before = requests(server)
     with ThreadPoolExecutor(8) as pool:
         waits = [pool.submit(store.multi_get, ["already", f"later{n % 2}"]) for n in range(8)]
-        time.sleep(3.0)
+        time.sleep(1.5)
         # Each reads once before it watches; the driver may ask a few times for the revision that is reached.
         assert requests(server) - before <= 3 * len(waits)
         began_at = time.monotonic()
@@ -148,7 +149,7 @@ def test_a_store_that_nobody_uses_any_more_expires(server, client, prefix):
         session = await client.session()
         return len((await session.txn(then=[List(f"rdzv/store/{prefix}".replace("[", "%5B"))])).reads[0])
 
-    time.sleep(5.0)
+    time.sleep(3.5)
     assert space.multi_get(["k"]) == [b"v"]
     assert client.run(keys()) >= 2
     short.close()
@@ -254,7 +255,8 @@ def test_a_backend_refuses_what_cannot_be_right(client, prefix):
         backend.get_state()
 
 
-def test_a_backend_whose_etcd_is_away_raises_torchs_error():
+def test_a_backend_whose_etcd_is_away_raises_torchs_error(monkeypatch):
+    monkeypatch.setitem(EtcdDriver.__init__.__kwdefaults__, "connect_timeout_s", 1.0)
     client = EtcdClient("127.0.0.1:1", read_timeout_s=1)
     backend = EtcdRendezvousBackend(client, "run")
     with ThreadPoolExecutor(2) as pool:
@@ -262,7 +264,7 @@ def test_a_backend_whose_etcd_is_away_raises_torchs_error():
         for call in calls:
             with pytest.raises(RendezvousConnectionError) as caught:
                 call.result(DEADLINE_S)
-            assert str(caught.value).startswith("engine etcd://127.0.0.1:1 is unreachable after 5 s: ")
+            assert str(caught.value).startswith("engine etcd://127.0.0.1:1 is unreachable after 1 s: ")
     client.close()
 
 

@@ -137,11 +137,10 @@ def chaos(seconds: float, seed: int) -> None:
 
 
 def test_at_every_moment_of_a_rough_time_there_is_one_world_and_after_it_everybody_is_in():
-    chaos(30.0, seed=1)
+    chaos(60.0, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_ten_rough_minutes_on_real_clusters_are_held_by_every_checker():
-    for seed in range(10):
-        chaos(60.0, seed=100 + seed)
+def test_ten_rough_minutes_on_a_real_cluster_are_held_by_every_checker():
+    chaos(600.0, seed=100)

@@ -8,6 +8,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,15 @@ def test_it_takes_many_at_once(store):
     store.multi_set(["a", "b"], ["1", b"2"])
     assert store.multi_get(["b", "a", "b"]) == [b"2", b"1", b"2"]
     assert store.has_extended_api()
+    names = [f"many{n}" for n in range(250)]
+    store.multi_set(names, names)
+    assert store.multi_get(names) == [name.encode() for name in names]
+
+
+def test_it_writes_no_more_at_once_than_every_engine_takes():
+    batches = []
+    DistStore(SimpleNamespace(multi_set=batches.append)).multi_set([f"{n}" for n in range(250)], ["v"] * 250)
+    assert [len(batch) for batch in batches] == [100, 100, 50]
 
 
 def test_it_checks_and_deletes_and_knows_how_many_there_are(store):

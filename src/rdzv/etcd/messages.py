@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -324,7 +325,9 @@ def decode_watch(data: bytes) -> Told:
     return Told(header, watch, tuple(changes), created, canceled, compacted, reason)
 
 
+@lru_cache(maxsize=4)
 def _header(data: bytes) -> Header:
+    """Remembered: each is read twice, and all answers of one revision have the same."""
     values = [0] * 5
     for field, value, _ in fields(data):
         if field < 5:
