@@ -82,6 +82,8 @@ class Crowd:
                 stdout=subprocess.PIPE,
                 stderr=None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL,
                 text=True,
+                # A client of TCPStore asks for its own name when it connects; where nobody answers, for 5 s now and then.
+                env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},
             )
             for _ in range(min(processes, size))
         ]

@@ -48,7 +48,12 @@ class Members:
     def __init__(self, spec: dict) -> None:
         size = spec["size"]
         settings = Settings.make(
-            spec["address"], run_id=spec.get("run_id", "bench"), min_nodes=size, max_nodes=size, is_host=False
+            spec["address"],
+            run_id=spec.get("run_id", "bench"),
+            min_nodes=size,
+            max_nodes=size,
+            is_host=False,
+            **spec.get("settings", {}),
         )
         self._drivers = [open_driver(settings) for _ in spec["mine"]]
         self._warm = spec.get("warm", False)
