@@ -137,6 +137,12 @@ class Crowd:
         for process in self._processes:
             self._hear(process)
 
+    def kill(self) -> None:
+        """Where nobody is left to whom it matters that they leave."""
+        for process in self._processes:
+            process.kill()
+        self.stop()
+
     def stop(self) -> None:
         """All leave; harmless when they have."""
         processes, self._processes = self._processes, []

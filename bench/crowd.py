@@ -133,7 +133,7 @@ class Handlers:
         for index in self._spec["mine"]:
             # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
             conf = {"slot": str(index)} if backend == "rdzv" else {}
-            where = (backend, self._spec["address"], "bench", size, size, "127.0.0.1")
+            where = (backend, self._spec["address"], self._spec["run_id"], size, size, "127.0.0.1")
             self._handlers.append(registry.create_handler(RendezvousParameters(*where, is_host=False, **conf)))
 
     def form(self, index: int) -> None:

@@ -33,7 +33,7 @@ PEERS = {
 QUICK = {
     "form": ["--members", "2", "4", "64", "--repeat", "1"],
     "threads": ["--members", "2", "4", "--repeat", "1", "--torch-repeat", "1"],
-    "engines": ["--etcd-members", "4", "--register-members", "4", "--repeat", "1"],
+    "engines": ["--etcd-members", "4", "--register-members", "8", "--repeat", "1"],
     "notice": ["--members", "3", "--repeat", "1"],
     "steady": ["--members", "10", "--idle", "3"],
     "store": ["--operations", "50", "--agents", "20", "--repeat", "1"],
