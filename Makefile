@@ -9,23 +9,27 @@ TEST_TIMEOUT ?= 300
 # The torch that is tested, and numpy, without which torch warns. A version and not just the name: the newest one may bring
 # gigabytes of CUDA with it.
 TORCH ?= torch==2.13.0 numpy
+# The peer that forming is measured beside.
+TORCHFT ?= torchft
 # Extra words for every pytest, such as ARGS="-k wire".
 ARGS ?=
 
 BIN := $(VENV)/bin
 USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
+MEASURABLE := $(VENV)/measurable
 SEEDS := tests/sim/test_seeds.py tests/sim/test_bugs.py tests/sim/test_register_seeds.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS)
 
-.PHONY: help test lint types unit seeds gates soak demo bench clean
+.PHONY: help test lint types unit seeds gates soak demo bench bench-peers clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
-	@echo "make soak   the long tests       make bench  the benchmarks"
+	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
+	@echo "make bench-peers  those in which torch takes minutes"
 	@echo "make demo   a server and four members on this machine: one is killed, one comes late"
 	@echo "make clean  remove what was made, .venv too"
 
@@ -70,8 +74,18 @@ soak: $(STAMP)
 demo: $(USABLE)
 	$(BIN)/rdzv demo
 
-bench: $(STAMP)
-	@set -e; for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+# What the figures are drawn with, and the peer. torchft's package wants a torch of its own choosing; its extension does not.
+$(MEASURABLE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TORCHFT)
+	@touch $@
+
+# Of a machine that has nothing else to do. Results are in bench/results.
+bench: $(MEASURABLE)
+	$(BIN)/python bench/suite.py $(ARGS)
+
+bench-peers: $(MEASURABLE)
+	$(BIN)/python bench/suite.py --peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 BENCH = Path(__file__).parent
@@ -69,8 +70,11 @@ class Server:
 class Crowd:
     """Processes full of members, or of a peer's clients, that act together. See `crowd.py`."""
 
-    def __init__(self, kind: str, address: str, size: int, *, processes: int = 1, **more: object) -> None:
+    def __init__(self, kind: str, address: str, size: int, *, processes: int = 1, alone: bool = False, **more: object) -> None:
+        """`alone`: the last of them has a process of its own."""
         self._kind = kind
+        self._alone = alone
+        processes += alone
         self._processes = [
             subprocess.Popen(
                 [sys.executable, str(BENCH / "crowd.py")],
@@ -78,6 +82,8 @@ class Crowd:
                 stdout=subprocess.PIPE,
                 stderr=None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL,
                 text=True,
+                # A client of TCPStore asks for its own name when it connects; where nobody answers, for 5 s now and then.
+                env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},
             )
             for _ in range(min(processes, size))
         ]
@@ -92,6 +98,8 @@ class Crowd:
         self.size = size
         for index, process in enumerate(self._processes):
             mine = list(range(index, size, len(self._processes)))
+            if self._alone:
+                mine = [size - 1] if process is self._processes[-1] else list(range(size - 1))
             spec = {"kind": self._kind, "address": address, "size": size, "mine": mine, **more}
             self._say(process, {"act": "prepare", "spec": spec})
         for process in self._processes:
@@ -112,7 +120,15 @@ class Crowd:
             "took_s": done - at,
             "last_s": done - max(answer["began"] for answer in answers),
             "client_cpu_s": sum(answer["cpu_s"] for answer in answers),
+            **answers[0]["extra"],
         }
+
+    def told(self) -> Callable[[], float]:
+        """All but the one alone wait to be told of a change; call the result to wait for the last, and learn when that was."""
+        survivors = self._processes[:-1]
+        for process in survivors:
+            self._say(process, {"act": "told"})
+        return lambda: max(self._hear(process)["told"] for process in survivors)
 
     def leave(self) -> None:
         """All leave; the processes stay."""
@@ -120,6 +136,12 @@ class Crowd:
             self._say(process, {"act": "leave"})
         for process in self._processes:
             self._hear(process)
+
+    def kill(self) -> None:
+        """Where nobody is left to whom it matters that they leave."""
+        for process in self._processes:
+            process.kill()
+        self.stop()
 
     def stop(self) -> None:
         """All leave; harmless when they have."""
@@ -133,7 +155,8 @@ class Crowd:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            process.stdin.close()
+            with contextlib.suppress(OSError):  # What a killed one was told last is still in the pipe.
+                process.stdin.close()
             process.stdout.close()
 
     def __enter__(self):
@@ -172,7 +195,7 @@ def median(values: object) -> float:
 
 
 def show(row: dict) -> str:
-    """A row for people, times in milliseconds."""
+    """A row for people."""
     words = [f"{row['bench']:8} {row['what']:12} {row.get('engine', ''):9} n={row['n']:<5}"]
     for name, value in row.items():
         if name in ("bench", "what", "engine", "n") or value in (None, []):
@@ -180,7 +203,8 @@ def show(row: dict) -> str:
         if isinstance(value, str):
             words.append(f"{name} {value}")
         elif name.endswith("_s"):
-            words.append(f"{name[:-2]} {median(value) * 1000:.1f} ms")
+            shown = median(value)
+            words.append(f"{name[:-2]} {shown:.2f} s" if shown >= 1 else f"{name[:-2]} {shown * 1000:.3g} ms")
         else:
             words.append(f"{name} {median(value):.4g}")
     return "  ".join(words)

@@ -48,7 +48,12 @@ class Members:
     def __init__(self, spec: dict) -> None:
         size = spec["size"]
         settings = Settings.make(
-            spec["address"], run_id=spec.get("run_id", "bench"), min_nodes=size, max_nodes=size, is_host=False
+            spec["address"],
+            run_id=spec.get("run_id", "bench"),
+            min_nodes=size,
+            max_nodes=size,
+            is_host=False,
+            **spec.get("settings", {}),
         )
         self._drivers = [open_driver(settings) for _ in spec["mine"]]
         self._warm = spec.get("warm", False)
@@ -71,6 +76,15 @@ class Members:
         assert len(size) == 1, size
         assert len({world.rank for world in self._worlds}) == len(self._worlds), "one rank twice"
         assert len({world.round for world in self._worlds}) == 1, "two rounds"
+
+    async def told(self) -> float:
+        """Until the last was told that its world has changed."""
+
+        async def one(member: Member) -> float:
+            assert await member.wait_changed(LIMIT_S), "it was never told"
+            return time.monotonic()
+
+        return max(await asyncio.gather(*(one(member) for member in self.members)))
 
     async def stop(self) -> None:
         await asyncio.gather(*(member.leave() for member in self.members))
@@ -119,7 +133,7 @@ class Handlers:
         for index in self._spec["mine"]:
             # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
             conf = {"slot": str(index)} if backend == "rdzv" else {}
-            where = (backend, self._spec["address"], "bench", size, size, "127.0.0.1")
+            where = (backend, self._spec["address"], self._spec["run_id"], size, size, "127.0.0.1")
             self._handlers.append(registry.create_handler(RendezvousParameters(*where, is_host=False, **conf)))
 
     def form(self, index: int) -> None:
@@ -135,7 +149,12 @@ class Handlers:
             handler.shutdown()
 
 
-KINDS = {"members": Members, "floor": Floor, "lighthouse": Lighthouse, "handlers": Handlers}
+def _kind(name: str) -> type:
+    if name == "agents":
+        from store import Agents  # noqa: PLC0415  It needs torch.
+
+        return Agents
+    return {"members": Members, "floor": Floor, "lighthouse": Lighthouse, "handlers": Handlers}[name]
 
 
 class Act:
@@ -202,7 +221,12 @@ async def play() -> None:
             act = Act(spec, order)
             before_s = time.process_time()
             await _settled(act.in_loop(crowd) if isinstance(crowd, (Members, Floor)) else act.in_threads(crowd))
-            say({"began": max(act.began), "done": max(act.done), "cpu_s": time.process_time() - before_s})
+            cpu_s = time.process_time() - before_s
+            extra = crowd.extra() if hasattr(crowd, "extra") else {}
+            say({"began": max(act.began), "done": max(act.done), "cpu_s": cpu_s, "extra": extra})
+            continue
+        if order["act"] == "told":
+            say({"told": await crowd.told()})
             continue
         if crowd is not None:
             await _settled(crowd.stop())
@@ -213,7 +237,7 @@ async def play() -> None:
             say({"left": True})
             continue
         spec = order["spec"]
-        crowd = KINDS[spec["kind"]](spec)
+        crowd = _kind(spec["kind"])(spec)
         await _settled(crowd.prepare())
         say({"ready": True})
 

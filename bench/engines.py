@@ -55,21 +55,21 @@ def on_etcd(sizes: list[int], repeat: int, book: Book) -> None:
 
 
 def on_register(sizes: list[int], repeat: int, book: Book) -> None:
-    for size in sizes:
-        found: Found = {}
-        with Server("tcpstore") as server:
-            address = f"c10d://{server.address}"
-            with Crowd("members", address, size, processes=REGISTER_PROCESSES) as crowd:
+    with Server("tcpstore") as server:
+        address = f"c10d://{server.address}"
+        with Crowd("members", address, max(sizes), processes=REGISTER_PROCESSES) as crowd:
+            for size in sizes:
+                found: Found = {}
                 for number in range(repeat):
                     turn(crowd, server.pid, found, address, size, number)
-        write(book, "register", size, found, processes=min(size, REGISTER_PROCESSES))
+                write(book, "register", size, found, processes=REGISTER_PROCESSES)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", nargs="+", default=["etcd", "register"], choices=["etcd", "register"])
     parser.add_argument("--etcd-members", type=int, nargs="+", default=[4, 64, 256, 1000])
-    parser.add_argument("--register-members", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--register-members", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--out", default="")
     args = parser.parse_args()

@@ -1,11 +1,12 @@
 """An elastic job of three torchrun agents on this machine, with torch's own rendezvous and with rdzv, by turns.
 
 python bench/recover.py [--backend rdzv c10d] [--mode idle collectives] [--victim other rank0 server] [--turns 1] [--limit 60]
+                        [--out bench/results]
 
 For each turn three agents form a world (`--nnodes 2:3`); one is killed with its worker, and the survivors come to train in
 a world of two; a fresh agent starts, and they train in a world of three. The agents are ordinary processes, so their start-up
-includes the import of torch; in mode `collectives` so does that of the workers. Seconds, medians of the turns; `-` is
-"not within the limit".
+includes the import of torch; in mode `collectives` so does that of the workers. A part that is missing did not happen within
+the limit, and neither did what follows it.
 
   formed    first agent started, until all three train
   told      SIGKILL, until `num_nodes_waiting()` was above 0 at the last survivor
@@ -17,7 +18,6 @@ includes the import of torch; in mode `collectives` so does that of the workers.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
@@ -26,9 +26,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "torchrun"))
 
 from agents import Job
+from common import Book
 
 NODES = ("a", "b", "c")
-COLUMNS = ("formed", "told", "returned", "shrunk", "grown")
+PARTS = ("formed", "told", "returned", "shrunk", "grown")
 
 
 class Turn:
@@ -95,8 +96,10 @@ def main() -> None:
     parser.add_argument("--victim", nargs="+", default=["other"], choices=["other", "rank0", "server"])
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a part is given up")
+    parser.add_argument("--name", default="recover")
+    parser.add_argument("--out", default="")
     args = parser.parse_args()
-    print(f"{'backend':8} {'workers':12} {'victim':7}" + "".join(f"{name:>9}" for name in COLUMNS))
+    book = Book(args.name, args.out)
     for mode in args.mode:
         for victim in args.victim:
             found: dict[str, list[dict[str, float]]] = {backend: [] for backend in args.backend}
@@ -104,11 +107,10 @@ def main() -> None:
                 for backend in args.backend:
                     found[backend].append(measure(backend, mode, victim, args.limit))
             for backend, turns in found.items():
-                cells = []
-                for name in COLUMNS:
-                    values = [took[name] for took in turns if name in took]
-                    cells.append(f"{statistics.median(values):.2f}" if values else "-")
-                print(f"{backend:8} {mode:12} {victim:7}" + "".join(f"{cell:>9}" for cell in cells), flush=True)
+                what, engine = ("torch", "TCPStore") if backend == "c10d" else ("ours", "embedded")
+                parts = {f"{part}_s": [took[part] for took in turns if part in took] for part in PARTS}
+                case = {"n": 3, "mode": mode, "victim": victim, "survived": f"{len(parts['grown_s'])} of {args.turns}"}
+                book.add(what=what, engine=engine, **case, limit_s=args.limit, **parts)
 
 
 if __name__ == "__main__":

@@ -10,47 +10,50 @@ within the call. With n=2 the second comes when the first waits: from that arriv
 from __future__ import annotations
 
 import argparse
+import itertools
 
 from common import Book, Crowd, Server, allow_files
 
 BACKENDS = {"ours": ("rdzv", "rdzv", "embedded"), "torch": ("tcpstore", "c10d", "TCPStore")}
 
 
-class Crowds:
-    """A crowd for each backend. Its processes stay, since importing torch takes them seconds; server and handlers are new."""
+class Side:
+    """One of the two: its server, and processes that stay, since importing torch takes them seconds. Handlers are new."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, what: str, processes: int) -> None:
+        kind, self._backend, self.engine = BACKENDS[what]
         self._processes = processes
-        self._crowds: dict[str, Crowd] = {}
+        self._server = Server(kind)
+        self._crowd: Crowd | None = None
+        self._runs = itertools.count()
 
-    def once(self, what: str, size: int) -> dict[str, float]:
-        kind, backend, _ = BACKENDS[what]
-        with Server(kind) as server:
-            if what in self._crowds:
-                self._crowds[what].prepare(server.address, size, backend=backend)
-            else:
-                new = Crowd("handlers", server.address, size, processes=self._processes, backend=backend)
-                self._crowds[what] = new
-            found = self._crowds[what].form(gap_s=2.5 if size == 2 else 0.0)
-            self._crowds[what].leave()
-            return found
+    def once(self, size: int) -> dict[str, float]:
+        spec = {"backend": self._backend, "run_id": f"bench{next(self._runs)}"}
+        if self._crowd is None:
+            self._crowd = Crowd("handlers", self._server.address, size, processes=self._processes, **spec)
+        else:
+            self._crowd.prepare(self._server.address, size, **spec)
+        found = self._crowd.form(gap_s=2.5 if size == 2 else 0.0)
+        self._crowd.leave()
+        return found
 
     def stop(self) -> None:
-        for crowd in self._crowds.values():
-            crowd.stop()
+        if self._crowd is not None:
+            self._crowd.stop()
+        self._server.stop()
 
 
-def measure(size: int, repeats: dict[str, int], crowds: Crowds, book: Book) -> None:
-    found: dict[str, list[dict[str, float]]] = {what: [] for what in BACKENDS}
+def measure(size: int, repeats: dict[str, int], sides: dict[str, Side], book: Book) -> None:
+    found: dict[str, list[dict[str, float]]] = {what: [] for what in sides}
     for turn in range(max(repeats.values())):
-        for what in BACKENDS:
+        for what, side in sides.items():
             if turn < repeats[what]:
-                found[what].append(crowds.once(what, size))
+                found[what].append(side.once(size))
     for what, turns in found.items():
         if turns:
             figures = {name: [turn[name] for turn in turns] for name in turns[0]}
             mode = "late" if size == 2 else "together"
-            book.add(what=what, engine=BACKENDS[what][2], n=size, mode=mode, **figures)
+            book.add(what=what, engine=sides[what].engine, n=size, mode=mode, **figures)
 
 
 def main() -> None:
@@ -64,13 +67,14 @@ def main() -> None:
     args = parser.parse_args()
     allow_files()
     book = Book(args.name, args.out)
-    crowds = Crowds(args.processes)
+    sides = {what: Side(what, args.processes) for what in BACKENDS}
     try:
         for size in args.members:
             torch_repeat = args.torch_repeat if size <= 16 else 1  # From there on it takes many seconds, then minutes.
-            measure(size, {"ours": args.repeat, "torch": torch_repeat}, crowds, book)
+            measure(size, {"ours": args.repeat, "torch": torch_repeat}, sides, book)
     finally:
-        crowds.stop()
+        for side in sides.values():
+            side.stop()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""Notice: one of n members is killed (SIGKILL); how long until the last of the others was told.
+
+python bench/notice.py [--members 3 100 1000] [--repeat 5] [--out bench/results]
+
+The one that is killed is a process of its own and came last, so it does not lead. Default settings: a connection that breaks
+may come back within the linger of 1 s, which is therefore most of what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+
+from common import Book, Crowd, Server, allow_files
+
+
+def once(size: int) -> float:
+    with Server() as server, Crowd("members", server.address, size, alone=True) as crowd:
+        crowd.form(gap_s=0.5 + size / 1000)
+        told = crowd.told()
+        time.sleep(0.5)  # Until all wait to be told.
+        killed_at = time.monotonic()
+        os.kill(crowd.pids[-1], signal.SIGKILL)
+        return told() - killed_at
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--members", type=int, nargs="+", default=[3, 100, 1000])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--out", default="")
+    args = parser.parse_args()
+    allow_files()
+    book = Book("notice", args.out)
+    for size in args.members:
+        book.add(what="ours", engine="embedded", n=size, told_s=[once(size) for _ in range(args.repeat)])
+
+
+if __name__ == "__main__":
+    main()

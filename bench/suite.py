@@ -1,0 +1,73 @@
+"""All benchmarks, one after the other, and the report. `make bench` is this, `make bench-peers` is this with --peers.
+
+python bench/suite.py [--peers] [--only form ...] [--quick] [--out bench/results]
+
+--peers measures only what takes torch minutes: 128 handlers once, and three times each a job that loses a node. --quick is for
+trying whether all of it works: few members, few repetitions; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common import BENCH, RESULTS
+
+STEPS = {
+    "form": ["form.py"],
+    "threads": ["threads.py"],
+    "engines": ["engines.py"],
+    "notice": ["notice.py"],
+    "steady": ["steady.py"],
+    "store": ["store.py"],
+    "recover": ["recover.py", "--backend", "rdzv"],
+}
+PEERS = {
+    "threads": ["threads.py", "--name", "threads-peers", "--members", "128"],
+    "recover": ["recover.py", "--name", "recover-peers", "--turns", "3", "--limit", "120"],
+}
+QUICK = {
+    "form": ["--members", "2", "4", "64", "--repeat", "1"],
+    "threads": ["--members", "2", "4", "--repeat", "1", "--torch-repeat", "1"],
+    "engines": ["--etcd-members", "4", "--register-members", "8", "--repeat", "1"],
+    "notice": ["--members", "3", "--repeat", "1"],
+    "steady": ["--members", "10", "--idle", "3"],
+    "store": ["--operations", "50", "--agents", "20", "--repeat", "1"],
+    "recover": ["--mode", "idle"],
+}
+BUSY = 0.5
+"""A machine with more to do than that has no figures to give."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--out", default=str(RESULTS))
+    args = parser.parse_args()
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        print(f"this machine is busy (load {load:.1f}): the figures will be worse than they are", flush=True)
+    steps = PEERS if args.peers else STEPS
+    failed = []
+    began_at = time.monotonic()
+    for name, command in steps.items():
+        if name in args.only:
+            words = [sys.executable, str(BENCH / command[0]), *command[1:], "--out", args.out]
+            words += QUICK[name] if args.quick and not args.peers else []
+            print(f"== {' '.join([*command, *words[len(command) + 3 :]])}", flush=True)
+            if subprocess.run(words, check=False).returncode:
+                failed.append(name)
+    print(f"== report, after {time.monotonic() - began_at:.0f} s", flush=True)
+    report = subprocess.run([sys.executable, str(BENCH / "report.py"), "--out", str(Path(args.out))], check=False)
+    if failed or report.returncode:
+        sys.exit(f"failed: {', '.join(failed) or 'the report'}")
+
+
+if __name__ == "__main__":
+    main()
