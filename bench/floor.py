@@ -1,7 +1,7 @@
 """The floor under forming: requests and notifications of a join, by bare protocols that know no rules and mend nothing.
 
-Each client grants a lease, tries to come in `comes` times (all but the last are refused and shown around, as ours are), watches
-four keys, is told of `heads` heads and reads its line in the table. The first client is told of every member and, once
+Each client tries to come in `comes` times, first with its lease (all but the last are refused and shown around), watches four
+keys, is told of `heads` heads and reads its line in the table. The first client is told of every member and, once
 all are there, writes the table and the heads. Same frames, same server, values as long as ours: what ours cost beyond it is
 member code. `comes` and `heads` are what was counted of ours.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 
-from rdzv.drivers.base import Created, Get, List, Order, Put
+from rdzv.drivers.base import Created, Equals, Get, List, Order, Put
 from rdzv.server import frames
-from rdzv.server.frames import Done, Grant, Granted, Hello, News, Txn, Watch
+from rdzv.server.frames import Done, Granting, Hello, News, Txn, Watch
 
 ROOT = "rdzv/floor/group/"
 HEAD, SETTINGS, MEMBERS = ROOT + "round", ROOT + "settings", ROOT + "members/"
@@ -38,8 +38,8 @@ class Bare(asyncio.Protocol):
         self._greeted = False
         self._rest = b""
         self._asked = 0
-        self._next = self._granted
-        self._lease = 0
+        self._next = self._came
+        self._lease = (1 << 61) + index
         self._created = 0
         self._seen = 0
 
@@ -82,27 +82,25 @@ class Bare(asyncio.Protocol):
     # ---- the exchange
 
     def form(self) -> None:
-        self._ask(Grant, self._granted, 10.0, True)
+        self._come((Granting(self._lease, 10.0),))
 
-    def _granted(self, answer: Granted) -> None:
-        self._lease = answer.lease
-        self._come()
-
-    def _come(self) -> None:
+    def _come(self, grants: tuple[Granting, ...] = ()) -> None:
         self._comes -= 1
         here = Created(self._own, 0 if self._comes == 0 else 1)
         put = Put(self._own, b"x" * RECORD_SIZE, self._lease)
         ban = f"{ROOT}ban/node{self._index}"
         around = (Get(SETTINGS), Get(HEAD), Get(ban), List(MEMBERS, Order.ANY, 1), Get(self._own))
-        compares = (Created(SETTINGS, 0), here, Created(ban, 0)) if self._comes else (here, Created(ban, 0))
-        self._ask(Txn, self._came, compares, (put, List(MEMBERS, Order.NEWEST, 2), Get(HEAD)), around)
+        before = (List(MEMBERS, Order.ANY, 1, after=self._own), List(MEMBERS, Order.ANY, 1))
+        compares = (Equals(SETTINGS, b"x" * SETTINGS_SIZE), here, Created(ban, 0))
+        self._ask(Txn, self._came, compares, (*before, put, Get(HEAD)), around, (), grants)
 
     def _came(self, answer: Done) -> None:
         if not answer.outcome.succeeded:
             self._come()
             return
         revision = self._created = answer.outcome.revision
-        before = next((item.key for item in answer.outcome.reads[1] if item.key != self._own), HEAD)
+        others = (*answer.outcome.reads[0], *answer.outcome.reads[1])
+        before = next((item.key for item in others if item.key != self._own), HEAD)
         targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", before)
         self._transport.write(frames.encode(Watch(1, targets, revision)))
         if self._index == 0:
