@@ -8,6 +8,7 @@ the event loop or the `time` module instead.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -138,6 +139,33 @@ class Bell:
             self._waiters.pop(waiter, None)
             if timer is not None:
                 timer.cancel()
+
+
+class Alarm:
+    """Goes off at the latest when it was last set to. Who sets it later and later pays for one timer and not for each."""
+
+    def __init__(self, machine: Machine, call: Callable[[], object]) -> None:
+        self._machine = machine
+        self._call = call
+        self._due_at = math.inf
+        self._timer: Timer | None = None
+
+    def be_set(self, delay_s: float) -> None:
+        """It may go off earlier: whoever hears it looks whether it is time."""
+        due_at = self._machine.now() + delay_s
+        if due_at < self._due_at:
+            self.cancel()
+            self._due_at = due_at
+            self._timer = self._machine.call_later(delay_s, self._go_off)
+
+    def cancel(self) -> None:
+        """It is no longer needed."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _go_off(self) -> None:
+        self._due_at = math.inf
+        self._call()
 
 
 def _late(waiter: asyncio.Future[bool]) -> None:

@@ -36,7 +36,7 @@ from .errors import (
     Unreachable,
 )
 from .farewell import say_goodbye
-from .machine import Bell, Machine, sleep, within
+from .machine import Alarm, Bell, Machine, sleep, within
 from .notices import Log, Notice, Observer, about_head, hand_over
 from .presence import Presence, name_of
 from .settings import Settings
@@ -123,20 +123,25 @@ class Member:
             raise self._evicted
         await self._be_ready()
         limit_s = self._settings.join_timeout if timeout_s is None else timeout_s
+        alarm = Alarm(self._machine, self._bell.ring)
         began_at = self._machine.now()
-        while True:
-            rings = self._bell.rings
-            self._check("join")
-            # If there is a world already, another join that is under way was given it, for all of us.
-            world = self._world or await self._try_take()
-            if world is not None:
-                return world
-            if self._heard is not None and self._heard.phase is Phase.SEALED and self._attendance.away_s() == 0:
-                began_at = self._machine.now()
-            waited_s = self._machine.now() - began_at
-            if waited_s >= limit_s:
-                raise await self._timed_out(waited_s)
-            await self._bell.wait(limit_s - waited_s + 0.001, rings)
+        try:
+            while True:
+                rings = self._bell.rings
+                self._check("join")
+                # If there is a world already, another join that is under way was given it, for all of us.
+                world = self._world or await self._try_take()
+                if world is not None:
+                    return world
+                if self._heard is not None and self._heard.phase is Phase.SEALED and self._attendance.away_s() == 0:
+                    began_at = self._machine.now()
+                waited_s = self._machine.now() - began_at
+                if waited_s >= limit_s:
+                    raise await self._timed_out(waited_s)
+                alarm.be_set(limit_s - waited_s + 0.001)
+                await self._bell.wait(None, rings)
+        finally:
+            alarm.cancel()
 
     async def done(self) -> None:
         """Our work succeeded. We stay until the others are done too, or until we leave."""

@@ -345,7 +345,9 @@ class Presence:
         item, entry, settings = outcome.item(0), outcome.item(1), outcome.item(2)
         self.run_lease = settings.lease if settings else 0
         self.sight.show(item, outcome.revision)
-        head = None if item is None else wire.decode(Head, item.value)
+        head = None if item is None else self.sight.head
+        if item is not None and item.modified != self.sight.modified:
+            head = wire.decode(Head, item.value)  # We have seen a later one meanwhile.
         line = None if entry is None else wire.decode(Entry, entry.value)
         result = found(head, table, line, self.created)
         if result is Found.GIVEN and line is not None and entry is not None:
