@@ -10,7 +10,7 @@ python bench/form.py [--what cold warm floor lighthouse] [--members 2 4 16 64 25
   lighthouse  torchft: all ask for one quorum, connected beforehand
 
 Server and members are processes of their own. Counts come from one more repetition that is not timed (tap.py).
-A process has 1,000 members at most, unless `--processes` says otherwise: in a job each has a process of its own, and the
+A process has 500 members at most, unless `--processes` says otherwise: in a job each has a process of its own, and the
 collector does not look through thousands of others.
 """
 
@@ -23,7 +23,7 @@ from common import Book, Crowd, Server, allow_files
 from tap import Tap
 
 WHAT = ("cold", "warm", "late", "floor", "lighthouse")
-CROWD = 1000
+CROWD = 500
 """Members of one process."""
 LIGHTHOUSE_MAX = 1000
 LIGHTHOUSE_TURNS = 3
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
     parser.add_argument("--members", type=int, nargs="+", default=[2, 4, 16, 64, 256, 1000, 4000])
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--processes", type=int, default=0, help="0: as many as 1,000 members each make")
+    parser.add_argument("--processes", type=int, default=0, help="0: as many as 500 members each make")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     allow_files()

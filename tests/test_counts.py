@@ -123,7 +123,7 @@ def test_a_seal_is_one_notice_and_one_take_for_each_member_and_one_write_of_the_
         await asyncio.gather(*waiting)
         return crowd.lines()
 
-    leader, others = played(story)
+    leader, others = played(story, lease=60)
     newcomer = next(line for line in others if line.asked["Hello"])
     for line in others:
         if line is not newcomer:

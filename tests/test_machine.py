@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv.machine import Bell, RealMachine, sleep
+from rdzv.machine import Alarm, Bell, RealMachine, sleep, within
 
 LONG_S = 60.0
 """A wait that is never waited out: a test that gets there has failed."""
@@ -203,6 +203,39 @@ def test_a_cancelled_wait_leaves_nothing_behind():
 
 
 # ---- sleep
+
+
+def test_an_alarm_that_is_set_later_and_later_has_one_timer_and_goes_off_once():
+    machine, rings = HandMachine(), []
+    alarm = Alarm(machine, lambda: rings.append(machine.now()))
+    for delay_s in (10.0, 11.0, 12.0):
+        alarm.be_set(delay_s)
+    assert len(machine.timers) == 1
+    machine.pass_time(10.0)
+    machine.pass_time(10.0)
+    assert rings == [110.0], "at the earliest of the times it was set to; who hears it looks whether it is time"
+    alarm.be_set(5.0)
+    alarm.be_set(1.0)
+    machine.pass_time(1.0)
+    alarm.be_set(1.0)
+    alarm.cancel()
+    machine.pass_time(10.0)
+    assert rings == [110.0, 121.0]
+
+
+def test_what_takes_too_long_is_cancelled_and_gives_nothing():
+    async def scenario():
+        machine = HandMachine()
+        for work, passes_s, expected in ((asyncio.sleep(0, "done"), 0.0, "done"), (asyncio.sleep(LONG_S, "late"), 5.0, None)):
+            task = asyncio.create_task(within(machine, 5.0, work, "work"))
+            await asyncio.sleep(0)
+            machine.pass_time(passes_s)
+            assert await task == expected
+        with pytest.raises(asyncio.TimeoutError):
+            await within(machine, 5.0, asyncio.wait_for(asyncio.sleep(LONG_S), 0.001), "work")
+        assert all(timer.cancelled for _, _, timer in machine.timers)
+
+    run(scenario)
 
 
 def test_sleep_lasts_as_long_as_the_machines_clock_says():

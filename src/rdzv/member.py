@@ -291,7 +291,8 @@ class Member:
             return
         for notice in about_head(self._settings.run_id, self._name, old, new):
             self._tell(notice)
-        self.refresh()
+        if old is not None or new.phase is not Phase.OPEN:
+            self.refresh()  # Else the run begins, which gives nobody anything to do; thousands may hear of it at once.
 
     def _without_head(self, presence: Presence, old: Head | None) -> Exception:
         """The head is gone. If it was closed, it has expired, and nobody may take us for a member of the next life."""
@@ -310,7 +311,7 @@ class Member:
             told = Change(Kind.EVICTED, self._evicted.reason)
         elif self._fatal is not None and not (isinstance(self._fatal, Closed) and self._fatal.success):
             kinds = {Closed: Kind.CLOSED, EngineMoved: Kind.OUTAGE}
-            told = Change(kinds.get(type(self._fatal), Kind.REFUSED), str(self._fatal))
+            told = Change(kinds.get(type(self._fatal), Kind.REFUSED), self._fatal.sentence)
         elif self._failed is not None:
             told = Change(Kind.REFUSED, f"this member has failed: {self._failed!r}")
         elif self._holds is not None:

@@ -86,7 +86,7 @@ def test_a_transaction_that_etcd_would_not_take_is_not_sent(one):
     async def work(client: Client) -> None:
         with pytest.raises(ValueError, match=r"^a transaction of 129 compares or operations; etcd takes 128$"):
             await client.txn((), [Put(b"%d" % n, b"") for n in range(129)])
-        with pytest.raises(LimitExceeded, match=r"^a transaction has \d+ bytes, at most 1572864 are allowed$"):
+        with pytest.raises(LimitExceeded, match=r"^a transaction has \d+ bytes, at most 1572864 are allowed \[RDZV-E16\]$"):
             await client.txn((), [Put(b"k", b"x" * 1024 * 1024 * 2)])
 
     use(one, work)

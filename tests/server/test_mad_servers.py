@@ -148,7 +148,7 @@ def test_a_member_of_a_mad_server_times_out_with_a_reason_while_others_go_on(cap
     rng = random.Random(5)
 
     async def scenario():
-        quick = {"last_call": 0.1, "min_nodes": 1, "max_nodes": 1}
+        quick = {"last_call": 0.1, "min_nodes": 1, "max_nodes": 1, "read_timeout": 1.0}
         async with (
             answering(lambda reader, writer: mad(reader, writer, rng)) as port,
             serving() as sane,

@@ -155,6 +155,8 @@ class Cluster:
         except grpc.aio.AioRpcError as error:
             raise fault_of(error.code(), error.details() or "") from None
         except asyncio.CancelledError:
+            if self.closed and not _is_cancelled():
+                raise Unanswered("the client is closed") from None
             if call in member.under_way or _is_cancelled():
                 call.cancel()
                 raise
