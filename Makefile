@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Many tests wait for something, so one more than there are cores.
+# Many tests wait for something, so one more than there are cores; who has none left takes some of another.
 JOBS ?= 3
 # Seconds; a test that hangs is shown with the stacks of all its threads.
 TEST_TIMEOUT ?= 300
@@ -20,7 +20,7 @@ STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
 SEEDS := tests/sim/test_seeds.py tests/sim/test_bugs.py tests/sim/test_register_seeds.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
-PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS)
+PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
 .PHONY: help test lint types unit seeds gates soak demo bench bench-peers clean
 

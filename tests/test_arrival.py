@@ -7,46 +7,48 @@ import collections
 import pytest
 
 from party import Party, join, run
-from rdzv.arrival import AS_FIRST, Arrival
+from rdzv.arrival import Arrival
 from rdzv.errors import SettingsError
-from rdzv.machine import RealMachine
 
 
 @pytest.fixture
 def attempts(monkeypatch) -> collections.Counter[str]:
-    """How often each host tried, of those that expect to find others."""
+    """How often each host tried."""
     counted: collections.Counter[str] = collections.Counter()
-    right = Arrival._plan
+    right = Arrival._ways
 
-    def plan(self, seen):
+    def ways(self, seen):
         counted[self._presence.record.host] += 1
         return right(self, seen)
 
-    monkeypatch.setattr(Arrival, "_plan", plan)
-    monkeypatch.setattr(RealMachine, "jitter", lambda _self: 0.5)
+    monkeypatch.setattr(Arrival, "_ways", ways)
     return counted
 
 
-def test_the_first_comes_by_its_second_attempt_and_the_others_by_their_first(attempts):
+def test_the_first_and_all_others_come_by_one_attempt_one_after_the_other_or_together(attempts):
     async def scenario():
         async with Party(3, 3) as party:
             await party.form("a", "b", "c")
-            assert attempts == {"a": 2, "b": 1, "c": 1}
+        async with Party(30, 30) as party:
+            await join(*(party.member(f"n{index}") for index in range(30)))
+        assert set(attempts.values()) == {1}
+        assert len(attempts) == 33
 
     run(scenario)
 
 
-def test_one_of_a_few_comes_as_if_it_were_the_first(attempts, monkeypatch):
+def test_who_brings_more_than_itself_looks_first(attempts):
+    """A higher incarnation may have a closed head to replace."""
+
     async def scenario():
-        async with Party(2, 3) as party:
-            monkeypatch.setattr(RealMachine, "jitter", lambda _self: AS_FIRST / 2)
-            await party.form("a", "b")
-            assert attempts == {"a": 1, "b": 2}
+        async with Party(2, 2) as party:
+            await join(party.member("a", incarnation=1), party.member("b", incarnation=1))
+            assert sorted(attempts.values()) == [1, 2]
 
     run(scenario)
 
 
-def test_who_was_told_other_settings_is_refused_by_name_although_it_guessed(attempts):
+def test_who_was_told_other_settings_is_refused_by_name(attempts):
     async def scenario():
         async with Party(1, 3) as party:
             await party.form("a")

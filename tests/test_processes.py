@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,12 @@ def python(program: str, tmp_path: Path, *, warnings: str = "error") -> str:
     file.write_text(program)
     environ = {**os.environ, "PYTHONPATH": str(SRC)}
     command = [sys.executable, "-X", "dev", "-W", warnings, "-W", "ignore:.*multi-threaded:DeprecationWarning", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    # Whoever starts the tests in the background of a shell has it ignore interrupts, and a child would inherit that.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    finally:
+        signal.signal(signal.SIGINT, former)
     assert (done.stderr, done.returncode) == ("", 0), done.stdout
     return done.stdout
 
