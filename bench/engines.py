@@ -68,8 +68,8 @@ def on_register(sizes: list[int], repeat: int, book: Book) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", nargs="+", default=["etcd", "register"], choices=["etcd", "register"])
-    parser.add_argument("--etcd-members", type=int, nargs="+", default=[4, 64, 256, 1000])
-    parser.add_argument("--register-members", type=int, nargs="+", default=[8, 16, 64])
+    parser.add_argument("--etcd-members", type=int, nargs="+", default=[64, 1000])
+    parser.add_argument("--register-members", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--out", default="")
     args = parser.parse_args()

@@ -5,9 +5,6 @@ python bench/etcd_form.py [--members 100 1000] [--repeat 5]
 Bare: gRPC alone, without client, driver or members. As many watches of one key as there were members are made, then as many
 puts as the forming wrote keys, by as many callers as there were members, and the watches are told as many changes in all as the
 members were. Both begin with nothing, and end when the last one has been told; leaving is neither counted nor timed.
-
-All members are in this one process, whose garbage collector would walk through all of them again and again. Nobody has a
-thousand members in a process, so it rests meanwhile, for both.
 """
 
 from __future__ import annotations
@@ -15,14 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import contextlib
-import gc
 import os
 import pathlib
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
@@ -128,17 +123,6 @@ class Spent:
         self.ours, self.theirs = time.process_time() - self.ours, theirs - self.theirs
 
 
-@contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    """See the module's docstring."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 async def measure(size: int, repeat: int, binary: str = "") -> float:
     """Say what it takes, by the medians of several; how many times as long as bare."""
     with EtcdServer(binary=binary) as server:
@@ -146,13 +130,11 @@ async def measure(size: int, repeat: int, binary: str = "") -> float:
         await form(server, size, counted.stop)  # The first also warms up.
         rows = []
         for _ in range(repeat):
-            with no_collector():
-                spent = Spent(server)
-                formed_s = await form(server, size, spent.stop)
-            with no_collector():
-                bare_spent = Spent(server)
-                bare_s = await bare(server, size, counted.puts, counted.told)
-                bare_spent.stop()
+            spent = Spent(server)
+            formed_s = await form(server, size, spent.stop)
+            bare_spent = Spent(server)
+            bare_s = await bare(server, size, counted.puts, counted.told)
+            bare_spent.stop()
             rows.append((formed_s, spent.ours, spent.theirs, bare_s, bare_spent.ours, bare_spent.theirs))
     formed_s, ours, theirs, bare_s, bare_ours, bare_theirs = map(statistics.median, zip(*rows, strict=True))
     calls = ", ".join(f"{count / size:.2f} {name}" for name, count in counted.calls.most_common())

@@ -26,7 +26,7 @@ WHAT = ("cold", "warm", "late", "floor", "lighthouse")
 CROWD = 500
 """Members of one process."""
 LIGHTHOUSE_MAX = 1000
-LIGHTHOUSE_TURNS = 3
+FEW_TURNS = 3
 LATE = (2, 64, 1000)
 """It takes a second per thousand until all but one wait."""
 
@@ -89,7 +89,7 @@ def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: 
     failed = 0
     for turn in range(repeat):
         for what in whats:
-            if what == "lighthouse" and turn >= LIGHTHOUSE_TURNS:
+            if turn >= FEW_TURNS and (what == "lighthouse" or (what in ("cold", "floor") and size > LIGHTHOUSE_MAX)):
                 continue
             try:
                 figures_by_mode = once(what, size, processes or -(-size // CROWD), exchange)

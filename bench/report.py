@@ -102,7 +102,7 @@ def verdicts(rows: Rows) -> list[tuple[str, str, str]]:
         table.append(below(f"form warm, n={n:,}: within 2.5 times of the floor", ratio, 2.5, plain))
     etcd = {what: rows.find("engines", "took_s", engine="etcd", **more) for what, more in ETCD.items()}
     ratio = etcd["ours"][1000] / etcd["floor"][1000] if 1000 in etcd["ours"] and 1000 in etcd["floor"] else None
-    table.append(below("form warm on etcd, n=1,000: within 2.5 times of the floor", ratio, 2.5, plain))
+    table.append(below("form on etcd, n=1,000: at most 3 times what bare etcd takes", ratio, 3, plain))
     table.append(times("recover: at least 8 times faster than torch's shrink", shrunk["torch"], shrunk["ours"], 3, 8))
     table += [survival(rows, "torch's idle job notices no loss", "idle", "shrunk_s")]
     table += [survival(rows, "torch's job with collectives does not survive growing", "collectives", "grown_s")]

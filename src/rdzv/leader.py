@@ -49,9 +49,6 @@ OUT_OF_TOUCH_S = 1.0
 JUDGING_S = 5e-6
 """Pause per member after each look, so that a storm of joins costs a few looks and not one each."""
 
-SHORTEST_S = 0.001
-"""No pause is shorter, since an event loop waits in whole milliseconds; a run so small that it would be is judged at once."""
-
 
 class _Stale(Exception):
     """What we know may be out of date: list again."""
@@ -138,14 +135,12 @@ class Duty:
             await self._await_revision(mirror, outcome.revision)
             return
         await self._rest(verdict.look_again_s)
-        pause_s = len(mirror.members) * JUDGING_S
-        if pause_s >= SHORTEST_S:
-            await sleep(self._machine, pause_s)
+        await sleep(self._machine, len(mirror.members) * JUDGING_S)
 
     async def _rest(self, timeout_s: float | None) -> None:
         """Idle until something happens. A little longer than asked, since clocks round down."""
         self.idle = True
-        await self._bell.wait(None if timeout_s is None else timeout_s + 0.001)
+        await self._bell.wait(None if timeout_s is None else max(timeout_s, 0.0) + 0.001)
         self.idle = False
 
     def _catch_up(self, mirror: Mirror) -> None:

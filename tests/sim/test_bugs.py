@@ -14,7 +14,7 @@ FIRST_TO_TRY = {
     "engine that came back is not told": 33,
     "engine's return is not waited for": 43,
     "failure closes although others could go on": 7,
-    "former leader's write is accepted": 9,
+    "former leader's write is accepted": 36,
     "leader's gap is not re-listed": 26,
     "one who came later is watched": 9,
     "rank table of another attempt is used": 20,
