@@ -76,7 +76,7 @@ class Presence:
         """Why this presence has ended, once it has."""
         self._goes = False
         """By itself: then its end is no news, and its last words need the session."""
-        self.keys = Keys.of(settings.run_id)
+        self.keys = Keys(settings.run_id)
         self.id = machine.token()
         self.known_at = machine.now()
         self.sight = Sight(machine.now, on_head)

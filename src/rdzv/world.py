@@ -67,7 +67,7 @@ class World:
     async def members(self) -> list[Peer]:
         """All members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
         presence = self._presence
-        keys = Keys.of(self.run_id)
+        keys = Keys(self.run_id)
         try:
             listed = await presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
         except EngineReset:

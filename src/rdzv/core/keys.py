@@ -17,14 +17,8 @@ ROOT = "rdzv/"
 class Keys:
     """The keys of one run."""
 
-    @classmethod
-    @lru_cache(maxsize=16)
-    def of(cls, run_id: str) -> Keys:
-        """Those who are in one run share them."""
-        return cls(run_id)
-
     def __init__(self, run_id: str) -> None:
-        self.run = f"{ROOT}{quote(run_id, safe='')}/"
+        self.run = f"{ROOT}{_quoted(run_id)}/"
         self.group = self.run + "group/"
         self.settings = self.group + "settings"
         self.head = self.group + "round"
@@ -53,7 +47,7 @@ class Keys:
 
     def ban(self, host: str) -> str:
         """An operator's ban of a host."""
-        return self.bans + quote(host, safe="")
+        return self.bans + _quoted(host)
 
     def kv(self, table: str) -> str:
         """Prefix of a round's store."""
@@ -66,3 +60,9 @@ class Keys:
     def host_of_ban(self, key: str) -> str:
         """The host that a ban's key names."""
         return unquote(key[len(self.bans) :])
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    """Without '/', so that it is one part of a key. It takes longer than all else here, and the names of a run are few."""
+    return quote(name, safe="")
