@@ -8,6 +8,7 @@ and is not repeated. Watches go on by the next connection from where they were.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
@@ -21,14 +22,25 @@ C = TypeVar("C")
 """A connection."""
 
 
-class LastingSession(Generic[C]):
+class LastingSession(ABC, Generic[C]):
     """Those who derive from it know what a connection is. Used from the loop it was made on."""
 
-    def __init__(self, endpoint: str, instance: str, place: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        instance: str,
+        place: str,
+        loop: asyncio.AbstractEventLoop,
+        later: Callable[[float, Callable[[], object]], Timer],
+        patience_s: float,
+    ) -> None:
+        """`later`: whose clock it goes by. `patience_s`: how long a call waits for a connection."""
         self.instance = instance
         self.place = place
         self._endpoint = endpoint
         self._loop = loop
+        self._later = later
+        self._patience_s = patience_s
         self._link: C | None = None
         self._redialing: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[C], None] = {}
@@ -36,33 +48,27 @@ class LastingSession(Generic[C]):
         self._watch_numbers = count(1)
         self._ended: type[Exception] | None = None
 
-    # ---- to be filled in
+    # ---- what a connection is
 
+    @abstractmethod
     def _take_on(self, link: C) -> bool:
         """Have the connection tell us what comes and when it is lost; False: it is lost already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _hang_up(self, link: C) -> None:
-        """Without a word."""
-        raise NotImplementedError
+        """It is not wanted."""
 
+    @abstractmethod
     def _begin_watch(self, link: C, watch: LastingWatch, since: int) -> None:
-        raise NotImplementedError
+        """Have it told what changed after that revision."""
 
+    @abstractmethod
     def _end_watch(self, link: C, watch: LastingWatch) -> None:
-        raise NotImplementedError
+        """No more of that."""
 
+    @abstractmethod
     async def _dial_again(self) -> tuple[C, str]:
         """A connection and the instance that answers, however many attempts it takes."""
-        raise NotImplementedError
-
-    def _later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        raise NotImplementedError
-
-    @property
-    def _patience_s(self) -> float:
-        """How long a call waits for a connection."""
-        raise NotImplementedError
 
     # ---- the port
 

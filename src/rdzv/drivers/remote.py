@@ -18,7 +18,6 @@ from msgspec import structs
 
 from ..endpoint import Endpoint
 from ..errors import Unreachable, Untrusted
-from ..machine import Timer
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
@@ -127,7 +126,8 @@ class RemoteSession(LastingSession[Link]):
     durable = False
 
     def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: Link, welcome: Welcome) -> None:
-        super().__init__(driver.endpoint, welcome.instance, welcome.place, asyncio.get_running_loop())
+        loop, patience_s = asyncio.get_running_loop(), driver.read_timeout_s
+        super().__init__(driver.endpoint, welcome.instance, welcome.place, loop, loop.call_later, patience_s)
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
         self.local_host = local_host(link, welcome, driver.named)
@@ -208,13 +208,6 @@ class RemoteSession(LastingSession[Link]):
     async def _call(self, frame: Asker) -> Any:
         link = self._link or await self._connected()
         return await link.call(frame)
-
-    @property
-    def _patience_s(self) -> float:
-        return self._driver.read_timeout_s
-
-    def _later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return self._loop.call_later(delay_s, callback)
 
     def _take_on(self, link: Link) -> bool:
         link.on_lost = self._lost_by

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from ..drivers.base import Case, Compare, Operation, Outcome
 from ..drivers.lasting import LastingSession, LastingWatch
 from ..errors import Unreachable
-from ..machine import Timer, sleep
+from ..machine import sleep
 from .machines import SimMachine
 from .network import Connection, Network
 from .server import Welcome
@@ -64,7 +64,8 @@ class SimSession(LastingSession[Connection]):
     """A real session but for its connections, in tasks of its machine."""
 
     def __init__(self, driver: SimDriver, connection: Connection, welcome: Welcome) -> None:
-        super().__init__(driver.endpoint, welcome.instance, welcome.place, driver.machine.loop)
+        machine, patience_s = driver.machine, driver.read_timeout_s
+        super().__init__(driver.endpoint, welcome.instance, welcome.place, machine.loop, machine.call_later, patience_s)
         self.durable = welcome.durable
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
@@ -119,13 +120,6 @@ class SimSession(LastingSession[Connection]):
             connection.lose()
 
     # ---- connections
-
-    @property
-    def _patience_s(self) -> float:
-        return self._driver.read_timeout_s
-
-    def _later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return self._machine.call_later(delay_s, callback)
 
     async def _connected(self) -> Connection:
         if self._machine.loop.unwinding:
