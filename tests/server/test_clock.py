@@ -10,7 +10,7 @@ from stand import Raw, ServerThread, driver_to, run, session_to, until
 
 from rdzv.drivers.base import Get, Put
 from rdzv.server.clock import STEP_MAX_S, TICK_S, Clock
-from rdzv.server.frames import Grant, Txn
+from rdzv.server.frames import Granting, Txn
 
 
 def test_time_passes_in_steps_of_about_a_tick():
@@ -94,9 +94,7 @@ async def holder(thread, ttl_s):
     """A member with a key; and another, who watches for its end."""
     other = await driver_to(thread.server.port).connect()
     raw = await Raw.member(thread.server.port)
-    raw.write(Grant(1, ttl_s, True))
-    lease = (await raw.frame()).lease
-    raw.write(Txn(2, (), (Put("k", b"", lease),), ()))
+    raw.write(Txn(1, (), (Put("k", b"", 7),), (), (), (Granting(7, ttl_s),)))
     await raw.frame()
     watch = aiter(other.watch(["k"], 1))
     assert (await anext(watch)).events[0].item is not None

@@ -44,7 +44,7 @@ REQUESTS = [
         (Put("e", b"\x01", 7), Delete("f"), DeletePrefix("g/"), Get("h"), List("i/", Order.NEWEST, 2, 9, "i/j")),
         (),
     ),
-    frames.Grant(2, 10.0, True),
+    frames.Grant(2, 10.0),
     frames.Renew(3, 7),
     frames.Revoke(4, 7),
     frames.Watch(5, ("a", "b/"), 12),

@@ -23,7 +23,7 @@ from rdzv.server.frames import FRAME_MAX, PREAMBLE, encode
 
 ASKED = [
     (lambda number: frames.Txn(number, (), (Get("k"),), ()), Outcome),
-    (lambda number: frames.Grant(number, 1.0, True), int),
+    (lambda number: frames.Grant(number, 1.0), int),
     (lambda number: frames.Renew(number, 1), type(None)),
 ]
 

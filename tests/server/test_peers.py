@@ -17,7 +17,7 @@ import rdzv
 from rdzv.drivers.base import Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
 from rdzv.server import server as server_module
-from rdzv.server.frames import PREAMBLE, Done, Grant, Hello, Missed, News, Ok, Ping, Rejected, Txn, Watch
+from rdzv.server.frames import PREAMBLE, Done, Granting, Hello, Missed, News, Ok, Ping, Rejected, Txn, Watch
 from rdzv.server.limits import Limits, raise_nofile
 from rdzv.server.server import Server
 
@@ -405,7 +405,7 @@ def test_stopping_says_why_and_ends_all_connections():
             raw = await Raw.member(server.port)
             stranger = await Raw.connect(server.port)
             stuck = await Raw.member(server.port, session="stuck")
-            stuck.write(Grant(1, 10, True))
+            stuck.write(Txn(1, (), (Put("k", b"", 7),), (), (), (Granting(7, 10.0),)))
             await until(lambda: len(server.peers) == 3)
             began_at = time.monotonic()
             await server.stop()

@@ -12,7 +12,7 @@ from stand import Proxy, Raw, ServerThread, driver_to, run, serving, session_to,
 from rdzv.drivers import inbox, link
 from rdzv.drivers.base import EngineReset, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
-from rdzv.server.frames import Grant, Granting, Txn
+from rdzv.server.frames import Granting, Txn
 
 # ---- connecting
 
@@ -297,9 +297,7 @@ def test_the_driver_says_how_long_it_wants_to_be_missed():
         async with serving() as server, session_to(server.port) as other:
             for linger_s, least_s, most_s in ((0.2, 0.2, 3 * 0.5), (2.0, 2.0, 3 * 2.3)):
                 raw = await Raw.member(server.port, session=str(linger_s), linger_s=linger_s)
-                raw.write(Grant(1, 60.0, True))
-                granted = await raw.frame()
-                raw.write(Txn(2, (), (Put("k", b"", granted.lease),), ()))
+                raw.write(Txn(1, (), (Put("k", b"", 7),), (), (), (Granting(7, 60.0),)))
                 await raw.frame()
                 watch = aiter(other.watch(["k"], (await other.txn()).revision))
                 raw.writer.transport.abort()

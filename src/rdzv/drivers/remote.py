@@ -171,7 +171,7 @@ class RemoteSession(LastingSession[Link]):
             lease = DRAWN + secrets.randbits(60)
             self._unborn[lease] = ttl_s
             return lease
-        granted: int = await self._call(lambda number: frames.Grant(number, ttl_s, presence))
+        granted: int = await self._call(lambda number: frames.Grant(number, ttl_s))
         return granted
 
     async def renew(self, lease: int) -> None:

@@ -115,11 +115,10 @@ class Txn(Frame, frozen=True, tag=2):
 
 
 class Grant(Frame, frozen=True, tag=3):
-    """Make a lease."""
+    """Make a lease that is no presence: those begin with a transaction."""
 
     number: Number
     ttl_s: float
-    presence: bool
 
 
 class Renew(Frame, frozen=True, tag=4):

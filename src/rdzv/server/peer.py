@@ -108,7 +108,7 @@ class Peer(Framed):
         self._targets = 0
         self._cut: list[int] = []
         self._backlog = 0
-        self._posted: tuple[bytes, ...] = ()
+        self._posted: list[bytes] = []
         """News that wait for the end of the turn: the leader is told of hundreds in one."""
 
     @property
@@ -273,7 +273,7 @@ class Peer(Framed):
         return Done(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
 
     def _grant(self, run: Run, request: Grant) -> Frame:
-        return Granted(request.number, run.grant(request.ttl_s, self if request.presence else None))
+        return Granted(request.number, run.grant(request.ttl_s, None))
 
     def _renew(self, run: Run, request: Renew) -> Frame:
         run.renew(request.lease, self)
@@ -355,14 +355,14 @@ class Peer(Framed):
                 return
         if not self._posted:
             self._server.has_posted(self)
-        self._posted += (frame,)
+        self._posted.append(frame)
 
     # ---- what is written
 
     def send(self, data: bytes) -> None:
         """What was posted goes before, in the same write."""
         if self._posted:
-            posted, self._posted = self._posted, ()
+            posted, self._posted = self._posted, []
             data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
         super().send(data)
 
