@@ -155,9 +155,8 @@ def test_h21_what_a_member_costs_does_not_grow_with_the_number_of_members():
     """Twenty, forty or eighty: everybody watches the head, its own key and one who came earlier, and nobody all members."""
     few, more, many = (costs(members) for members in (20, 40, 80))
     for one, two, four in zip(few, more, many, strict=True):
-        # Whether the one that looks again hears of the loss before or after the break is chance, and worth one record.
-        assert two <= one * 1.25 + 2, (few, more, many)
-        assert four <= one * 1.25 + 2, (few, more, many)
+        assert two <= one * 1.1 + 2, (few, more, many)
+        assert four <= one * 1.1 + 2, (few, more, many)
 
 
 def test_h21_costs_that_grow_would_be_seen():
@@ -391,11 +390,8 @@ def test_a_partition_in_one_direction_is_a_loss_for_the_others_and_an_eviction_f
 
 # ---- clocks
 
-LAST_CALL = "the last call took|did not happen within"
-"""Too short, or without end: by which of two clocks that began billions of seconds apart, is chance."""
 
-
-@by_hand(min_nodes=2, max_nodes=4, catches={"last-call age is taken from another machine's clock": LAST_CALL})
+@by_hand(min_nodes=2, max_nodes=4, catches={"last-call age is taken from another machine's clock": "the last call took"})
 async def test_clocks_that_drift_apart_disturb_nobody(hands):
     """One runs a fifth slow, one a quarter fast, and all began billions of seconds apart. The last call is measured by the
     leader's own clock, also by one that took over; leases are measured by the engine's; and nobody is taken for lost."""
