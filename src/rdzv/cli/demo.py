@@ -81,6 +81,8 @@ class Demo:
         await self._until(MEMBERS - 1)
         await self._add("node9", place)
         await self._until(MEMBERS)
+        for node in self._nodes:
+            node.state = "leaving" if node.state == "in" else node.state
         return Code.OK
 
     async def _start(self, *words: str) -> asyncio.subprocess.Process:
