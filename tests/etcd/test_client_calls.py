@@ -133,11 +133,12 @@ def test_who_waits_when_the_client_is_closed_is_told(one):
         await client.status()
         one.nodes[0].stop()
         try:
-            renewing = asyncio.create_task(client.renew(1))
+            waiting = [asyncio.create_task(call) for call in (client.renew(1), client.put(b"k", b""), client.status())]
             await asyncio.sleep(0.1)
             await client.close()
-            with pytest.raises(Unanswered):
-                await renewing
+            for call in waiting:
+                with pytest.raises(Unanswered, match="the client is closed"):
+                    await call
         finally:
             one.nodes[0].cont()
         for call in (client.put(b"k", b""), client.renew(1), client.status()):
