@@ -42,7 +42,24 @@ def test_on_a_young_engine_who_is_alone_is_told_that_others_are_missing():
 
 def test_on_a_young_engine_a_full_run_need_not_wait():
     """T2.2: a run of which nobody has heard is, most likely, a new one."""
-    assert lead(no_head("a b c d", young=True)) == Verdict(WriteHead(NEW_HEAD), "4 of 2..4 nodes: the run begins")
+    verdict = lead(no_head("a b c d", young=True))
+    assert isinstance(verdict.act, Seal)
+    assert verdict.reason == "4 of 2..4 nodes: full"
+
+
+def test_a_run_that_is_full_before_it_has_a_head_is_sealed_by_the_write_that_makes_it():
+    """T2.4: the very round that would be sealed next. The fifth is a spare."""
+    view = no_head("a b c d e")
+    verdict = lead(view)
+    assert isinstance(verdict.act, Seal)
+    assert verdict == lead(msgspec.structs.replace(view, head=NEW_HEAD))
+    assert (verdict.act.head.run, verdict.act.head.number, verdict.act.head.size) == ("fresh", 1, 4)
+
+
+def test_who_is_banned_does_not_make_a_run_full():
+    """T2.4."""
+    verdict = lead(no_head("a b c d", banned={"node-d": "bad memory"}))
+    assert verdict == Verdict(WriteHead(NEW_HEAD), "3 of 2..4 nodes: the run begins")
 
 
 def test_an_engine_that_is_not_young_any_more_has_nobody_to_wait_for():

@@ -13,7 +13,7 @@ from rdzv import arrival as arrival_module
 from rdzv import store as store_module
 from rdzv.arrival import Arrival
 from rdzv.core import rules, wire
-from rdzv.core.model import Head, Phase
+from rdzv.core.model import Era, Head, Phase
 from rdzv.drivers.base import Created, Delete, Empty, List
 from rdzv.errors import Closed, RoundOver, SettingsError
 from rdzv.presence import Presence
@@ -87,7 +87,11 @@ def all_lives_have_one_name():
     right = rules.first_head
 
     def first_head(view):
-        return right(msgspec.structs.replace(view, fresh="life"))
+        verdict, era = right(view), Era(1, "life")
+        if verdict.act is None:
+            return verdict
+        head = msgspec.structs.replace(verdict.act.head, run="life", era=era, next_era=era)
+        return msgspec.structs.replace(verdict, act=msgspec.structs.replace(verdict.act, head=head))
 
     return [in_rules({right: first_head})]
 

@@ -10,7 +10,7 @@ The head moves through four phases:
 
     (none) --T2--> open --T6--> sealed --T7--> broken --T6--> sealed ...
        \                           |               |
-        +--T14--> sealed           +-----T11-------+--> closed
+        +--T2, T14--> sealed       +-----T11-------+--> closed
         +--T15--> broken
 
 Safety never depends on the leader being the only one, or on its view being fresh. Every write is guarded by the create revision
@@ -66,13 +66,16 @@ def lead(view: View) -> Verdict:
 
 
 def first_head(view: View) -> Verdict:
-    """T2: make the head, unless members of a run that the engine forgot may still come back."""
+    """T2: make the head, unless members of a run that the engine forgot may still come back. All are here: sealed at once."""
     if view.young and not view.is_full:
         # Nearly always there was no such round; then what new users see is what they lack.
         back = "waiting for members of an earlier round to come back to this engine"
         return Verdict(None, f"{view.here}: {_too_few(view) or back}", BACK_S - view.known_s)
     era = Era(1, view.fresh)
     head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
+    if view.is_full:
+        # As T6 would do next. Every head is told to all members, so this halves what a run tells them while it begins.
+        return Verdict(_seal(msgspec.structs.replace(view, head=head), view.capacity), f"{view.here}: full")
     return Verdict(WriteHead(head), f"{view.here}: the run begins")
 
 
