@@ -6,6 +6,7 @@ Started by `common.Crowd`; one JSON line in, one out. The clock is the system's 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -239,6 +240,7 @@ async def play() -> None:
         spec = order["spec"]
         crowd = _kind(spec["kind"])(spec)
         await _settled(crowd.prepare())
+        gc.freeze()  # In a job the others are in processes of their own, where our collector does not look through them.
         say({"ready": True})
 
 

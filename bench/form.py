@@ -10,8 +10,8 @@ python bench/form.py [--what cold warm floor lighthouse] [--members 2 4 16 64 25
   lighthouse  torchft: all ask for one quorum, connected beforehand
 
 Server and members are processes of their own. Counts come from one more repetition that is not timed (tap.py).
-A process has 500 members at most, unless `--processes` says otherwise: in a job each has a process of its own, and the
-collector does not look through thousands of others.
+A process has 500 members at most, and 16 or more are spread over two processes, unless `--processes` says otherwise: in a job
+each has a process of its own. (The lighthouse's clients wait outside of Python and have one process.)
 """
 
 from __future__ import annotations
@@ -24,11 +24,20 @@ from tap import Tap
 
 WHAT = ("cold", "warm", "late", "floor", "lighthouse")
 CROWD = 500
-"""Members of one process."""
+"""Members of one process, at most."""
+SPREAD = 16
+"""Two processes from there on."""
 LIGHTHOUSE_MAX = 1000
 FEW_TURNS = 3
 LATE = (2, 64, 1000)
 """It takes a second per thousand until all but one wait."""
+
+
+def crowds(what: str, size: int) -> int:
+    """Processes to play so many members."""
+    if what == "lighthouse" or size < SPREAD:
+        return 1
+    return max(2, -(-size // CROWD))
 
 
 def once(what: str, size: int, processes: int, exchange: dict[str, int]) -> dict[str, dict[str, float]]:
@@ -92,7 +101,7 @@ def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: 
             if turn >= FEW_TURNS and (what == "lighthouse" or (what in ("cold", "floor") and size > LIGHTHOUSE_MAX)):
                 continue
             try:
-                figures_by_mode = once(what, size, processes or -(-size // CROWD), exchange)
+                figures_by_mode = once(what, size, processes or crowds(what, size), exchange)
             except RuntimeError as problem:  # On a machine too busy for so many, say; the others are measured all the same.
                 failed += 1
                 print(f"{what}, n={size}: {problem}", flush=True)
@@ -114,7 +123,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
     parser.add_argument("--members", type=int, nargs="+", default=[2, 4, 16, 64, 256, 1000, 4000])
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--processes", type=int, default=0, help="0: as many as 500 members each make")
+    parser.add_argument("--processes", type=int, default=0, help="0: as said above")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     allow_files()

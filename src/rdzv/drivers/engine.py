@@ -440,21 +440,20 @@ def _size(event: Event) -> int:
 
 def refuse_double_writes(operations: Sequence[Operation]) -> None:
     """A mistake of the caller's in any case, so it is refused whether or not the branch is taken and the keys exist."""
-    if len(operations) < 2:
+    writes = [operation for operation in operations if not isinstance(operation, (Get, List))]
+    if len(writes) < 2:
         return
     keys: set[str] = set()
     prefixes: tuple[str, ...] = ()
-    for operation in operations:
-        if isinstance(operation, (Put, Delete)):
-            name = operation.key
-            twice = name in keys or name.startswith(prefixes)
-            keys.add(name)
-        elif isinstance(operation, DeletePrefix):
-            name = operation.prefix
+    for write in writes:
+        if isinstance(write, DeletePrefix):
+            name = write.prefix
             twice = name.startswith(prefixes) or any(other.startswith(name) for other in (*prefixes, *keys))
             prefixes += (name,)
         else:
-            continue
+            name = write.key
+            twice = name in keys or name.startswith(prefixes)
+            keys.add(name)
         if twice:
             msg = f"{name} would be written twice in one transaction"
             raise ValueError(msg)

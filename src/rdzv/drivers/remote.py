@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
-from msgspec import structs
-
 from ..endpoint import Endpoint
 from ..errors import Unreachable, Untrusted
 from ..server import frames
@@ -150,18 +148,18 @@ class RemoteSession(LastingSession[Link]):
     ) -> Outcome:
         """See the port."""
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
-        outcome: Outcome = await self._call(lambda number: self._txn(frames.Txn(number, *given)))
+        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
         return outcome
 
-    def _txn(self, txn: frames.Txn) -> frames.Txn:
-        """With the leases that are to begin with it. Each is sent once: one that was given up must not live again."""
+    def _born(
+        self, then: Sequence[Operation], otherwise: Sequence[Operation], instead: Sequence[Case]
+    ) -> tuple[frames.Granting, ...]:
+        """The leases that begin with a transaction. Each is sent once: one that was given up must not live again."""
         if not self._unborn:
-            return txn
-        branches = (txn.then, txn.otherwise, *(case.then for case in txn.instead))
-        born = leases_of(branches) & self._unborn.keys()
+            return ()
+        born = leases_of((then, otherwise, *(case.then for case in instead))) & self._unborn.keys()
         self._leases.update(dict.fromkeys(born))
-        grants = tuple(frames.Granting(lease, self._unborn.pop(lease)) for lease in born)
-        return structs.replace(txn, grants=grants)
+        return tuple([frames.Granting(lease, self._unborn.pop(lease)) for lease in born])
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """A presence costs nothing: it begins with the first transaction that puts something under it."""
