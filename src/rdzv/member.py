@@ -412,11 +412,14 @@ class Member:
             where = self._settings.endpoint
             reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
         if self._presence is not None and self._attendance.away_s() == 0:
+            reason, status = f"the engine does not answer: it was asked for {EXPLAIN_S:g} s who is here", None
             try:
                 asking = self._status(self._presence.session, self._presence)
                 status = await within(self._machine, EXPLAIN_S, asking, "rdzv asks why")
             except RdzvError as error:
-                reason, status = f"{reason}: {error.sentence}", None
+                reason = f"the engine does not answer: {error.sentence}"
+            except EngineReset as reset:
+                reason = f"the engine was restarted: {reset}"
             if status is not None:
                 reason = status.reason
                 present = [member.name for member in status.members if member.state != "lost"]

@@ -18,6 +18,7 @@ from rdzv.core.model import Call, Why
 from rdzv.core.told import Kind
 from rdzv.drivers.base import Put
 from rdzv.errors import Evicted, JoinTimeout, Unreachable
+from rdzv.member import EXPLAIN_S
 from rdzv.leader import Duty
 from rdzv.machine import sleep
 from rdzv.presence import Presence
@@ -354,6 +355,26 @@ async def test_joining_while_the_engine_is_away_ends_at_its_deadline(hands):
     late = await hands.raises(JoinTimeout, a.join(timeout_s=8.0))
     assert "the engine is away" in late.reason
     assert 8.0 * 0.98 < hands.now < 8.0 * 1.02 + EPSILON_S
+
+
+def an_explanation_is_waited_for():
+    return [(member_module, "EXPLAIN_S", 60.0)]
+
+
+@by_hand(min_nodes=2, max_nodes=2, catches={an_explanation_is_waited_for: "took too long to explain itself"})
+async def test_a_join_whose_engine_falls_silent_before_its_deadline_ends_soon_after_it(hands):
+    """It would like to say who is missing, and cannot ask."""
+    a = hands.player("a")
+    joining = a.join(timeout_s=8.0)
+    await hands.until(lambda: a.key is not None)
+    await hands.pass_time(7.0)
+    hands.fault("engine stall")
+    hands.engine.pause()
+    late = await hands.raises(JoinTimeout, joining)
+    assert hands.now < (8.0 + EXPLAIN_S) * 1.02 + EPSILON_S, "it took too long to explain itself"
+    assert "the engine does not answer" in late.reason
+    hands.engine.resume()
+    hands.fault("engine stall", stop=True)
 
 
 # ---- one-way partitions
