@@ -18,9 +18,9 @@ from rdzv.core.model import Call, Why
 from rdzv.core.told import Kind
 from rdzv.drivers.base import Put
 from rdzv.errors import Evicted, JoinTimeout, Unreachable
-from rdzv.member import EXPLAIN_S
 from rdzv.leader import Duty
 from rdzv.machine import sleep
+from rdzv.member import EXPLAIN_S
 from rdzv.presence import Presence
 from rdzv.testing.driver import SimSession
 
