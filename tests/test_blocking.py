@@ -17,6 +17,7 @@ import pytest
 
 import rdzv
 from party import LONG_S, QUICK, memory
+from rdzv import portal as portal_module
 from rdzv.core.told import Kind
 from rdzv.errors import Closed, JoinTimeout, LeftAlready, NotJoined, RoundOver, StoreTimeout
 
@@ -174,6 +175,15 @@ def test_a_join_that_times_out_says_what_is_missing():
         assert member.status().of("ready")
         with pytest.raises(NotJoined, match="done: this member has not joined"):
             member.done()
+
+
+def test_whoever_waits_can_be_called_meanwhile_in_its_own_thread(monkeypatch):
+    monkeypatch.setattr(portal_module, "SLICE_S", 0.05)
+    threads = []
+    with rendezvous(memory(), min_nodes=2) as member, pytest.raises(JoinTimeout):
+        member.join(timeout_s=0.5, lasts=lambda: threads.append(threading.current_thread()))
+    assert len(threads) >= 2
+    assert set(threads) == {threading.current_thread()}
 
 
 def test_a_block_that_fails_gives_up_with_the_error_as_reason():

@@ -15,7 +15,7 @@ import concurrent.futures
 import os
 import socket
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
@@ -55,7 +55,7 @@ class _Line:
         """The member is another process's."""
         return self._pid != os.getpid()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None) -> T:
         """Have a call of the asyncio face run in the portal."""
         try:
             portal = self._enter(getattr(coroutine, "__name__", "this call"))
@@ -63,7 +63,7 @@ class _Line:
             coroutine.close()
             raise
         try:
-            return portal.run(coroutine)
+            return portal.run(coroutine, lasts)
         finally:
             portal.close()
 
@@ -182,13 +182,14 @@ class Rendezvous:
         failed, reason = parting(error)
         self.leave(failed=failed, reason=reason)
 
-    def join(self, timeout_s: float | None = None) -> World:
+    def join(self, timeout_s: float | None = None, *, lasts: Callable[[], object] | None = None) -> World:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
+        must. `lasts` is called in this thread about once a second while we wait: for a word to whoever watches.
+        Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
-        return World(self._line, self._line.run(self._aio.join(timeout_s)))
+        return World(self._line, self._line.run(self._aio.join(timeout_s), lasts))
 
     @property
     def changed(self) -> Change | None:

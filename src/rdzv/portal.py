@@ -16,7 +16,7 @@ import concurrent.futures
 import os
 import selectors
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
@@ -100,15 +100,19 @@ class Portal:
         """Run it in the loop; the future is for other threads to wait on."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, T], *, cancel: bool = True) -> T:
-        """Run it in the loop and wait. If the waiting is interrupted, cancel it there, unless `cancel` is false."""
+    def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None, *, cancel: bool = True) -> T:
+        """Run it in the loop and wait, calling `lasts` after every slice of that.
+
+        If the waiting is interrupted, cancel it there, unless `cancel` is false.
+        """
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("an observer must not call a Rendezvous: it runs in the thread that would answer")
         future = self.start(coroutine)
         try:
             while not concurrent.futures.wait([future], SLICE_S).done:
-                pass
+                if lasts is not None:
+                    lasts()
         except BaseException:
             if cancel:
                 future.cancel()

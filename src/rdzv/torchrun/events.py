@@ -61,7 +61,7 @@ class Recorder:
 
 
 class Waiting:
-    """While the block runs, says now and then what the run waits for."""
+    """Once it `lasts`, and while the block runs, says now and then what the run waits for."""
 
     def __init__(self, status: Callable[[], Status], limit_s: float, every_s: float = 0.0) -> None:
         """`limit_s`: for how long a first round is waited for."""
@@ -69,16 +69,22 @@ class Waiting:
         self._limit_s = limit_s
         self._every_s = every_s or SAY_EVERY_S
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._speak, name="rdzv waiting", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
-        self._thread.start()
+    def __enter__(self) -> Waiting:  # noqa: PYI034  Self came with 3.11.
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Not joined: it may be asking an engine that does not answer, and then has nothing more to say.
         self._over.set()
+
+    def lasts(self) -> None:
+        """It is not over yet. Most are at once, and need no thread that could speak."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._speak, name="rdzv waiting", daemon=True)
+            self._thread.start()
 
     def _speak(self) -> None:
         began_at = time.monotonic()

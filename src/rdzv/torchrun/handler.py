@@ -128,8 +128,8 @@ class Handler(RendezvousHandler):
         self._ear.listen()
         self._recorder.running(f"joins run {self._conf.run_id}: {reason}")
         try:
-            with ended_by_sigterm(), Waiting(self._rendezvous.status, self._join_timeout_s):
-                world = self._join()
+            with ended_by_sigterm(), Waiting(self._rendezvous.status, self._join_timeout_s) as waiting:
+                world = self._join(waiting)
             return self._enter(world, reason)
         except RdzvError as error:
             self._refuse(error)
@@ -180,10 +180,10 @@ class Handler(RendezvousHandler):
             return self._given_up
         return "this node came to join" if self._world is None else "workers of this node have failed"
 
-    def _join(self) -> World:
+    def _join(self, waiting: Waiting) -> World:
         while True:
             try:
-                return self._rendezvous.join()
+                return self._rendezvous.join(lasts=waiting.lasts)
             except Evicted as evicted:
                 # Its workers have stopped, so it can come back as a new member at once.
                 logger.warning("%s", evicted)
