@@ -24,6 +24,10 @@ STOP_S = 2.0
 """How long we try to end a key of which we do not know whether it was put."""
 
 
+PAUSE_S = (0.02, 0.5)
+"""First and longest wait between two attempts to find the engine; each is jittered down to its half."""
+
+
 class Attender(Protocol):
     """For whom presence is kept: the member."""
 
@@ -70,6 +74,7 @@ class Attendance:
         self._away_at: float | None = None
         self.presence: Presence | None = None
         self._trouble = f"engine {driver.endpoint} has not answered yet; `rdzv doctor` on this node tells more"
+        self._pauses = 0
         self._complained = False
         self._refused = ""
 
@@ -232,6 +237,7 @@ class Attendance:
         self.presence = self._former = presence
         self._place = presence.session.place
         self._away_at = None
+        self._pauses = 0
         self._complained = False
         self._attender.arrived(presence)
 
@@ -246,4 +252,8 @@ class Attendance:
         self._attender.refresh()
 
     async def _pause(self) -> None:
-        await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
+        """Short at first: nodes that are started together come before the one that serves them by milliseconds."""
+        first_s, longest_s = PAUSE_S
+        pause_s = min(first_s * 2.0**self._pauses, longest_s)
+        self._pauses = min(self._pauses + 1, 10)
+        await sleep(self._machine, pause_s * (1 - self._machine.jitter() / 2))

@@ -67,6 +67,8 @@ class Duty:
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
         self._listed_at = 0.0
+        self._was_cut_off = False
+        """The engine has not answered us since we last listed."""
         self.mirror: Mirror | None = None
         self.reason = ""
         self.idle = False
@@ -80,6 +82,7 @@ class Duty:
             except (Gap, _Stale):
                 pass
             except Unreachable:
+                self._was_cut_off = True
                 self.idle = True
                 await sleep(self._machine, 0.1 + 0.4 * self._machine.jitter())
                 self.idle = False
@@ -90,9 +93,10 @@ class Duty:
         listed = await self._session.txn(then=[List(self._keys.group)])
         self.progress += 1
         self._listed_at = self._machine.now()
-        if self._listed_at - asked_at > OUT_OF_TOUCH_S:
-            # We were cut off, and perhaps everybody was: all are given their time to come back anew.
+        if self._was_cut_off or self._listed_at - asked_at > OUT_OF_TOUCH_S:
+            # Perhaps everybody was: all are given their time to come back anew.
             self._presence.known_at = self._listed_at
+            self._was_cut_off = False
         mirror = self.mirror = Mirror(self._keys, listed.reads[0], listed.revision)
         self._pending.clear()
         self._failed = None
