@@ -135,7 +135,8 @@ class Handlers:
             # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
             conf = {"slot": str(index)} if backend == "rdzv" else {}
             where = (backend, self._spec["address"], self._spec["run_id"], size, size, "127.0.0.1")
-            self._handlers.append(registry.create_handler(RendezvousParameters(*where, is_host=False, **conf)))
+            is_host = self._spec.get("hosted", False) and index == 0
+            self._handlers.append(registry.create_handler(RendezvousParameters(*where, is_host=is_host, **conf)))
 
     def form(self, index: int) -> None:
         self._infos[index] = self._handlers[index].next_rendezvous()

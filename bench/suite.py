@@ -27,12 +27,12 @@ STEPS = {
     "recover": ["recover.py", "--backend", "rdzv"],
 }
 PEERS = {
-    "threads": ["threads.py", "--name", "threads-peers", "--members", "128"],
+    "threads": ["threads.py", "--name", "threads-peers", "--members", "128", "--hosted", "128"],
     "recover": ["recover.py", "--name", "recover-peers", "--turns", "3", "--limit", "120"],
 }
 QUICK = {
     "form": ["--members", "2", "4", "64", "--repeat", "1"],
-    "threads": ["--members", "2", "4", "--repeat", "1", "--torch-repeat", "1"],
+    "threads": ["--members", "2", "4", "--hosted", "4", "--repeat", "1", "--torch-repeat", "1"],
     "engines": ["--etcd-members", "4", "--register-members", "8", "--repeat", "1"],
     "notice": ["--members", "3", "--repeat", "1"],
     "steady": ["--members", "10", "--idle", "3"],
@@ -60,7 +60,8 @@ def main() -> None:
         if name in args.only:
             words = [sys.executable, str(BENCH / command[0]), *command[1:], "--out", args.out]
             words += QUICK[name] if args.quick and not args.peers else []
-            print(f"== {' '.join([*command, *words[len(command) + 3 :]])}", flush=True)
+            passed_s = time.monotonic() - began_at
+            print(f"== {' '.join([*command, *words[len(command) + 3 :]])}, after {passed_s:.0f} s", flush=True)
             if subprocess.run(words, check=False).returncode:
                 failed.append(name)
     print(f"== report, after {time.monotonic() - began_at:.0f} s", flush=True)

@@ -1,10 +1,13 @@
 """torchrun's handlers in threads: torch's own (c10d) and ours, made and called in the same way, by turns.
 
-python bench/threads.py [--members 4 16 64] [--repeat 5] [--torch-repeat 3] [--processes 2] [--out bench/results]
+python bench/threads.py [--members 2 4 64] [--hosted 64] [--repeat 5] [--torch-repeat 3] [--processes 2] [--out bench/results]
 
 n handlers, spread over two processes, a thread each; the server (a TCPStore for c10d, ours for rdzv) is one more process. All
 handlers are made beforehand and call `next_rendezvous` at one instant; torch's have made their connection by then, ours make it
 within the call. With n=2 the second comes when the first waits: from that arrival until both have the world.
+
+Hosted, as with torchrun where nobody starts a server: the first handler serves, in its process and beside the threads of the
+others. torch's serves from when it is made, ours from within its call, so that the others find nobody there at first.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import argparse
 import itertools
 
 from common import Book, Crowd, Server, allow_files
+
+from rdzv.etcd.server import free_ports
 
 BACKENDS = {"ours": ("rdzv", "rdzv", "embedded"), "torch": ("tcpstore", "c10d", "TCPStore")}
 
@@ -27,12 +32,13 @@ class Side:
         self._crowd: Crowd | None = None
         self._runs = itertools.count()
 
-    def once(self, size: int) -> dict[str, float]:
-        spec = {"backend": self._backend, "run_id": f"bench{next(self._runs)}"}
+    def once(self, size: int, hosted: bool) -> dict[str, float]:
+        spec = {"backend": self._backend, "run_id": f"bench{next(self._runs)}", "hosted": hosted}
+        address = f"127.0.0.1:{free_ports(1)[0]}" if hosted else self._server.address
         if self._crowd is None:
-            self._crowd = Crowd("handlers", self._server.address, size, processes=self._processes, **spec)
+            self._crowd = Crowd("handlers", address, size, processes=self._processes, **spec)
         else:
-            self._crowd.prepare(self._server.address, size, **spec)
+            self._crowd.prepare(address, size, **spec)
         found = self._crowd.form(gap_s=2.5 if size == 2 else 0.0)
         self._crowd.leave()
         return found
@@ -43,22 +49,23 @@ class Side:
         self._server.stop()
 
 
-def measure(size: int, repeats: dict[str, int], sides: dict[str, Side], book: Book) -> None:
+def measure(size: int, hosted: bool, repeats: dict[str, int], sides: dict[str, Side], book: Book) -> None:
     found: dict[str, list[dict[str, float]]] = {what: [] for what in sides}
     for turn in range(max(repeats.values())):
         for what, side in sides.items():
             if turn < repeats[what]:
-                found[what].append(side.once(size))
+                found[what].append(side.once(size, hosted))
     for what, turns in found.items():
         if turns:
             figures = {name: [turn[name] for turn in turns] for name in turns[0]}
-            mode = "late" if size == 2 else "together"
+            mode = "hosted" if hosted else "late" if size == 2 else "together"
             book.add(what=what, engine=sides[what].engine, n=size, mode=mode, **figures)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--members", type=int, nargs="+", default=[2, 4, 16, 64])
+    parser.add_argument("--members", type=int, nargs="*", default=[2, 4, 64])
+    parser.add_argument("--hosted", type=int, nargs="*", default=[64])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--torch-repeat", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
@@ -69,9 +76,9 @@ def main() -> None:
     book = Book(args.name, args.out)
     sides = {what: Side(what, args.processes) for what in BACKENDS}
     try:
-        for size in args.members:
-            torch_repeat = args.torch_repeat if size <= 16 else 1  # From there on it takes many seconds, then minutes.
-            measure(size, {"ours": args.repeat, "torch": torch_repeat}, sides, book)
+        for size, hosted in (*((size, False) for size in args.members), *((size, True) for size in args.hosted)):
+            torch_repeat = args.torch_repeat if size <= 64 else 1  # From there on it takes minutes.
+            measure(size, hosted, {"ours": args.repeat, "torch": torch_repeat}, sides, book)
     finally:
         for side in sides.values():
             side.stop()
