@@ -1,6 +1,6 @@
 """Notice: one of n members is killed (SIGKILL); how long until the last of the others was told.
 
-python bench/notice.py [--members 3 100 1000] [--repeat 5] [--out bench/results]
+python bench/notice.py [--members 3 100 1000] [--repeat 3] [--out bench/results]
 
 The one that is killed is a process of its own and came last, so it does not lead. Default settings: a connection that breaks
 may come back within the linger of 1 s, which is therefore most of what is measured.
@@ -29,7 +29,7 @@ def once(size: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--members", type=int, nargs="+", default=[3, 100, 1000])
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     allow_files()
