@@ -133,7 +133,7 @@ class Handlers:
         self._handlers = []
         for index in self._spec["mine"]:
             # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
-            conf = {"slot": str(index)} if backend == "rdzv" else {}
+            conf = {"slot": str(index)} if backend == "rdzv" else {"join_timeout": self._spec["limit_s"]}
             where = (backend, self._spec["address"], self._spec["run_id"], size, size, "127.0.0.1")
             is_host = self._spec.get("hosted", False) and index == 0
             self._handlers.append(registry.create_handler(RendezvousParameters(*where, is_host=is_host, **conf)))

@@ -19,6 +19,8 @@ from common import Book, Crowd, Server, allow_files
 
 from rdzv.etcd.server import free_ports
 
+LIMIT_S = 120
+"""Of torch's, some never end: those who lose a swap try again together."""
 BACKENDS = {"ours": ("rdzv", "rdzv", "embedded"), "torch": ("tcpstore", "c10d", "TCPStore")}
 
 
@@ -33,14 +35,21 @@ class Side:
         self._runs = itertools.count()
 
     def once(self, size: int, hosted: bool) -> dict[str, float]:
-        spec = {"backend": self._backend, "run_id": f"bench{next(self._runs)}", "hosted": hosted}
+        spec = {"backend": self._backend, "run_id": f"bench{next(self._runs)}", "hosted": hosted, "limit_s": LIMIT_S}
         address = f"127.0.0.1:{free_ports(1)[0]}" if hosted else self._server.address
         if self._crowd is None:
             self._crowd = Crowd("handlers", address, size, processes=self._processes, **spec)
         else:
             self._crowd.prepare(address, size, **spec)
-        found = self._crowd.form(gap_s=2.5 if size == 2 else 0.0)
-        self._crowd.leave()
+        try:
+            found = self._crowd.form(gap_s=2.5 if size == 2 else 0.0)
+            self._crowd.leave()
+        except RuntimeError as problem:
+            if "RendezvousTimeoutError" not in str(problem):
+                raise
+            crowd, self._crowd = self._crowd, None
+            crowd.kill()
+            return {"took_s": LIMIT_S, "last_s": LIMIT_S, "given_up_s": LIMIT_S}
         return found
 
     def stop(self) -> None:
@@ -57,7 +66,7 @@ def measure(size: int, hosted: bool, repeats: dict[str, int], sides: dict[str, S
                 found[what].append(side.once(size, hosted))
     for what, turns in found.items():
         if turns:
-            figures = {name: [turn[name] for turn in turns] for name in turns[0]}
+            figures = {name: [turn[name] for turn in turns if name in turn] for turn in turns for name in turn}
             mode = "hosted" if hosted else "late" if size == 2 else "together"
             book.add(what=what, engine=sides[what].engine, n=size, mode=mode, **figures)
 
