@@ -19,7 +19,7 @@ from common import Book, Crowd, Server, allow_files
 
 from rdzv.etcd.server import free_ports
 
-LIMIT_S = 120
+LIMIT_S = 200
 """Of torch's, some never end: those who lose a swap try again together."""
 BACKENDS = {"ours": ("rdzv", "rdzv", "embedded"), "torch": ("tcpstore", "c10d", "TCPStore")}
 
