@@ -429,7 +429,7 @@ def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch, caplog):
     with Job(1, 1) as job:
         handler = job.agent()
         real, errors = handler._rendezvous.join, [Evicted("job", "a", "it was paused")]
-        monkeypatch.setattr(handler._rendezvous, "join", lambda: real() if not errors else _raise(errors.pop()))
+        monkeypatch.setattr(handler._rendezvous, "join", lambda **more: real(**more) if not errors else _raise(errors.pop()))
         [info] = job.next(handler)
         assert info.world_size == 1
         assert "was evicted from run 'job': it was paused" in caplog.text
