@@ -69,6 +69,7 @@ class Waiting:
         self._limit_s = limit_s
         self._every_s = every_s or SAY_EVERY_S
         self._over = threading.Event()
+        self._began_at = time.monotonic()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Waiting:  # noqa: PYI034  Self came with 3.11.
@@ -86,20 +87,22 @@ class Waiting:
             self._thread = threading.Thread(target=self._speak, name="rdzv waiting", daemon=True)
             self._thread.start()
 
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._began_at
+
     def _speak(self) -> None:
-        began_at = time.monotonic()
         calm = 0
         while not self._over.wait(self._every_s):
             try:
                 status = self._status()
-                text = describe(status, self._limit_s - (time.monotonic() - began_at))
+                text = describe(status, self._limit_s - self._waited_s())
                 calm = calm + 1 if status.phase == "sealed" else 0
             except RdzvError as error:
                 text = str(error)
             except RuntimeError:
                 return  # The interpreter is about to end.
             if (calm == 0 or calm % CALM == 1) and not self._over.is_set():
-                logger.warning("waiting for a round since %.0f s: %s", time.monotonic() - began_at, text)
+                logger.warning("waiting for a round since %.0f s: %s", self._waited_s(), text)
 
 
 def describe(status: Status, left_s: float) -> str:
