@@ -10,6 +10,7 @@ import pytest
 from hands import EPSILON_S, Hands, by_hand, defect, tell
 from players import KEYS, leading
 
+from rdzv import attendance as attendance_module
 from rdzv import member as member_module
 from rdzv import notices
 from rdzv.attendance import Attendance
@@ -355,6 +356,23 @@ async def test_joining_while_the_engine_is_away_ends_at_its_deadline(hands):
     late = await hands.raises(JoinTimeout, a.join(timeout_s=8.0))
     assert "the engine is away" in late.reason
     assert 8.0 * 0.98 < hands.now < 8.0 * 1.02 + EPSILON_S
+
+
+def who_finds_nobody_rests():
+    return [(attendance_module, "PAUSE_S", (0.5, 0.5))]
+
+
+@by_hand(min_nodes=1, max_nodes=1, catches={who_finds_nobody_rests: "it looked too late"})
+async def test_who_comes_a_moment_before_the_engine_is_in_a_moment_after_it(hands):
+    """Nodes of a job are started together, and the one that serves is not always the first."""
+    hands.engine.crash()
+    a = hands.player("a")
+    joining = a.join()
+    await hands.pass_time(0.05)
+    hands.engine.restart()
+    back_at = hands.now
+    await hands.all(joining)
+    assert hands.now - back_at < 0.2, "it looked too late"
 
 
 def an_explanation_is_waited_for():
