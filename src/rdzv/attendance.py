@@ -16,16 +16,14 @@ from .core.keys import Keys
 from .core.model import Entry, Head, Member, Told
 from .drivers.base import Driver, EngineReset, Get, Session
 from .errors import Closed, EngineMoved, Evicted, Unreachable, Untrusted
-from .machine import Machine, sleep
+from .machine import Machine, backoff_s, sleep
 from .presence import Presence, record_for
 from .settings import Settings
 
 STOP_S = 2.0
 """How long we try to end a key of which we do not know whether it was put."""
-
-
 PAUSE_S = (0.02, 0.5)
-"""First and longest wait between two attempts to find the engine; each is jittered down to its half."""
+"""First and longest wait between two attempts to find the engine."""
 
 
 class Attender(Protocol):
@@ -253,7 +251,6 @@ class Attendance:
 
     async def _pause(self) -> None:
         """Short at first: nodes that are started together come before the one that serves them by milliseconds."""
-        first_s, longest_s = PAUSE_S
-        pause_s = min(first_s * 2.0**self._pauses, longest_s)
-        self._pauses = min(self._pauses + 1, 10)
-        await sleep(self._machine, pause_s * (1 - self._machine.jitter() / 2))
+        pause_s = backoff_s(self._pauses, PAUSE_S, self._machine.jitter())
+        self._pauses += 1
+        await sleep(self._machine, pause_s)

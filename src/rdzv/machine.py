@@ -173,6 +173,12 @@ def _late(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
+def backoff_s(attempt: int, bounds_s: tuple[float, float], jitter: float) -> float:
+    """How long to wait after so many attempts in vain: twice as long each time, within the bounds, by chance down to half."""
+    first_s, longest_s = bounds_s
+    return min(first_s * 2.0 ** min(attempt, 30), longest_s) * (1 - jitter / 2)
+
+
 async def sleep(machine: Machine, delay_s: float) -> None:
     """Sleep by this machine's clock."""
     await Bell(machine).wait(delay_s)

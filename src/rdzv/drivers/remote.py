@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from ..endpoint import Endpoint
 from ..errors import Unreachable, Untrusted
+from ..machine import backoff_s
 from ..server import frames
 from ..server.frames import Frame, Hello, Welcome
 from ..server.place import can_be_told, outward_address, plain
@@ -28,7 +29,7 @@ from .link import DialFailed, Link
 logger = logging.getLogger("rdzv.remote")
 
 BACKOFF_S = (0.02, 0.5)
-"""First and longest wait between two attempts to reconnect; each is jittered down to its half.
+"""First and longest wait between two attempts to reconnect.
 
 The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
 
@@ -230,8 +231,7 @@ class RemoteSession(LastingSession[Link]):
                 if isinstance(error, Untrusted):
                     # Who is in does not go because of another's mistake, which may be undone before it matters.
                     self._driver.warn(error.problem)
-                wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
-                await asyncio.sleep(wait_s * (1 - random.random() / 2))  # noqa: S311
+                await asyncio.sleep(backoff_s(attempt, (first_s, longest_s), random.random()))  # noqa: S311
             else:
                 return link, welcome.instance
         raise AssertionError  # It counts without end.
