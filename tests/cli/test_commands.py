@@ -209,4 +209,5 @@ def test_the_demo_shows_a_kill_and_a_late_comer():
     told = re.sub(r"^ *\d+ ms  ", "", done.stdout, flags=re.MULTILINE).splitlines()
     story = [line for line in told if "agree" in line or "killed" in line]
     assert story == ["all 4 agree on round 1", "node1 is killed", "all 3 agree on round 2", "all 4 agree on round 3"]
+    assert told[-1] == story[-1], "it says more after its last act"
     assert sum("node1 lost" in line for line in told) == 3
