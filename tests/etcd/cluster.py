@@ -98,8 +98,11 @@ class Node:
     def stop(self) -> None:
         """Freeze it: its sockets stay open, and nobody answers."""
         assert self.guarded is not None
+        pid = self.guarded.pid
         self.guarded.kill(signal.SIGSTOP)
         self.is_stopped = True
+        # The signal is sent, but its threads stop one by one: until the last has, it may still answer.
+        until(lambda: _is_frozen(pid), f"etcd (pid {pid}) has stopped", every_s=0.001)
 
     def cont(self) -> None:
         if self.guarded is not None:
@@ -382,6 +385,11 @@ class Recorder:
                     self.seen = revision
                     self.writes.append((now, revision, group))
             self._lock.notify_all()
+
+
+def _is_frozen(pid: int) -> bool:
+    tasks = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in tasks)
 
 
 def _by_revision(events: list[dict[str, Any]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
