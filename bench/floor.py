@@ -1,8 +1,8 @@
 """The floor under forming: requests and notifications of a join, by bare protocols that know no rules and mend nothing.
 
-Each client tries to come in `comes` times, first with its lease (all but the last are refused and shown around), watches four
-keys, is told of `heads` heads and reads its line in the table. The first client is told of every member and, once
-all are there, writes the table and the heads. Same frames, same server, values as long as ours: what ours cost beyond it is
+Each client tries to come in `comes` times, first with its lease (all but the last are refused and shown around), watches five
+keys and is told of `heads` heads, with the last of its line in the table. The first client is told of every member and, once
+all are there, writes the heads and the table. Same frames, same server, values as long as ours: what ours cost beyond it is
 member code. `comes` and `heads` are what was counted of ours.
 """
 
@@ -19,8 +19,10 @@ HEAD, SETTINGS, MEMBERS = ROOT + "round", ROOT + "settings", ROOT + "members/"
 RECORD_SIZE, LINE_SIZE, HEAD_SIZE, SETTINGS_SIZE = 127, 114, 267, 185
 """Of a plain run's records."""
 SEALED = b"s"
-BATCH_MAX = 1000
-"""Lines per transaction, as ours."""
+
+
+def line_of(index: int, table: str = "0123456789abcdef") -> str:
+    return f"{ROOT}ranks/{table}/{index:016x}"
 
 
 class Bare(asyncio.Protocol):
@@ -34,13 +36,12 @@ class Bare(asyncio.Protocol):
         self._comes = comes
         self._heads = heads
         self._own = f"{MEMBERS}{index:016x}"
-        self._line = f"{ROOT}ranks/0123456789abcdef/{index:016x}"
+        self._line = line_of(index)
         self._greeted = False
         self._rest = b""
         self._asked = 0
         self._next = self._came
         self._lease = (1 << 61) + index
-        self._created = 0
         self._seen = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -98,11 +99,10 @@ class Bare(asyncio.Protocol):
         if not answer.outcome.succeeded:
             self._come()
             return
-        revision = self._created = answer.outcome.revision
         others = (*answer.outcome.reads[0], *answer.outcome.reads[1])
         before = next((item.key for item in others if item.key != self._own), HEAD)
-        targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", before)
-        self._transport.write(frames.encode(Watch(1, targets, revision)))
+        targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", line_of(self._index, "*"), before)
+        self._transport.write(frames.encode(Watch(1, targets, answer.outcome.revision)))
         if self._index == 0:
             self._ask(Txn, self._listed, (), (List(MEMBERS),), ())
 
@@ -116,7 +116,8 @@ class Bare(asyncio.Protocol):
             self._seen += len(news.batch.events)
             self._seal()
         elif any(event.key == HEAD and event.item.value[:1] == SEALED for event in news.batch.events):
-            self._take()
+            assert any(event.key == self._line for event in news.batch.events), "there is no line for it"
+            self.over.set_result(None)
 
     def _seal(self) -> None:
         """Once all are here; its answers are of no interest, the head comes as to everybody."""
@@ -125,25 +126,8 @@ class Bare(asyncio.Protocol):
         self._next = lambda _answer: None
         for _ in range(self._heads - 1):
             self._ask(Txn, self._next, (), (Put(HEAD, b"o" * HEAD_SIZE),), ())
-        lines = [Put(f"{ROOT}ranks/0123456789abcdef/{n:016x}", b"x" * LINE_SIZE) for n in range(self._size)]
-        lines.append(Put(HEAD, SEALED * HEAD_SIZE))
-        for start in range(0, len(lines), BATCH_MAX):
-            self._ask(Txn, self._next, (), tuple(lines[start : start + BATCH_MAX]), ())
-
-    def _take(self) -> None:
-        own = (Created(self._own, self._created),)
-        self._asked += 1
-        number = self._asked
-
-        def taken(answer: Done) -> None:
-            if answer.number != number:
-                return  # Of the seal's.
-            assert len(answer.outcome.reads[1]) == 1, "there is no line for it"
-            if not self.over.done():
-                self.over.set_result(None)
-
-        self._next = taken
-        self._transport.write(frames.encode(Txn(number, own, (Get(HEAD), Get(self._line), Get(SETTINGS)), ())))
+        lines = [Put(line_of(index), b"x" * LINE_SIZE) for index in range(self._size)]
+        self._ask(Txn, self._next, (), (*lines, Put(HEAD, SEALED * HEAD_SIZE)), ())
 
 
 class Floor:

@@ -40,8 +40,11 @@ from .mirror import Mirror
 if TYPE_CHECKING:
     from .presence import Presence
 
-BATCH_MAX = 1000
-"""Lines of a rank table per transaction, where the engine would allow more: so that none takes it long."""
+BATCH_MAX = 10_000
+"""Lines of a rank table per transaction, where the engine would allow more: so that none takes it long.
+
+Lines that go ahead are told apart from the head that makes them count, which is one notice more for each member.
+"""
 RUN_LEASE_S = 24 * 3600.0
 """How long the records of a run outlive its last member."""
 OUT_OF_TOUCH_S = 1.0

@@ -206,6 +206,8 @@ class Member:
         """T4: give up the round we hold, and see to it that a presence says we are ready."""
         if self._evicted is not None:
             await self._attendance.over()
+        if self._presence is not None:
+            self._presence.overlook()
         if self._holds is not None:
             self._owes_ready = self._evicted is None
             self._give_up(self._holds)

@@ -37,8 +37,10 @@ from .drivers.base import (
     Created,
     Delete,
     EngineReset,
+    Event,
     Gap,
     Get,
+    Item,
     LeaseGone,
     List,
     Modified,
@@ -95,6 +97,8 @@ class Presence:
         self.taken_at = 0
         """Revision of the read by which the present round was given."""
         self._entry_created = 0
+        self._shown: Item | None = None
+        """Our line in a table, if the watch has shown it since `overlook`: as it is at revision `_since`."""
         self._on_beat = on_beat
         self._on_lead = on_lead
         self._ended = Bell(machine)
@@ -263,27 +267,22 @@ class Presence:
         return Evicted(self.settings.run_id, self.record.name, reason)
 
     async def _follow(self) -> None:
-        """Watch the head, our own key, an operator's ask, and the one who leads before us. Returns when nobody does."""
+        """Watch the head, our own key and lines, an operator's ask, and who leads before us. Returns when nobody does."""
         keys = self.keys
-        own, ask = keys.member(self.id), keys.ask(self.id)
+        own, ask, lines = keys.member(self.id), keys.ask(self.id), keys.entry("*", self.id)
         while True:
             if not self._predecessor and self.duty is None:
                 return
-            targets = [keys.head, own, ask, *([self._predecessor] if self._predecessor else [])]
-            watch = self.session.watch(targets, self._since)
+            targets = [keys.head, own, ask, lines if self.session.stars else "", self._predecessor]
+            watch = self.session.watch([target for target in targets if target], self._since)
             try:
                 async for batch in watch:
                     self._since = batch.revision
                     for event in batch.events:
-                        if event.key == keys.head:
-                            self.sight.show(event.item, event.revision)
-                        elif event.key == own and event.item is None:
+                        if event.key == own and event.item is None:
+                            self.overlook()
                             raise await self._why_gone()
-                        elif event.key == ask and event.item is not None:
-                            self.asked = wire.decode(Ask, event.item.value).reason
-                            self._on_beat()
-                        elif event.key == self._predecessor and event.item is None:
-                            self._predecessor = ""
+                        self._heed(event)
                     if not self._predecessor and self.duty is None:
                         break
             except Gap:
@@ -291,6 +290,21 @@ class Presence:
             finally:
                 await watch.aclose()
             await self._look()
+
+    def _heed(self, event: Event) -> None:
+        """What the watch shows, in the order in which it happened."""
+        key, item = event.key, event.item
+        if key == self.keys.head:
+            self.sight.show(item, event.revision)
+        elif key.startswith(self.keys.ranks):
+            if item is not None or (self._shown is not None and self._shown.key == key):
+                self._shown = item
+        elif key == self._predecessor:
+            if item is None:
+                self._predecessor = ""
+        elif key == self.keys.ask(self.id) and item is not None:
+            self.asked = wire.decode(Ask, item.value).reason
+            self._on_beat()
 
     async def _look(self) -> None:
         """Read anew what the watch shows, and who is before us now."""
@@ -308,6 +322,7 @@ class Presence:
             self.asked = wire.decode(Ask, ask.value).reason
         self._predecessor = "" if self.duty is not None else next((item.key for item in seen.reads[3]), "")
         self._since = seen.revision
+        self.overlook()
         self.sight.show(seen.item(0), seen.revision)
         self._on_beat()
 
@@ -334,7 +349,22 @@ class Presence:
     # ---- T3, T4: what a waiting member asks and says
 
     async def examine(self, table: str) -> tuple[Found, Head | None]:
-        """T3: in one transaction, is the round of that table ours to take? Raises Evicted, Unreachable, EngineReset."""
+        """T3: by one read, is the round of that table ours to take? Raises Evicted, Unreachable, EngineReset."""
+        entry, head, revision = self._shown, self.sight.head, self._since
+        if entry is not None and entry.key == self.keys.entry(table, self.id) and self.sight.modified <= revision:
+            # The watch has shown all there was up to that revision of the head, our key and our line: it is such a read.
+            self.run_lease = entry.lease
+        else:
+            entry, head, revision = await self._read(table)
+        line = None if entry is None else wire.decode(Entry, entry.value)
+        result = found(head, table, line, self.created)
+        if result is Found.GIVEN and line is not None and entry is not None:
+            self.line, self._entry_created = line, entry.created
+            self.taken_at = revision
+        return result, head
+
+    async def _read(self, table: str) -> tuple[Item | None, Head | None, int]:
+        """Our line in that table and the head, and at which revision, all of it while our key stood."""
         keys = self.keys
         outcome = await self.session.txn(
             [self.own_guard],
@@ -342,18 +372,17 @@ class Presence:
         )
         if not outcome.succeeded:
             raise await self._why_gone()
-        item, entry, settings = outcome.item(0), outcome.item(1), outcome.item(2)
+        item, settings = outcome.item(0), outcome.item(2)
         self.run_lease = settings.lease if settings else 0
         self.sight.show(item, outcome.revision)
         head = None if item is None else self.sight.head
         if item is not None and item.modified != self.sight.modified:
             head = wire.decode(Head, item.value)  # We have seen a later one meanwhile.
-        line = None if entry is None else wire.decode(Entry, entry.value)
-        result = found(head, table, line, self.created)
-        if result is Found.GIVEN and line is not None and entry is not None:
-            self.line, self._entry_created = line, entry.created
-            self.taken_at = outcome.revision
-        return result, head
+        return outcome.item(1), head, outcome.revision
+
+    def overlook(self) -> None:
+        """What the watch has shown of our line is of the past: only what comes, or another read, gives us a round."""
+        self._shown = None
 
     async def put_record(self, **changes: Any) -> None:
         """Write our own record, whatever its former contents: nobody else does. Raises Evicted, Unreachable, EngineReset."""

@@ -62,6 +62,22 @@ async def test_watch_several_targets(rig: Rig) -> None:
 
 
 @contract
+async def test_watch_a_star(rig: Rig) -> None:
+    """A key in every directory beside each other, whether it is there already; each event once, whatever else is watched."""
+    session = await rig.connect()
+    if not session.stars:
+        pytest.skip("this engine has no stars")
+    since = await revision(session)
+    await put(session, rig.root + "d/1/k", b"0")
+    reader = Reader(session, rig.root + "d/*/k", rig.root + "d/1/k", rig.root + "d/2/", since=since)
+    for name in ("d/k", "d/1/k", "d/1/kk", "d/1/2/k", "d/2/k", "d/3/x", "k"):
+        await put(session, rig.root + name, b"1")
+    await write(session, Put(rig.root + "d/3/k", b"1"), DeletePrefix(rig.root + "d/1/"))
+    found = [(rig.root + "d/1/k", b"0"), *((rig.root + f"d/{name}/k", b"1") for name in (1, 2, 3)), (rig.root + "d/1/k", None)]
+    assert await reader.events(5) == found
+
+
+@contract
 async def test_watch_from_the_past(rig: Rig) -> None:
     """Every change after the revision comes, also those before the watch, then the new ones; none at or before it."""
     session = await rig.connect()

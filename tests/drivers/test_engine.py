@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from rdzv.drivers.base import (
     Order,
     Put,
 )
-from rdzv.drivers.engine import Engine
+from rdzv.drivers.engine import Engine, starred
 
 
 def put(engine: Engine, key: str, value: bytes = b"", lease: int = 0) -> int:
@@ -313,7 +314,7 @@ operations = st.one_of(
         st.sampled_from(["", "", "", *KEYS, *PREFIXES]),
     ),
 )
-targets = st.lists(st.sampled_from([*KEYS, "a/", "a/b/", "b/", "c/"]), min_size=1, max_size=3)
+targets = st.lists(st.sampled_from([*KEYS, "a/", "a/b/", "b/", "c/", *map(starred, KEYS)]), min_size=1, max_size=3)
 
 
 class Model:
@@ -491,11 +492,15 @@ class Agreement(RuleBasedStateMachine):
                 event
                 for event in self.model.log
                 if event.revision > since
-                and any(event.key == one or (one.endswith("/") and event.key.startswith(one)) for one in watched)
+                and any(matches(one, event.key) for one in watched)
             ]
             got = [event for batch in batches for event in batch.events]
             assert sorted(got, key=_place) == sorted(wanted, key=_place)
             assert [event.revision for event in got] == sorted(event.revision for event in got)
+
+
+def matches(target: str, key: str) -> bool:
+    return re.fullmatch(re.escape(target).replace(r"\*", "[^/]*") + (".*" if target.endswith("/") else ""), key) is not None
 
 
 def _place(event: Event) -> tuple[int, str]:

@@ -62,13 +62,15 @@ Bug = str | Callable[[], list[Patch]]
 class Hands:
     """One run. See the module's docstring."""
 
-    def __init__(self, seed: int = 1, *, durable: bool = False, writes_max: int = 100_000, **options: Any) -> None:
+    def __init__(
+        self, seed: int = 1, *, durable: bool = False, writes_max: int = 100_000, stars: bool = True, **options: Any
+    ) -> None:
         self.seed = seed
         self.options = {**OPTIONS, **options}
         self.loop = VirtualLoop()
         self.history = History(self.loop)
         self.network = Network(self.loop, seed)
-        self._server_options = {"durable": durable, "writes_max": writes_max}
+        self._server_options = {"durable": durable, "writes_max": writes_max, "stars": stars and not durable}
         self.engine = self.serve("engine")
         self.routes: dict[str, SimServer] = {}
         """Which server the endpoint's name means to a player, if not the first one."""

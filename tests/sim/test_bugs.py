@@ -18,7 +18,7 @@ FIRST_TO_TRY = {
     "leader's gap is not re-listed": 26,
     "one who came later is watched": 9,
     "rank table of another attempt is used": 20,
-    "round broken before it was taken is not given up": 58,
+    "round broken before it was taken is not given up": 147,
     "round number is reused after a restart": 9,
     "stragglers are waited for without end": 142,
 }

@@ -16,7 +16,7 @@ from rdzv.core.model import Call, Entry, Head, Phase, Why
 from rdzv.core.told import Found
 from rdzv.core.view import View
 from rdzv.drivers.base import Get, List
-from rdzv.errors import Drained, Evicted
+from rdzv.errors import Drained, Evicted, JoinTimeout
 from rdzv.leader import Duty
 from rdzv.presence import Presence
 
@@ -59,6 +59,7 @@ async def test_h02_a_round_is_not_sealed_while_workers_of_the_last_one_run(hands
     min_nodes=2,
     max_nodes=3,
     grow="now",
+    stars=False,
     catches={"round broken before it was taken is not given up": "did not happen within"},
 )
 async def test_h03_a_round_that_was_broken_before_it_was_taken_holds_up_nobody(hands):
@@ -91,7 +92,7 @@ def broken_rounds_are_given():
     return [(presence_module, "found", found)]
 
 
-@by_hand(min_nodes=2, max_nodes=3, catches={broken_rounds_are_given: "was given a round that was broken"})
+@by_hand(min_nodes=2, max_nodes=3, stars=False, catches={broken_rounds_are_given: "was given a round that was broken"})
 async def test_h04_a_slow_member_is_not_given_a_round_that_broke_meanwhile(hands):
     """It saw the head sealed and asks late: what counts is the head in the very read that asks (T3)."""
     (b,) = await hands.come("b")
@@ -123,7 +124,7 @@ def a_world_is_given_from_memory():
     return [(Presence, "examine", examine), *a_member_trusts_answers_of_any_age()]
 
 
-@by_hand(min_nodes=2, max_nodes=3, catches={a_world_is_given_from_memory: "was given a round of the past"})
+@by_hand(min_nodes=2, max_nodes=3, stars=False, catches={a_world_is_given_from_memory: "was given a round of the past"})
 async def test_h04_a_member_paused_between_seeing_a_round_and_taking_it_is_evicted(hands):
     """Round 2 was sealed without it meanwhile. Its question compares its own key, which is gone."""
     (b,) = await hands.come("b")
@@ -146,7 +147,7 @@ def a_member_trusts_answers_of_any_age():
     return [(Presence, "is_fresh", property(lambda _presence: True))]
 
 
-@by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
+@by_hand(min_nodes=2, max_nodes=3, stars=False, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
 async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
     """It asked in time and hears the answer after its lease is over: by its own clock it knows that it must ask again."""
     b, c = await hands.come("b", "c")
@@ -158,6 +159,70 @@ async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
     await hands.until(lambda: a.told or a.worlds)
     assert (a.rounds, a.kinds) == ([], ["evicted"]), "a was given a round of the past"
     await hands.until(lambda: all(player.is_in for player in (a, b, c)))
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
+async def test_h04_a_member_paused_while_it_is_shown_a_round_is_evicted(hands):
+    """What its watch has shown is of a time when its key still stood. By its own clock that may be over: it must ask, and is
+    given nothing while nobody answers."""
+    b, a = await hands.come("b", "a")
+    await hands.pass_time(0.1)
+    hands.before(seal, lambda _: a.pause())
+    hands.after(lambda head: head.phase is Phase.SEALED, lambda: hands.loop.call_later(0.1, a.cut))
+    (c,) = hands.start("c")
+    await hands.until(lambda: b.holds(2) and c.holds(2))
+    a.resume()
+    await hands.pass_time(1.0)
+    assert (a.rounds, a.kinds) == ([], []), "a was given a round of the past"
+    a.heal()
+    await hands.until(lambda: all(player.is_in for player in (a, b, c)))
+    assert a.kinds == ["evicted"]
+
+
+@by_hand(min_nodes=3, max_nodes=3, writes_max=2)
+async def test_a_round_is_taken_as_it_is_shown_also_if_its_lines_came_ahead(hands):
+    """Nobody asks: what a watch has shown of the head, the own key and the own line is a read of all of them (T3)."""
+    asked = []
+    hands.before(take, asked.append)
+    a, b, c = await hands.form("a", "b", "c")
+    assert (a.rounds, b.rounds, c.rounds, asked) == ([1], [1], [1], [])
+    assert hands.read(Get(KEYS.head)).item(0).modified > hands.read(List(KEYS.table(hands.head.table))).reads[0][0].modified
+
+
+def what_was_shown_counts_for_ever():
+    return [(Presence, "overlook", lambda _presence: None)]
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={what_was_shown_counts_for_ever: "was given a round of the past"})
+async def test_h04_a_member_that_is_shown_a_round_and_the_end_of_its_key_at_once_is_evicted(hands):
+    """It was out of touch, and its watch shows it all that it has missed: the round, and that it is not in it any more."""
+    b, c = await hands.come("b", "c")
+    a = hands.player("a")
+    hands.before(seal, lambda _: a.cut())
+    a.start()
+    await hands.until(lambda: b.worlds and c.worlds)
+    stuck = b.hold(leading)
+    a.expire()
+    a.heal()
+    await hands.until(lambda: a.told or a.worlds)
+    assert (a.rounds, a.kinds) == ([], ["evicted"]), "a was given a round of the past"
+    stuck.open()
+    await hands.until(lambda: all(player.is_in for player in (a, b, c)))
+
+
+@by_hand(min_nodes=2, max_nodes=2, catches={what_was_shown_counts_for_ever: "by what was shown before it was called"})
+async def test_h04_a_join_does_not_take_what_was_shown_before_it_was_called(hands):
+    """Whatever it is given has stood at a moment of the call itself: it asks, as it has seen nothing of it yet."""
+    asked = []
+    hands.before(take, asked.append, times=9)
+    a = hands.player("a")
+    await hands.raises(JoinTimeout, a.join(timeout_s=1.0))
+    b = hands.player("b")
+    await hands.all(b.join())
+    await hands.pass_time(1.0)
+    assert (a.rounds, asked) == ([], [])
+    await hands.all(a.join())
+    assert [request.actor for request in asked] == ["a"], "a was given a round by what was shown before it was called"
 
 
 # ---- H5: former life
@@ -204,7 +269,12 @@ def a_former_life_is_given_its_round():
     return [(presence_module, "found", found)]
 
 
-@by_hand(min_nodes=2, max_nodes=3, catches={a_former_life_is_given_its_round: "was given the round of its former life"})
+@by_hand(
+    min_nodes=2,
+    max_nodes=3,
+    stars=False,
+    catches={a_former_life_is_given_its_round: "was given the round of its former life"},
+)
 async def test_h05_a_member_is_not_given_the_round_of_its_former_life(hands):
     """A's key ended after the seal and before it took the round. It comes again under the same id while the head still says
     sealed: the line is not its own."""

@@ -38,7 +38,7 @@ class Keys:
         return f"{self.ranks}{table}/"
 
     def entry(self, table: str, member_id: str) -> str:
-        """A member's line in a rank table."""
+        """A member's line in a rank table; of table '*': in any, as a target to watch."""
         return f"{self.ranks}{table}/{member_id}"
 
     def ask(self, member_id: str) -> str:

@@ -229,6 +229,8 @@ class Session(Protocol):
     """How many keys one transaction can compare."""
     writes_max: int
     """How many operations one transaction can hold."""
+    stars: bool
+    """Its watches take targets with a star: `a/*/b` is every key `b` in a directory right below `a`."""
     local_host: str
     """The address at which others reach this process, as far as the driver can tell; empty: it cannot."""
 
@@ -257,7 +259,7 @@ class Session(Protocol):
         """End the lease now. One that has ended already is no error."""
 
     def watch(self, targets: Sequence[str], since: int) -> Watch:
-        """Deliver the changes after revision `since` of each target: a key, or a prefix if it ends with '/'."""
+        """Deliver the changes after revision `since` of each target: a key, or a prefix if it ends with '/'. See `stars`."""
 
     async def close(self) -> None:
         """Give the connection back. Leases are left alone: revoke first what should end now."""

@@ -141,7 +141,7 @@ class _Tree:
 
 
 class _Watcher:
-    """Who is told of changes after revision `seen`. No key matches two of its targets."""
+    """Who is told of changes after revision `seen`. A change that two of its targets match is told once."""
 
     __slots__ = ("deliver", "keys", "live", "prefixes", "seen")
 
@@ -157,7 +157,7 @@ class _Watcher:
 
     def wants(self, key: str) -> bool:
         """The key is one of its targets or below one."""
-        return key in self.keys or key.startswith(self.prefixes)
+        return key in self.keys or key.startswith(self.prefixes) or starred(key) in self.keys
 
 
 class Engine:
@@ -375,8 +375,9 @@ class Engine:
         self._forgotten = batch.revision
         for event in batch.events:
             self._history_size -= _size(event)
-            if self._changed.get(event.key) == batch.revision:
-                del self._changed[event.key]
+            for name in (event.key, starred(event.key)):
+                if self._changed.get(name) == batch.revision:
+                    del self._changed[name]
 
     def _commit(self, events: list[Event]) -> None:
         if not events:
@@ -386,7 +387,7 @@ class Engine:
         self._history.append(batch)
         for event in events:
             self._history_size += _size(event)
-            self._changed[event.key] = self.revision
+            self._changed[event.key] = self._changed[starred(event.key)] = self.revision
         while self._history_size > self._history_max:
             self._forget_oldest()
         self._untold.append(batch)
@@ -402,11 +403,12 @@ class Engine:
     def _tell(self, batch: Batch) -> None:
         for observer in tuple(self.observers):
             observer(batch)
-        found: dict[_Watcher, list[int]] = {}
+        found: dict[_Watcher, dict[int, None]] = {}
         above: dict[str, list[dict[_Watcher, None]]] = {}
         for index, event in enumerate(batch.events):
-            for watcher in self._by_key.get(event.key, ()):
-                found.setdefault(watcher, []).append(index)
+            for name in (event.key, starred(event.key)):
+                for watcher in self._by_key.get(name, ()):
+                    found.setdefault(watcher, {})[index] = None
             if not self._by_prefix:
                 continue
             name = event.key[: event.key.rfind("/") + 1]
@@ -414,7 +416,7 @@ class Engine:
                 above[name] = [self._by_prefix[one] for one in _ancestors(name) if one in self._by_prefix]
             for watchers in above[name]:
                 for watcher in watchers:
-                    found.setdefault(watcher, []).append(index)
+                    found.setdefault(watcher, {})[index] = None
         parts = {tuple(range(len(batch.events))): batch} if found else {}
         for watcher, indices in found.items():
             if not watcher.live or watcher.seen >= batch.revision:
@@ -423,6 +425,12 @@ class Engine:
             if part is None:
                 part = parts[chosen] = Batch(batch.revision, tuple([batch.events[index] for index in indices]))
             watcher.deliver(part)
+
+
+def starred(key: str) -> str:
+    """The key with a star for its directory's own name: the target by which it is watched wherever that directory is."""
+    end = key.rfind("/")
+    return key if end < 0 else f"{key[: key.rfind('/', 0, end) + 1]}*{key[end:]}"
 
 
 def _ancestors(directory: str) -> list[str]:

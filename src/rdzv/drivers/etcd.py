@@ -239,6 +239,7 @@ class EtcdSession:
     durable = True
     compares_max = OPERATIONS_MAX
     writes_max = OPERATIONS_MAX
+    stars = False
 
     def __init__(self, driver: EtcdDriver, shared: _Shared) -> None:
         self.instance = f"{shared.cluster:016x}"

@@ -128,6 +128,7 @@ class MemorySession:
     durable = True
     compares_max = TXN_MAX
     writes_max = TXN_MAX
+    stars = True
     local_host = "127.0.0.1"
 
     def __init__(self, name: str, shared: _Shared, loop: asyncio.AbstractEventLoop) -> None:

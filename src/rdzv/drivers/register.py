@@ -64,6 +64,7 @@ class RegisterSession:
 
     compares_max = TXN_MAX
     writes_max = TXN_MAX
+    stars = False
 
     def __init__(self, hub: Hub, register: Register, machine: Machine) -> None:
         self.instance = hub.instance

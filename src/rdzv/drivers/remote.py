@@ -123,6 +123,7 @@ class RemoteSession(LastingSession[Link]):
     """See the module's docstring."""
 
     durable = False
+    stars = True
 
     def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: Link, welcome: Welcome) -> None:
         loop, patience_s = asyncio.get_running_loop(), driver.read_timeout_s

@@ -69,6 +69,7 @@ class SimSession(LastingSession[Connection]):
         self.durable = welcome.durable
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
+        self.stars = welcome.stars
         self.local_host = driver.machine.host
         self._driver = driver
         self._machine = driver.machine

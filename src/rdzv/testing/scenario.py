@@ -99,6 +99,8 @@ class Scenario:
     troubles: list[Trouble]
     loss: float
     writes_max: int
+    stars: bool
+    """Lines are shown by a watch, as they are by engines of ours; else each member asks for its own."""
     calm_at: float
     end_at: float
 
@@ -130,6 +132,7 @@ def draw(seed: int, members: int | None = None) -> Scenario:
         troubles=troubles,
         loss=rng.choice([0.0, 0.0, 0.0, 0.002]),
         writes_max=rng.choice([100_000, 100_000, 6]),
+        stars=rng.random() < 0.5,
         calm_at=calm_at,
         end_at=calm_at + tail_s,
     )

@@ -40,6 +40,7 @@ class Welcome:
         self.durable = server.durable
         self.compares_max = server.compares_max
         self.writes_max = server.writes_max
+        self.stars = server.stars
 
 
 @dataclass
@@ -65,6 +66,7 @@ class SimServer(Process):
         history_max: int = 65536,
         compares_max: int = TXN_MAX,
         writes_max: int = TXN_MAX,
+        stars: bool = True,
         durable: bool = False,
     ) -> None:
         super().__init__(network.loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
@@ -72,6 +74,7 @@ class SimServer(Process):
         self.durable = durable
         self.compares_max = compares_max
         self.writes_max = writes_max
+        self.stars = stars
         self.dead = False
         self.slow_s = 0.0
         """Added to every message, in both directions."""

@@ -238,7 +238,8 @@ class Stage:
 
     def _server(self, name: str) -> SimServer:
         kind = RegisterServer if self.register else SimServer
-        server = kind(self.network, name, self.scenario.seed, tick_s=0.4, writes_max=self.scenario.writes_max)
+        drawn = self.scenario
+        server = kind(self.network, name, drawn.seed, tick_s=0.4, writes_max=drawn.writes_max, stars=drawn.stars)
         self.history.follow(server)
         return server
 
