@@ -36,7 +36,7 @@ class Line:
     @property
     def requests(self) -> int:
         """What the engine has to do: it answers, or keeps a watch."""
-        return sum(self.asked[name] for name in ("Txn", "Grant", "Renew", "Revoke", "Watch"))
+        return sum(self.asked[name] for name in ("Txn", "Renew", "Revoke", "Watch"))
 
 
 class Tap:

@@ -50,6 +50,8 @@ class Arrival:
         self._welcome: tuple[Compare, ...] = (Created(self._own, 0), Created(self._ban, 0))
         """That we are new, and not banned."""
         self.predecessor = ""
+        self.founds = False
+        """The settings are ours, and hang on no lease yet."""
         self.head: Item | None = None
         self.revision = 0
 
@@ -66,6 +68,7 @@ class Arrival:
             outcome = await session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
             if outcome.succeeded:
                 self._note(outcome, outcome.revision)
+                self.founds = any(isinstance(one, Put) and one.key == keys.settings for one in ways[outcome.case].then)
                 return
             own = outcome.item(_OWN)
             if own is not None:

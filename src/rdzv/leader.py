@@ -93,14 +93,14 @@ class Duty:
     async def _reign(self) -> None:
         """List once, then follow the watch from there."""
         asked_at = self._machine.now()
-        listed = await self._session.txn(then=[List(self._keys.group)])
+        listed = await self._list()
         self.progress += 1
         self._listed_at = self._machine.now()
         if self._was_cut_off or self._listed_at - asked_at > OUT_OF_TOUCH_S:
             # Perhaps everybody was: all are given their time to come back anew.
             self._presence.known_at = self._listed_at
             self._was_cut_off = False
-        mirror = self.mirror = Mirror(self._keys, listed.reads[0], listed.revision)
+        mirror = self.mirror = Mirror(self._keys, listed.reads[-1], listed.revision)
         self._pending.clear()
         self._failed = None
         self._show(mirror, listed.revision)
@@ -111,6 +111,19 @@ class Duty:
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
+
+    async def _list(self) -> Outcome:
+        """All of the run at one revision. Settings that we have just made are put under the run's lease on the way."""
+        presence, everything = self._presence, List(self._keys.group)
+        founds, presence.founds = presence.founds, False
+        if not founds:
+            return await self._session.txn(then=[everything])
+        settings = Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())
+        untouched: list[Compare] = [presence.own_guard, Modified(self._keys.settings, presence.created)]
+        try:
+            return await self._session.txn(untouched, [settings, everything], [everything])
+        except LeaseGone:
+            raise _Stale from None
 
     async def _pump(self, since: int) -> None:
         watch = self._session.watch([self._keys.group], since)

@@ -86,6 +86,7 @@ class Presence:
         self.agreed = settings.agreed()
         self.lease = 0
         self.run_lease = 0
+        self.founds = False
         self.asked = ""
         self.duty: Duty | None = None
         self.renewed_at = machine.now()
@@ -135,6 +136,7 @@ class Presence:
         if self.created < 0:
             raise await self._why_gone()
         self._predecessor, self._since = arrival.predecessor, arrival.revision
+        self.founds = arrival.founds
         self._entry_created = self.created
         self.line = None if self.line is None or self.record.holds is None else self._line_again(self.line)
         self.sight.show(arrival.head, arrival.revision)

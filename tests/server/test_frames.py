@@ -16,6 +16,7 @@ from certs import trust as trusting
 from rdzv.drivers.base import (
     AllCreated,
     Batch,
+    Case,
     Created,
     Delete,
     DeletePrefix,
@@ -43,8 +44,9 @@ REQUESTS = [
         (Created("a", 1), Modified("b", 2), Equals("l", b"\x02"), AllCreated({"c": 3}), Empty("d/", 4)),
         (Put("e", b"\x01", 7), Delete("f"), DeletePrefix("g/"), Get("h"), List("i/", Order.NEWEST, 2, 9, "i/j")),
         (),
+        (Case((Created("k", 0),), (Get("k"),)),),
+        (frames.Granting(7, 10.0), frames.Granting(8, 86400.0, presence=False)),
     ),
-    frames.Grant(2, 10.0),
     frames.Renew(3, 7),
     frames.Revoke(4, 7),
     frames.Watch(5, ("a", "b/"), 12),
@@ -54,7 +56,6 @@ REQUESTS = [
 ]
 ANSWERS = [
     frames.Done(1, Outcome(True, 9, ((), (ITEM,)))),
-    frames.Granted(2, 7),
     frames.Ok(3),
     frames.Ended(4, "gone"),
     frames.Refused(5, "no"),

@@ -23,7 +23,6 @@ from rdzv.server.frames import FRAME_MAX, PREAMBLE, encode
 
 ASKED = [
     (lambda number: frames.Txn(number, (), (Get("k"),), ()), Outcome),
-    (lambda number: frames.Grant(number, 1.0), int),
     (lambda number: frames.Renew(number, 1), type(None)),
 ]
 
@@ -88,12 +87,9 @@ def test_much_rubbish_ends_connections_with_sentences_and_takes_no_memory():
     ("frame", "answer"),
     [
         (ASKED[0][0], frames.Ok(1)),
-        (ASKED[0][0], frames.Granted(1, 7)),
         (ASKED[0][0], frames.Done(1, Outcome(True, 1, ()))),
         (ASKED[0][0], frames.Done(1, Outcome(False, 1, ((), ())))),
-        (ASKED[1][0], frames.Ok(1)),
         (ASKED[1][0], frames.Done(1, Outcome(True, 1, ((),)))),
-        (ASKED[2][0], frames.Granted(1, 7)),
     ],
 )
 def test_an_answer_to_another_question_is_none(frame, answer):
@@ -176,7 +172,7 @@ def test_a_session_says_why_it_left_a_mad_server(caplog):
             await reader.read(4096)  # The greeting.
             writer.write(PREAMBLE + encode(frames.Welcome("s", "i", "p", 1, 1)))
             await reader.read(4096)
-            writer.write(encode(frames.Granted(1, 7)))
+            writer.write(encode(frames.Ok(1)))
             await reader.read()
 
         async with answering(once) as port:
@@ -186,6 +182,6 @@ def test_a_session_says_why_it_left_a_mad_server(caplog):
             await session.close()
 
     run(scenario)
-    assert "answer 1, Granted, cannot be read: a Txn was asked for" in caplog.text
+    assert "answer 1, Ok, cannot be read: a Txn was asked for" in caplog.text
 
 

@@ -31,13 +31,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, final
 
 import msgspec
 
 
 class _Data(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Plain values, which are part of no cycle: the collector need not look through the thousands that a large run has."""
+    """Plain values, which are part of no cycle: the collector need not look through the thousands that a large run has.
+
+    Where dozens of them are told apart per request, `type(one) is Put` does it: to find that it is none takes `isinstance` six
+    times as long.
+    """
 
 
 class Item(_Data, frozen=True):
@@ -68,6 +72,7 @@ class Batch(_Data, frozen=True):
 # ---- compares: a transaction takes its `then` branch only if all hold
 
 
+@final
 class Created(_Data, frozen=True, tag="created"):
     """The key was created at that revision; 0: it does not exist."""
 
@@ -75,6 +80,7 @@ class Created(_Data, frozen=True, tag="created"):
     revision: int
 
 
+@final
 class Modified(_Data, frozen=True, tag="modified"):
     """The key was last written at that revision; 0: it does not exist."""
 
@@ -82,6 +88,7 @@ class Modified(_Data, frozen=True, tag="modified"):
     revision: int
 
 
+@final
 class Equals(_Data, frozen=True, tag="equals"):
     """The key exists and has that value."""
 
@@ -89,12 +96,14 @@ class Equals(_Data, frozen=True, tag="equals"):
     value: bytes
 
 
+@final
 class AllCreated(_Data, frozen=True, tag="all_created"):
     """Each of the keys was created at the revision beside it. At most `Session.compares_max` keys."""
 
     revisions: Mapping[str, int]
 
 
+@final
 class Empty(_Data, frozen=True, tag="empty"):
     """No key with that prefix exists that was created after revision `since`; 0: none at all."""
 
@@ -120,6 +129,7 @@ class Order(Enum):
     NEWEST = "newest"
 
 
+@final
 class Put(_Data, frozen=True, tag="put"):
     """Write a key. It belongs to exactly the lease named here afterwards; 0: to none."""
 
@@ -128,24 +138,28 @@ class Put(_Data, frozen=True, tag="put"):
     lease: int = 0
 
 
+@final
 class Delete(_Data, frozen=True, tag="delete"):
     """Delete a key if it exists."""
 
     key: str
 
 
+@final
 class DeletePrefix(_Data, frozen=True, tag="delete_prefix"):
     """Delete every key with that prefix."""
 
     prefix: str
 
 
+@final
 class Get(_Data, frozen=True, tag="get"):
     """Read one key."""
 
     key: str
 
 
+@final
 class List(_Data, frozen=True, tag="list"):
     """Read every key with that prefix.
 
@@ -188,7 +202,7 @@ class Outcome(_Data, frozen=True):
 
 def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:
     """Under which something is put."""
-    return {one.lease for branch in branches for one in branch if isinstance(one, Put)}
+    return {one.lease for branch in branches for one in branch if type(one) is Put}
 
 
 # ---- what a session may say instead of an answer; none of these leaves the member

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 
 from .base import (
     AllCreated,
@@ -103,15 +102,16 @@ class _Tree:
         """As `List` says. Items created at one revision come in no particular order, unless that is by key."""
         # Any, too: those who each watch somebody they found should not all have found the oldest.
         newest = order is Order.NEWEST or order is Order.ANY
-        enough = limit if limit and order is not Order.KEY else None
         found: list[Item] = []
         sources = 0
         for directory, whole in self._within(prefix):
-            items = directory.walk(self.items, newest, below)
-            matching = items if whole else (item for item in items if item.key.startswith(prefix))
-            if after:
-                matching = (item for item in matching if item.key > after)
-            found.extend(islice(matching, enough))
+            room = limit if order is not Order.KEY else 0
+            for item in directory.walk(self.items, newest, below):
+                if (whole or item.key.startswith(prefix)) and (not after or item.key > after):
+                    found.append(item)
+                    room -= 1
+                    if room == 0:
+                        break
             sources += 1
         if order is Order.KEY:
             found.sort(key=lambda item: item.key)
@@ -147,10 +147,13 @@ class _Watcher:
 
     def __init__(self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None]) -> None:
         prefixes = {target for target in targets if target.endswith("/")}
-        self.prefixes = tuple(
-            sorted(one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes))
-        )
-        self.keys = frozenset(one for one in targets if not one.endswith("/") and not one.startswith(self.prefixes))
+        self.prefixes: tuple[str, ...] = ()
+        self.keys = frozenset(targets)
+        if prefixes:
+            self.prefixes = tuple(
+                sorted(one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes))
+            )
+            self.keys = frozenset(one for one in targets if not one.startswith(self.prefixes))
         self.seen = seen
         self.deliver = deliver
         self.live = True
@@ -223,7 +226,7 @@ class Engine:
         taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
         operations = branches[-1 if taken is None else taken]
         for operation in operations:
-            if isinstance(operation, Put) and operation.lease and operation.lease not in self.leases:
+            if type(operation) is Put and operation.lease and operation.lease not in self.leases:
                 msg = f"lease {operation.lease} has ended: {operation.key} cannot be put under it"
                 raise LeaseGone(msg)
         events: list[Event] = []
@@ -235,16 +238,16 @@ class Engine:
 
     def _holds(self, compare: Compare) -> bool:
         items = self._tree.items
-        if isinstance(compare, Created):
+        if type(compare) is Created:
             item = items.get(compare.key)
             return (item.created if item else 0) == compare.revision
-        if isinstance(compare, Modified):
+        if type(compare) is Modified:
             item = items.get(compare.key)
             return (item.modified if item else 0) == compare.revision
-        if isinstance(compare, Equals):
+        if type(compare) is Equals:
             item = items.get(compare.key)
             return item is not None and item.value == compare.value
-        if isinstance(compare, AllCreated):
+        if type(compare) is AllCreated:
             return all(
                 (item.created if (item := items.get(key)) else 0) == revision
                 for key, revision in compare.revisions.items()
@@ -253,15 +256,15 @@ class Engine:
 
     def _apply(self, operation: Operation, events: list[Event]) -> tuple[Item, ...]:
         tree = self._tree
-        if isinstance(operation, Put):
+        if type(operation) is Put:
             self._put(operation, events)
-        elif isinstance(operation, Get):
+        elif type(operation) is Get:
             item = tree.items.get(operation.key)
             return (item,) if item else ()
-        elif isinstance(operation, List):
+        elif type(operation) is List:
             wanted = operation
             return tree.find(wanted.prefix, wanted.order, wanted.limit, wanted.created_below, wanted.after)
-        elif isinstance(operation, Delete):
+        elif type(operation) is Delete:
             self._delete(operation.key, events)
         else:
             for item in tree.find(operation.prefix, Order.KEY):
@@ -448,13 +451,13 @@ def _size(event: Event) -> int:
 
 def refuse_double_writes(operations: Sequence[Operation]) -> None:
     """A mistake of the caller's in any case, so it is refused whether or not the branch is taken and the keys exist."""
-    writes = [operation for operation in operations if not isinstance(operation, (Get, List))]
+    writes = [operation for operation in operations if type(operation) is not Get and type(operation) is not List]
     if len(writes) < 2:
         return
     keys: set[str] = set()
     prefixes: tuple[str, ...] = ()
     for write in writes:
-        if isinstance(write, DeletePrefix):
+        if type(write) is DeletePrefix:
             name = write.prefix
             twice = name.startswith(prefixes) or any(other.startswith(name) for other in (*prefixes, *keys))
             prefixes += (name,)

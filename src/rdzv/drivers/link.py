@@ -23,8 +23,6 @@ from ..server.frames import (
     Frame,
     Framed,
     Full,
-    Grant,
-    Granted,
     Hello,
     Missed,
     News,
@@ -299,21 +297,19 @@ def _refusal(rejected: Rejected) -> str:
     return " ".join(rejected.text.split()) or "the server hung up without a reason"
 
 
-def _fits(question: Frame, answer: Done | Granted | Ok | Ended | Refused | Full) -> bool:
+def _fits(question: Frame, answer: Done | Ok | Ended | Refused | Full) -> bool:
     """It answers what was asked. Callers rely on that, and must not fall over a server that went mad."""
     if isinstance(answer, (Ended, Refused, Full)):
         return not isinstance(question, Ping)
     if isinstance(question, Txn):
         done = question.branch(answer.outcome) if isinstance(answer, Done) else None
         return done is not None and isinstance(answer, Done) and len(answer.outcome.reads) == len(done)
-    return isinstance(answer, Granted if isinstance(question, Grant) else Ok)
+    return isinstance(answer, Ok)
 
 
-def _settle(waiter: asyncio.Future[Any], answer: Done | Granted | Ok | Ended | Refused | Full) -> None:
+def _settle(waiter: asyncio.Future[Any], answer: Done | Ok | Ended | Refused | Full) -> None:
     if isinstance(answer, Done):
         waiter.set_result(answer.outcome)
-    elif isinstance(answer, Granted):
-        waiter.set_result(answer.lease)
     elif isinstance(answer, Ok):
         waiter.set_result(None)
     elif isinstance(answer, Ended):

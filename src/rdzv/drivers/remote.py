@@ -33,9 +33,6 @@ BACKOFF_S = (0.02, 0.5)
 
 The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
 
-DRAWN = 1 << 61
-"""Ids of leases that we draw begin here, far above those that a server gives out."""
-
 Greeter: TypeAlias = Callable[[], Hello]
 """Makes a greeting: each has a number of its own."""
 Asker: TypeAlias = Callable[[int], Frame]
@@ -135,7 +132,7 @@ class RemoteSession(LastingSession[Link]):
         self._name = name
         self._attempts = attempts
         self._leases: dict[int, None] = {}
-        self._unborn: dict[int, float] = {}
+        self._unborn: dict[int, frames.Granting] = {}
         if not self._use(link):
             self._lost()
 
@@ -160,23 +157,21 @@ class RemoteSession(LastingSession[Link]):
         if not self._unborn:
             return ()
         born = leases_of((then, otherwise, *(case.then for case in instead))) & self._unborn.keys()
-        self._leases.update(dict.fromkeys(born))
-        return tuple([frames.Granting(lease, self._unborn.pop(lease)) for lease in born])
+        grants = [self._unborn.pop(lease) for lease in born]
+        self._leases.update({granting.lease: None for granting in grants if granting.presence})
+        return tuple(grants)
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
-        """A presence costs nothing: it begins with the first transaction that puts something under it."""
-        if presence:
-            if self._ended is not None:
-                raise self._end_of_session()
-            lease = DRAWN + secrets.randbits(60)
-            self._unborn[lease] = ttl_s
-            return lease
-        granted: int = await self._call(lambda number: frames.Grant(number, ttl_s))
-        return granted
+        """It costs nothing, and begins with the first transaction that puts something under it."""
+        if self._ended is not None:
+            raise self._end_of_session()
+        lease = secrets.randbits(62) + 1
+        self._unborn[lease] = frames.Granting(lease, ttl_s, presence)
+        return lease
 
     async def renew(self, lease: int) -> None:
         """See the port."""
-        if lease in self._unborn:
+        if lease in self._unborn and self._ended is None:
             return
         try:
             await self._call(lambda number: frames.Renew(number, lease))
@@ -186,7 +181,7 @@ class RemoteSession(LastingSession[Link]):
 
     async def revoke(self, lease: int) -> None:
         """See the port."""
-        if self._unborn.pop(lease, None) is not None:
+        if self._unborn.pop(lease, None) is not None and self._ended is None:
             return
         await self._call(lambda number: frames.Revoke(number, lease))
         self._leases.pop(lease, None)

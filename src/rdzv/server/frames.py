@@ -89,10 +89,12 @@ class Hello(Frame, frozen=True, tag=1):
 
 
 class Granting(Frame, frozen=True):
-    """A presence of this connection, under an id that the driver drew at random."""
+    """A lease that begins with a transaction, under an id that the driver drew at random."""
 
     lease: Number
     ttl_s: float
+    presence: bool = True
+    """It stands for the process at the other end of this connection."""
 
 
 class Txn(Frame, frozen=True, tag=2):
@@ -112,13 +114,6 @@ class Txn(Frame, frozen=True, tag=2):
             return self.otherwise
         branches = (self.then, *(case.then for case in self.instead))
         return branches[outcome.case] if 0 <= outcome.case < len(branches) else None
-
-
-class Grant(Frame, frozen=True, tag=3):
-    """Make a lease that is no presence: those begin with a transaction."""
-
-    number: Number
-    ttl_s: float
 
 
 class Renew(Frame, frozen=True, tag=4):
@@ -159,7 +154,7 @@ class Bye(Frame, frozen=True, tag=9):
     """The session is over; its leases are not."""
 
 
-Request = Txn | Grant | Renew | Revoke | Watch | Unwatch | Ping | Bye
+Request = Txn | Renew | Revoke | Watch | Unwatch | Ping | Bye
 
 
 # ---- from the server
@@ -198,13 +193,6 @@ class Done(Frame, frozen=True, tag=3):
 
     number: Number
     outcome: Outcome
-
-
-class Granted(Frame, frozen=True, tag=4):
-    """Answer to Grant."""
-
-    number: Number
-    lease: Number
 
 
 class Ok(Frame, frozen=True, tag=5):
@@ -250,7 +238,7 @@ class Missed(Frame, frozen=True, tag=10):
     text: str
 
 
-Answer = Done | Granted | Ok | Ended | Refused | Full | News | Missed | Rejected
+Answer = Done | Ok | Ended | Refused | Full | News | Missed | Rejected
 
 
 # ---- bytes

@@ -29,8 +29,6 @@ from .frames import (
     Frame,
     Framed,
     Full,
-    Grant,
-    Granted,
     Hello,
     Missed,
     Ok,
@@ -269,11 +267,8 @@ class Peer(Framed):
 
     def _txn(self, run: Run, request: Txn) -> Frame:
         for granting in request.grants:
-            run.grant(granting.ttl_s, self, granting.lease)
+            run.grant(granting.ttl_s, self if granting.presence else None, granting.lease)
         return Done(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
-
-    def _grant(self, run: Run, request: Grant) -> Frame:
-        return Granted(request.number, run.grant(request.ttl_s, None))
 
     def _renew(self, run: Run, request: Renew) -> Frame:
         run.renew(request.lease, self)
@@ -378,7 +373,6 @@ def _nothing() -> None:
 
 _HANDLERS: dict[type[Frame], Callable[[Peer, Run, Any], Frame | None]] = {
     Txn: Peer._txn,  # noqa: SLF001  Its own.
-    Grant: Peer._grant,  # noqa: SLF001
     Renew: Peer._renew,  # noqa: SLF001
     Revoke: Peer._revoke,  # noqa: SLF001
     Watch: Peer._watch,  # noqa: SLF001

@@ -228,11 +228,11 @@ class Run:
     def _check_compares(self, compares: Sequence[Compare]) -> None:
         count, scans = 0, 0
         for compare in compares:
-            if isinstance(compare, AllCreated):
+            if type(compare) is AllCreated:
                 count += len(compare.revisions)
                 continue
             count += 1
-            if isinstance(compare, Empty):
+            if type(compare) is Empty:
                 scans += 1
         if count > self._limits.operations or scans > PREFIXES_MAX:
             msg = (
@@ -246,16 +246,18 @@ class Run:
         puts: list[Put] = []
         scans, added = 0, 0
         for operation in operations:
-            if isinstance(operation, (List, DeletePrefix)):
-                scans += 1
-                if isinstance(operation, List) and (operation.limit < 0 or operation.created_below < 0):
-                    msg = f"a list with limit {operation.limit}, created below {operation.created_below}: neither is negative"
-                    raise ValueError(msg)
-            elif isinstance(operation, Put):
+            if type(operation) is Put:
                 puts.append(operation)
                 added += len(operation.key) + len(operation.value)
                 check_key(operation.key)
-            elif isinstance(operation, Delete):
+            elif type(operation) is List:
+                scans += 1
+                if operation.limit < 0 or operation.created_below < 0:
+                    msg = f"a list with limit {operation.limit}, created below {operation.created_below}: neither is negative"
+                    raise ValueError(msg)
+            elif type(operation) is DeletePrefix:
+                scans += 1
+            elif type(operation) is Delete:
                 check_key(operation.key)
         if len(operations) > self._limits.operations or scans > PREFIXES_MAX or scans * len(operations) > PAIRS_MAX:
             msg = (
