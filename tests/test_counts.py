@@ -107,7 +107,7 @@ def test_a_join_is_a_transaction_and_a_watch():
     # The run begins with a sealed round, since all are here by then.
     assert worst(others, lambda line: line.told["News"]) <= 1
     assert worst(others, lambda line: line.bytes) <= 2_900
-    # Beyond its own join: one list, with which the run gets its lease, one watch of the run, and one write to begin and to seal.
+    # Beyond its own join: one list, with which the run gets its lease, one watch of the run, one write to begin and to seal.
     assert not more(leader.asked, {"Hello": 1, "Txn": 1 + 2, "Watch": 1 + 1})
     assert leader.bytes <= 2_900 + MEMBERS * 700
 

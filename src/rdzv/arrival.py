@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from . import settings as settings_module
+from ._version import __version__
 from .core import wire
 from .core.model import Agreed, Ban, Head, Member, Phase
+from .core.text import NAME_MAX, clip
 from .drivers.base import (
     Case,
     Compare,
@@ -29,8 +31,11 @@ from .drivers.base import (
     Order,
     Outcome,
     Put,
+    Session,
 )
 from .errors import Banned, SettingsError
+from .machine import Machine
+from .settings import Settings
 
 if TYPE_CHECKING:
     from .presence import Presence
@@ -156,3 +161,22 @@ class Arrival:
         if differences:
             compares.append(Empty(presence.keys.members))
         return [Put(presence.keys.settings, wire.encode(mine), presence.run_lease)]
+
+
+def name_of(settings: Settings, machine: Machine) -> str:
+    """Host, and slot if there is one: stable over restarts, so that the rank can be."""
+    return clip(f"{machine.host}/{settings.slot}" if settings.slot else machine.host, NAME_MAX)
+
+
+def record_for(settings: Settings, machine: Machine, session: Session) -> Member:
+    """Who we are, as the others see it."""
+    return Member(
+        name=name_of(settings, machine),
+        host=clip(machine.host, NAME_MAX),
+        addr=settings.local_addr or session.local_host or machine.host,
+        pid=machine.pid,
+        order=settings.order,
+        topology=settings.topology,
+        version=__version__,
+        info=dict(settings.info),
+    )

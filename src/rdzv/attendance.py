@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from .arrival import record_for
 from .core.keys import Keys
 from .core.model import Entry, Head, Member, Told
 from .drivers.base import Driver, EngineReset, Get, Session
 from .errors import Closed, EngineMoved, Evicted, Unreachable, Untrusted
 from .machine import Machine, backoff_s, sleep
-from .presence import Presence, record_for
+from .presence import Presence
 from .settings import Settings
 
 STOP_S = 2.0

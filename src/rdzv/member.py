@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from . import bootstrap
+from .arrival import name_of
 from .attendance import AnotherRun, Attendance
 from .bootstrap import Bootstrap
 from .core.acts import because
@@ -38,7 +39,7 @@ from .errors import (
 from .farewell import say_goodbye
 from .machine import Alarm, Bell, Machine, sleep, within
 from .notices import Log, Notice, Observer, about_head, hand_over
-from .presence import Presence, name_of
+from .presence import Presence
 from .settings import Settings
 from .survey import survey
 from .world import World

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from ._version import __version__
 from .arrival import Arrival
 from .core import wire
 from .core.acts import close_head, journal_line
@@ -30,7 +29,6 @@ from .core.model import (
     Told,
     Why,
 )
-from .core.text import NAME_MAX, clip
 from .core.told import Found, found
 from .drivers.base import (
     Compare,
@@ -219,9 +217,14 @@ class Presence:
             raise
 
     @property
+    def unrenewed_s(self) -> float:
+        """For how long our lease has not been renewed, by our own clock."""
+        return self.machine.now() - self.renewed_at
+
+    @property
     def is_fresh(self) -> bool:
         """By our own clock our lease cannot have ended. Only a reason to stop leading and taking: truth is the compare."""
-        return self.machine.now() - self.renewed_at < self.settings.lease
+        return self.unrenewed_s < self.settings.lease
 
     async def _heartbeat(self) -> None:
         """Renew, but only while the duty makes progress: a leader that is stuck must lose its lease."""
@@ -244,8 +247,8 @@ class Presence:
                 if duty is not None:
                     await self._keep_run_alive(renewing_at)
             except LeaseGone:
-                silent_s = self.machine.now() - self.renewed_at
-                raise self.evicted(f"its lease of {self.settings.lease:g} s was not renewed for {silent_s:.1f} s") from None
+                late = f"was not renewed for {self.unrenewed_s:.1f} s"
+                raise self.evicted(f"its lease of {self.settings.lease:g} s {late}") from None
             except Unreachable as error:
                 self.trouble = error.sentence
                 due_at = self.machine.now() + period * (0.1 + 0.2 * self.machine.jitter())
@@ -352,9 +355,8 @@ class Presence:
 
     async def examine(self, table: str) -> tuple[Found, Head | None]:
         """T3: by one read, is the round of that table ours to take? Raises Evicted, Unreachable, EngineReset."""
-        entry, head, revision = self._shown, self.sight.head, self._since
-        if entry is not None and entry.key == self.keys.entry(table, self.id) and self.sight.modified <= revision:
-            # The watch has shown all there was up to that revision of the head, our key and our line: it is such a read.
+        entry, head, revision = self._shown_line(table), self.sight.head, self._since
+        if entry is not None:
             self.run_lease = entry.lease
         else:
             entry, head, revision = await self._read(table)
@@ -364,6 +366,16 @@ class Presence:
             self.line, self._entry_created = line, entry.created
             self.taken_at = revision
         return result, head
+
+    def _shown_line(self, table: str) -> Item | None:
+        """Our line in that table, if the watch has shown all there was of the head, our key and our line up to `_since`.
+
+        That is a read like any, but for its age. Who renews in time has not been out of touch for half a lease.
+        """
+        line = self._shown
+        if line is None or line.key != self.keys.entry(table, self.id) or self.sight.modified > self._since:
+            return None
+        return line if self.unrenewed_s < self.settings.lease / 2 else None
 
     async def _read(self, table: str) -> tuple[Item | None, Head | None, int]:
         """Our line in that table and the head, and at which revision, all of it while our key stood."""
@@ -471,24 +483,3 @@ class Presence:
             stamp=self.machine.stamp(),
         )
         return Put(self.keys.journal_entry(head.seq), wire.encode(line), self.run_lease)
-
-
-def name_of(settings: Settings, machine: Machine) -> str:
-    """Host, and slot if there is one: stable over restarts, so that the rank can be."""
-    return clip(f"{machine.host}/{settings.slot}" if settings.slot else machine.host, NAME_MAX)
-
-
-def record_for(settings: Settings, machine: Machine, session: Session) -> Member:
-    """Who we are, as the others see it."""
-    return Member(
-        name=name_of(settings, machine),
-        host=clip(machine.host, NAME_MAX),
-        addr=settings.local_addr or session.local_host or machine.host,
-        pid=machine.pid,
-        order=settings.order,
-        topology=settings.topology,
-        version=__version__,
-        info=dict(settings.info),
-    )
-
-

@@ -161,17 +161,26 @@ async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
     await hands.until(lambda: all(player.is_in for player in (a, b, c)))
 
 
-@by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
+def a_member_trusts_what_it_was_shown_at_any_time():
+    return [(Presence, "unrenewed_s", property(lambda _presence: 0.0))]
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_what_it_was_shown_at_any_time: "was given a round of the past"})
 async def test_h04_a_member_paused_while_it_is_shown_a_round_is_evicted(hands):
-    """What its watch has shown is of a time when its key still stood. By its own clock that may be over: it must ask, and is
-    given nothing while nobody answers."""
+    """What its watch has shown is of a time when its key still stood, and that may be over, even before its lease is by its own
+    clock: it must ask, and is given nothing while nobody answers."""
     b, a = await hands.come("b", "a")
     await hands.pass_time(0.1)
     hands.before(seal, lambda _: a.pause())
     hands.after(lambda head: head.phase is Phase.SEALED, lambda: hands.loop.call_later(0.1, a.cut))
     (c,) = hands.start("c")
+    await hands.until(lambda: b.holds(1) and c.holds(1))
+    await hands.pass_time(0.5)
+    a.expire()
     await hands.until(lambda: b.holds(2) and c.holds(2))
+    await hands.pass_time(0.6 * a.settings.lease - 0.5)
     a.resume()
+    assert a.member._presence.is_fresh
     await hands.pass_time(1.0)
     assert (a.rounds, a.kinds) == ([], []), "a was given a round of the past"
     a.heal()
