@@ -58,6 +58,7 @@ class Members:
         )
         self._drivers = [open_driver(settings) for _ in spec["mine"]]
         self._warm = spec.get("warm", False)
+        self._at_once = spec.get("at_once", 200)
         if self._warm:
             self._drivers = [Connected(driver) for driver in self._drivers]
         machines = [RealMachine(f"node{index}") for index in spec["mine"]]
@@ -66,8 +67,8 @@ class Members:
 
     async def prepare(self) -> None:
         if self._warm:
-            for start in range(0, len(self._drivers), 200):
-                await asyncio.gather(*(driver.prepare() for driver in self._drivers[start : start + 200]))
+            for start in range(0, len(self._drivers), self._at_once):
+                await asyncio.gather(*(driver.prepare() for driver in self._drivers[start : start + self._at_once]))
 
     async def form(self, index: int) -> None:
         self._worlds[index] = await self.members[index].join(LIMIT_S)
