@@ -3,11 +3,11 @@
 python bench/threads.py [--members 2 4 64] [--hosted 64] [--repeat 5] [--torch-repeat 3] [--processes 2] [--out bench/results]
 
 n handlers, spread over two processes, a thread each; the server (a TCPStore for c10d, ours for rdzv) is one more process. All
-handlers are made beforehand and call `next_rendezvous` at one instant; torch's have made their connection by then, ours make it
-within the call. With n=2 the second comes when the first waits: from that arrival until both have the world.
+handlers are made beforehand, which makes their connections too, and call `next_rendezvous` at one instant. With n=2 the second
+comes when the first waits: from that arrival until both have the world.
 
-Hosted, as with torchrun where nobody starts a server: the first handler serves, in its process and beside the threads of the
-others. torch's serves from when it is made, ours from within its call, so that the others find nobody there at first.
+Hosted, as with torchrun where nobody starts a server: the first handler serves from when it is made, in its process and beside
+the threads of the others.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from rdzv import aio, errors
 from rdzv.aio import parting
 from rdzv.core.told import Kind
 from rdzv.drivers import choose
+from rdzv.drivers.memory import MemoryDriver, MemorySession
 
 
 def rendezvous(endpoint: str, slot: str = "", **options: object) -> aio.Rendezvous:
@@ -64,6 +65,78 @@ def test_what_the_batch_system_knows_is_asked_of_the_environment(monkeypatch):
 
 def test_an_object_that_is_never_used_needs_no_loop_and_leaves_nothing():
     assert rendezvous(memory()).run_id == "job"
+
+
+# ---- connecting beforehand
+
+
+class Dialled(MemoryDriver):
+    """An engine in memory that counts who comes, and is not there for the first of them."""
+
+    def __init__(self, missing: int = 0) -> None:
+        super().__init__(memory())
+        self.missing = missing
+        self.sessions: list[MemorySession | None] = []
+
+    async def connect(self) -> MemorySession:
+        self.sessions.append(None)
+        if len(self.sessions) <= self.missing:
+            raise errors.Unreachable(self.endpoint, "nobody is there", applied=False)
+        self.sessions[-1] = await super().connect()
+        return self.sessions[-1]
+
+
+def test_who_is_prepared_has_connected_once_and_joins_by_that():
+    async def scenario():
+        driver = Dialled()
+        async with rendezvous("memory://", driver=driver) as member:
+            await member.prepare()
+            await member.prepare()
+            await until(lambda: driver.sessions and driver.sessions[0])
+            await member.join()
+            await member.prepare()
+            assert len(driver.sessions) == 1
+            assert (await member.status()).size == 1
+
+    run(scenario)
+
+
+def test_who_was_prepared_in_vain_joins_all_the_same_and_nobody_hears_of_it():
+    async def scenario():
+        driver, notices = Dialled(missing=1), []
+        async with rendezvous("memory://", driver=driver, observer=notices.append) as member:
+            await member.prepare()
+            await until(lambda: driver.sessions)
+            await member.join()
+            assert len(driver.sessions) == 2
+            assert notices[0].kind == "present"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["connected", "in vain"])
+def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(missing):
+    async def scenario():
+        driver = Dialled(missing)
+        member = rendezvous("memory://", driver=driver)
+        await member.prepare()
+        await until(lambda: driver.sessions)
+        await asyncio.sleep(0)
+        await member.leave()
+        for session in filter(None, driver.sessions):
+            with pytest.raises(errors.Unreachable, match="the session is closed"):
+                await session.txn()
+        with pytest.raises(errors.LeftAlready):
+            await member.join()
+        await member.prepare()
+        assert len(driver.sessions) == 1
+
+    run(scenario)
+
+
+async def until(holds) -> None:
+    while not holds():  # noqa: ASYNC110  Bounded by `run`.
+        await asyncio.sleep(0.001)
 
 
 # ---- using it

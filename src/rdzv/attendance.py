@@ -10,6 +10,7 @@ What it does about trouble:
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Protocol
 
 from .arrival import record_for
@@ -68,6 +69,7 @@ class Attendance:
         self._machine = machine
         self._attender = attender
         self._task: asyncio.Task[None] | None = None
+        self._early: asyncio.Task[Session] | None = None
         self._former: Presence | None = None
         self._place = ""
         self._away_at: float | None = None
@@ -76,6 +78,12 @@ class Attendance:
         self._pauses = 0
         self._complained = False
         self._refused = ""
+
+    def prepare(self) -> None:
+        """Connect already, for whoever is about to join. What comes of it is heard then."""
+        if self._task is None and self._early is None:
+            connecting = self._driver.connect()
+            self._early = asyncio.get_running_loop().create_task(connecting, name=f"rdzv dials {self._machine.host}")
 
     def start(self) -> None:
         """Be present from now on, if we are not trying already."""
@@ -110,6 +118,11 @@ class Attendance:
             timer = self._machine.call_later(STOP_S, self._task.cancel)
             await asyncio.wait([self._task])
             timer.cancel()
+        if self._early is not None:
+            self._early.cancel()
+            await asyncio.wait([self._early])
+            if not self._early.cancelled() and self._early.exception() is None:
+                await self._early.result().close()
         await self._driver.close()
 
     def away_s(self) -> float:
@@ -167,7 +180,7 @@ class Attendance:
         """Until an engine answers that we may follow."""
         while True:
             try:
-                session = await self._driver.connect()
+                session = await self._dial()
             except Unreachable as error:
                 self._lose_touch(error.sentence)
             except Untrusted as error:
@@ -189,6 +202,13 @@ class Attendance:
                     raise
                 await session.close()
             await self._pause()
+
+    async def _dial(self) -> Session:
+        early, self._early = self._early, None
+        if early is not None:
+            with suppress(Unreachable, Untrusted):  # It was another time, and may be another engine's word.
+                return await early
+        return await self._driver.connect()
 
     async def _may_follow(self, session: Session) -> bool:
         """T16: an engine elsewhere may not know that the one we knew still serves others."""

@@ -182,6 +182,13 @@ class Rendezvous:
         failed, reason = parting(error)
         self.leave(failed=failed, reason=reason)
 
+    def prepare(self) -> None:
+        """Connect already, and serve if that is ours to do, without taking part: `join` is quicker then.
+
+        It does not wait for that, and does not say what came of it.
+        """
+        self._line.run(self._aio.prepare())
+
     def join(self, timeout_s: float | None = None, *, lasts: Callable[[], object] | None = None) -> World:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 

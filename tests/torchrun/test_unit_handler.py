@@ -409,6 +409,20 @@ def test_a_server_of_our_own_does_not(free_port):
         assert info.world_size == 1
 
 
+def test_a_handler_serves_from_when_it_is_made_until_it_goes(free_port):
+    """As torch's does: agents that start a moment later find it, though it has not been asked for a round yet."""
+
+    def is_served():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", free_port)) == 0
+
+    with Job(1, 1) as job:
+        assert not is_served()
+        job.agent(endpoint=f"127.0.0.1:{free_port}")
+        wait_for(is_served)
+    assert not is_served()
+
+
 # ---- coming back
 
 

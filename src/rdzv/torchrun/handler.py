@@ -104,6 +104,7 @@ class Handler(RendezvousHandler):
         # What is being handled already when we are made is not ours: whoever tries again does it in an `except` block.
         self._outer = sys.exc_info()[1]
         warn_if_a_loss_would_end_it(conf.min_nodes, conf.max_nodes)
+        self._rendezvous.prepare()  # While the agent gets ready; as torch's does.
 
     # ---- torch's interface
 
