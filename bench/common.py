@@ -250,5 +250,11 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(BENCH), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    """Which one was measured. Results are written while others are still being measured, and change nothing of that."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(BENCH.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
