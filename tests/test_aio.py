@@ -76,10 +76,13 @@ class Dialled(MemoryDriver):
     def __init__(self, missing: int = 0) -> None:
         super().__init__(memory())
         self.missing = missing
+        self.open: asyncio.Event | None = None
         self.sessions: list[MemorySession | None] = []
 
     async def connect(self) -> MemorySession:
         self.sessions.append(None)
+        if self.open is not None:
+            await self.open.wait()
         if len(self.sessions) <= self.missing:
             raise errors.Unreachable(self.endpoint, "nobody is there", applied=False)
         self.sessions[-1] = await super().connect()
@@ -130,6 +133,23 @@ def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(missin
             await member.join()
         await member.prepare()
         assert len(driver.sessions) == 1
+
+    run(scenario)
+
+
+def test_who_leaves_the_moment_it_is_connected_leaves_nothing_behind():
+    async def scenario():
+        driver = Dialled()
+        driver.open = asyncio.Event()
+        member = rendezvous("memory://", driver=driver)
+        await member.prepare()
+        joining = asyncio.create_task(member.join())
+        await asyncio.sleep(0.01)
+        driver.open.set()
+        await member.leave()  # In the turn in which the connection is made; who waits for it would be told in the next.
+        with pytest.raises(errors.LeftAlready):
+            await joining
+        assert [session._closed for session in driver.sessions] == [True]
 
     run(scenario)
 

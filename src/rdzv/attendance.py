@@ -204,10 +204,13 @@ class Attendance:
             await self._pause()
 
     async def _dial(self) -> Session:
-        early, self._early = self._early, None
+        early = self._early
         if early is not None:
-            with suppress(Unreachable, Untrusted):  # It was another time, and may be another engine's word.
-                return await early
+            with suppress(Unreachable, Untrusted):  # What was wrong then need not be now.
+                await early
+            self._early = None
+            if early.exception() is None:
+                return early.result()
         return await self._driver.connect()
 
     async def _may_follow(self, session: Session) -> bool:
