@@ -129,9 +129,9 @@ def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(missin
         for session in filter(None, driver.sessions):
             with pytest.raises(errors.Unreachable, match="the session is closed"):
                 await session.txn()
-        with pytest.raises(errors.LeftAlready):
-            await member.join()
-        await member.prepare()
+        for call in (member.join, member.prepare):
+            with pytest.raises(errors.LeftAlready, match=f"^{call.__name__}: this member has left run 'job'"):
+                await call()
         assert len(driver.sessions) == 1
 
     run(scenario)

@@ -244,8 +244,8 @@ def test_nothing_but_another_leave_can_be_called_after_leaving():
         member.leave()
         member.leave()
         for call in (
-            member.join, member.wait_changed, member.status, member.done, member.drain, member.close_run, world.members,
-            world.store.num_keys,
+            member.prepare, member.join, member.wait_changed, member.status, member.done, member.drain, member.close_run,
+            world.members, world.store.num_keys,
         ):  # fmt: skip
             with pytest.raises(LeftAlready, match=f"^{call.__name__}: this member has left run 'job'"):
                 call()

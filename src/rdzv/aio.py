@@ -65,7 +65,10 @@ class Rendezvous:
         await self.leave(failed=failed, reason=reason)
 
     async def prepare(self) -> None:
-        """Connect already, and serve if that is ours to do, without taking part: `join` is quicker then. Never raises."""
+        """Connect already, and serve if that is ours to do, without taking part: `join` is quicker then.
+
+        It does not wait for that, and does not say what came of it: whoever joins is told.
+        """
         self._member.prepare()
 
     async def join(self, timeout_s: float | None = None) -> World:

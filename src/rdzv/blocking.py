@@ -185,7 +185,7 @@ class Rendezvous:
     def prepare(self) -> None:
         """Connect already, and serve if that is ours to do, without taking part: `join` is quicker then.
 
-        It does not wait for that, and does not say what came of it.
+        It does not wait for that, and does not say what came of it: whoever joins is told.
         """
         self._line.run(self._aio.prepare())
 

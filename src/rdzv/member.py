@@ -114,8 +114,8 @@ class Member:
 
     def prepare(self) -> None:
         """Connect already, without taking part; and serve, if that is ours to do."""
-        if self._leaving is None:
-            self._attendance.prepare()
+        self._check_usable("prepare")
+        self._attendance.prepare()
 
     async def join(self, timeout_s: float | None = None) -> World:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.

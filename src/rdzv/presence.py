@@ -356,15 +356,13 @@ class Presence:
     async def examine(self, table: str) -> tuple[Found, Head | None]:
         """T3: by one read, is the round of that table ours to take? Raises Evicted, Unreachable, EngineReset."""
         entry, head, revision = self._shown_line(table), self.sight.head, self._since
-        if entry is not None:
-            self.run_lease = entry.lease
-        else:
+        if entry is None:
             entry, head, revision = await self._read(table)
         line = None if entry is None else wire.decode(Entry, entry.value)
         result = found(head, table, line, self.created)
         if result is Found.GIVEN and line is not None and entry is not None:
             self.line, self._entry_created = line, entry.created
-            self.taken_at = revision
+            self.run_lease, self.taken_at = entry.lease, revision
         return result, head
 
     def _shown_line(self, table: str) -> Item | None:
@@ -382,12 +380,11 @@ class Presence:
         keys = self.keys
         outcome = await self.session.txn(
             [self.own_guard],
-            [Get(keys.head), Get(keys.entry(table, self.id)), Get(keys.settings)],
+            [Get(keys.head), Get(keys.entry(table, self.id))],
         )
         if not outcome.succeeded:
             raise await self._why_gone()
-        item, settings = outcome.item(0), outcome.item(2)
-        self.run_lease = settings.lease if settings else 0
+        item = outcome.item(0)
         self.sight.show(item, outcome.revision)
         head = None if item is None else self.sight.head
         if item is not None and item.modified != self.sight.modified:

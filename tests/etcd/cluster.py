@@ -388,7 +388,10 @@ class Recorder:
 
 
 def _is_frozen(pid: int) -> bool:
-    tasks = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    try:
+        tasks = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # One of its threads has ended meanwhile.
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in tasks)
 
 

@@ -84,6 +84,12 @@ class Ear(Framed):
         self.problem = problem
         self.transport.close()
 
+    def in_the_clear(self, transport, start):
+        raise AssertionError("there is no TLS here")
+
+    def insecure(self, problem, untrusted):
+        raise AssertionError("there is no TLS here")
+
 
 @pytest.mark.parametrize("frame", REQUESTS, ids=lambda frame: type(frame).__name__)
 def test_every_request_arrives_as_it_was_sent(frame):

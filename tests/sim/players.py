@@ -265,25 +265,9 @@ class Player:
         return world
 
     def _given(self, world: World) -> None:
-        instance, member, revision = world.given_by
         self.worlds.append(world)
         self._holds = RoundId(world.era, world.round)
-        self.hands.history.add(
-            Given(
-                actor=self.name,
-                member=member,
-                instance=instance,
-                revision=revision,
-                run=world.incarnation,
-                era=world.era,
-                number=world.round,
-                table=world.table,
-                size=world.size,
-                rank=world.rank,
-                digest=world.digest,
-                boot=str(world.bootstrap),
-            )
-        )
+        self.hands.history.add(Given.of(self.name, world))
 
     async def _watch(self) -> None:
         """Put on record the moment it is told, whatever its workers are doing."""

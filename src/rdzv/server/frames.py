@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -309,7 +310,7 @@ class _Buffers(threading.local):
 _buffers = _Buffers()
 
 
-class Framed(asyncio.BufferedProtocol):
+class Framed(asyncio.BufferedProtocol, ABC):
     """One end of a connection. Keeps no buffer of its own but the beginning of a frame that has not come as a whole."""
 
     __slots__ = ("__weakref__", "_greeted", "_held", "_need", "_rest", "frame_max", "transport")
@@ -328,21 +329,21 @@ class Framed(asyncio.BufferedProtocol):
     def greeted(self) -> None:
         """The other side's greeting has come and is right."""
 
+    @abstractmethod
     def frame_received(self, payload: memoryview) -> None:
         """A frame, valid only during the call. Incompatible ends the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def violated(self, problem: str, start: bytes = b"") -> None:
         """What came is not ours; `start` are the first bytes, if not even the greeting was. Must end the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
         """It does not speak TLS as it should; `start` are its first bytes. Must end the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def insecure(self, problem: str, untrusted: bool) -> None:
         """TLS failed; `untrusted`: because one side does not trust the other. Must end the connection."""
-        raise NotImplementedError
 
     # ---- asyncio's side
 

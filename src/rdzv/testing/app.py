@@ -83,24 +83,8 @@ class App:
         self.act("gone")
 
     def _given(self, world: World) -> None:
-        instance, member, revision = world.given_by
         self.holds = RoundId(world.era, world.round)
-        self.stage.history.add(
-            Given(
-                actor=self.machine.name,
-                member=member,
-                instance=instance,
-                revision=revision,
-                run=world.incarnation,
-                era=world.era,
-                number=world.round,
-                table=world.table,
-                size=world.size,
-                rank=world.rank,
-                digest=world.digest,
-                boot=str(world.bootstrap),
-            )
-        )
+        self.stage.history.add(Given.of(self.machine.name, world))
 
     async def _watch(self) -> None:
         """Put on record the moment it is told, whatever its workers are doing."""

@@ -14,6 +14,7 @@ import msgspec
 
 from ..core.model import NO_ROUND, Era, RoundId
 from ..drivers.base import Batch, Compare, Event, Operation
+from ..world import World
 from .loop import VirtualLoop
 from .server import SimServer
 
@@ -69,6 +70,25 @@ class Given(Observation, frozen=True, kw_only=True):
     rank: int
     digest: str
     boot: str
+
+    @classmethod
+    def of(cls, actor: str, world: World) -> Given:
+        """What that machine was given."""
+        instance, member, revision = world.given_by
+        return cls(
+            actor=actor,
+            member=member,
+            instance=instance,
+            revision=revision,
+            run=world.incarnation,
+            era=world.era,
+            number=world.round,
+            table=world.table,
+            size=world.size,
+            rank=world.rank,
+            digest=world.digest,
+            boot=str(world.bootstrap),
+        )
 
     def tell(self) -> str:
         """Round, rank and table; the rest follows from the table if G1 holds."""

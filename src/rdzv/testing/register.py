@@ -152,9 +152,9 @@ class SimRegister:
         answer: tuple[bytes, Any, bool] | None = await self._call("swap", state, token)
         return answer
 
-    async def wait(self, token: Any) -> None:
-        """It cannot."""
-        raise NotImplementedError
+    async def wait(self, token: Any) -> None:  # noqa: ARG002
+        """It cannot, and says so (`waits`)."""
+        raise AssertionError("a register that cannot wait was asked to")
 
     async def beat(self, name: str) -> None:
         """See `Register`."""
