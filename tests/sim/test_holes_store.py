@@ -14,7 +14,7 @@ from rdzv import store as store_module
 from rdzv.arrival import Arrival
 from rdzv.core import rules, wire
 from rdzv.core.model import Era, Head, Phase
-from rdzv.drivers.base import Created, Delete, Empty, List
+from rdzv.drivers.base import Created, Delete, Empty, Get, List, Put
 from rdzv.errors import Closed, RoundOver, SettingsError
 from rdzv.presence import Presence
 from rdzv.store import Store
@@ -298,3 +298,41 @@ async def test_h16_a_wait_in_a_store_ends_when_the_round_breaks(hands):
     await hands.raises(RoundOver, waiting)
     assert hands.now - hands.breaks()[0][0] < EPSILON_S
     await hands.until(lambda: a.is_in and b.is_in)
+
+
+# ---- T12.2: what outlives its writer
+
+
+def the_runs_lease_is_not_known():
+    right = Presence.examine
+
+    async def examine(self, table):
+        result = await right(self, table)
+        self.run_lease = 0
+        return result
+
+    return [(Presence, "examine", examine)]
+
+
+async def one_gives_up(hands):
+    a, b = await hands.form_by_hand("a", "b")
+    marks = []
+    hands.before(lambda request: request.actor == "b" and Delete(b.key.key) in request.operations, marks.append)
+    await hands.all(b.leave(failed=True, reason="exit code 1"))
+    (mark,) = [one for one in marks[0].operations if isinstance(one, Put) and one.key.startswith(KEYS.ranks)]
+    assert mark.lease == hands.read(Get(KEYS.settings)).item(0).lease != 0, "its mark hangs on no lease"
+    assert a.member._presence.run_lease == mark.lease
+
+
+@by_hand(min_nodes=1, max_nodes=2, last_call=1, catches={the_runs_lease_is_not_known: "its mark hangs on no lease"})
+async def test_the_mark_of_one_that_goes_hangs_on_the_runs_lease(hands):
+    """It knows the lease by its line, which it was shown; else a run that all have left would stay for ever."""
+    await one_gives_up(hands)
+
+
+@by_hand(
+    min_nodes=1, max_nodes=2, last_call=1, stars=False, catches={the_runs_lease_is_not_known: "its mark hangs on no lease"}
+)
+async def test_the_mark_of_one_that_asked_for_its_line_hangs_on_the_runs_lease(hands):
+    """It knows the lease by its line, whichever way it came."""
+    await one_gives_up(hands)
