@@ -230,7 +230,7 @@ class Book:
 def about() -> dict:
     """On what, with what, and when a result was measured."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.node())
     return {
         "machine": f"{len(os.sched_getaffinity(0))} cores, {model}",
         "system": f"{platform.system()} {platform.release()}",

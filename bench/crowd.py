@@ -17,11 +17,11 @@ from common import allow_files
 from floor import Floor
 from servers import torchft
 
-from rdzv.drivers.base import Driver, Session
-from rdzv.drivers.choose import open_driver
-from rdzv.machine import RealMachine
-from rdzv.member import Member
-from rdzv.settings import Settings
+from rdzv.config.settings import Settings
+from rdzv.drivers import open_driver
+from rdzv.engines.port import Driver, Session
+from rdzv.member.member import Member
+from rdzv.system.node import LocalNode
 
 LIMIT_S = 600.0
 
@@ -61,9 +61,9 @@ class Members:
         self._at_once = spec.get("at_once", 200)
         if self._warm:
             self._drivers = [Connected(driver) for driver in self._drivers]
-        machines = [RealMachine(f"node{index}") for index in spec["mine"]]
-        self.members = [Member(driver, settings, machine) for driver, machine in zip(self._drivers, machines, strict=True)]
-        self._worlds = [None] * len(machines)
+        nodes = [LocalNode(f"node{index}") for index in spec["mine"]]
+        self.members = [Member(driver, settings, node) for driver, node in zip(self._drivers, nodes, strict=True)]
+        self._worlds = [None] * len(nodes)
 
     async def prepare(self) -> None:
         if self._warm:

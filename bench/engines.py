@@ -16,7 +16,7 @@ import asyncio
 import etcd_form
 from common import Book, Crowd, Server, allow_files, cpu_s
 
-from rdzv.etcd.server import EtcdServer
+from rdzv.engines.etcd.server import EtcdServer
 
 REGISTER_PROCESSES = 8
 ETCD_HEADS = 2

@@ -22,16 +22,16 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from rdzv.drivers.etcd import EtcdDriver
-from rdzv.endpoint import Endpoint
-from rdzv.etcd import messages
-from rdzv.etcd.access import Access
-from rdzv.etcd.client import Client
-from rdzv.etcd.server import EtcdServer
-from rdzv.etcd.watches import Subscription
-from rdzv.machine import RealMachine
-from rdzv.member import Member
-from rdzv.settings import Settings
+from rdzv.config.endpoint import Endpoint
+from rdzv.config.settings import Settings
+from rdzv.engines.etcd.client import messages
+from rdzv.engines.etcd.client.client import Client
+from rdzv.engines.etcd.client.credentials import Credentials
+from rdzv.engines.etcd.client.watches import Subscription
+from rdzv.engines.etcd.driver import EtcdDriver
+from rdzv.engines.etcd.server import EtcdServer
+from rdzv.member.member import Member
+from rdzv.system.node import LocalNode
 
 
 class Counted:
@@ -50,7 +50,7 @@ class Counted:
 
         async def txn(client, compares=(), then=(), otherwise=(), *rest, **more):
             done = await txn_right(client, compares, then, otherwise, *rest, **more)
-            counted.puts += sum(isinstance(one, messages.Put) for one in (then if done.succeeded else otherwise))
+            counted.puts += sum(isinstance(one, messages.PutRequest) for one in (then if done.succeeded else otherwise))
             return done
 
         def tell(subscription, changes):
@@ -67,7 +67,7 @@ async def form(server: EtcdServer, size: int, joined: Callable[[], object] = lam
     """How many seconds it takes until all have their world. `joined` is called then, before they leave."""
     endpoint = Endpoint.parse(server.url + "/bench")
     settings = Settings.make(endpoint, run_id=f"job{size}-{time.monotonic_ns()}", min_nodes=size, max_nodes=size, lease=60)
-    members = [Member(EtcdDriver(endpoint, Access()), settings, RealMachine(f"node{n}")) for n in range(size)]
+    members = [Member(EtcdDriver(endpoint, Credentials()), settings, LocalNode(f"node{n}")) for n in range(size)]
     began_at = time.perf_counter()
     worlds = await asyncio.gather(*(member.join() for member in members))
     took_s = time.perf_counter() - began_at
@@ -92,7 +92,7 @@ async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
 
         async def caller(n: int) -> None:
             for count in range(each):
-                await put(messages.Put(b"bare/%d/%d" % (n, count), b"x" * 300).encode())
+                await put(messages.PutRequest(b"bare/%d/%d" % (n, count), b"x" * 300).encode())
 
         async def listen() -> None:
             missing = heads * size
@@ -102,7 +102,7 @@ async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
         listening = asyncio.create_task(listen())
         await asyncio.gather(*(caller(n) for n in range(size)))
         for _ in range(heads):
-            await put(messages.Put(b"bare/head", b"x" * 300).encode())
+            await put(messages.PutRequest(b"bare/head", b"x" * 300).encode())
         await listening
         took_s = time.perf_counter() - began_at
         stream.cancel()

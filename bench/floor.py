@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 
-from rdzv.drivers.base import Created, Equals, Get, List, Order, Put
-from rdzv.server import frames
-from rdzv.server.frames import Done, Granting, Hello, News, Txn, Watch
+from rdzv.engines.embedded import frames
+from rdzv.engines.embedded.frames import Hello, LeaseGrant, Txn, TxnDone, WatchNews, WatchStart
+from rdzv.engines.port import Created, Equals, Get, List, Order, Put
 
 ROOT = "rdzv/floor/group/"
 HEAD, SETTINGS, MEMBERS = ROOT + "round", ROOT + "settings", ROOT + "members/"
@@ -70,7 +70,7 @@ class Bare(asyncio.Protocol):
             self.welcome.set_result(frames.welcome_decoder.decode(payload))
             return
         answer = frames.answer_decoder.decode(payload)
-        if isinstance(answer, News):
+        if isinstance(answer, WatchNews):
             self._told(answer)
         else:
             self._next(answer)
@@ -83,9 +83,9 @@ class Bare(asyncio.Protocol):
     # ---- the exchange
 
     def form(self) -> None:
-        self._come((Granting(self._lease, 10.0),))
+        self._come((LeaseGrant(self._lease, 10.0),))
 
-    def _come(self, grants: tuple[Granting, ...] = ()) -> None:
+    def _come(self, grants: tuple[LeaseGrant, ...] = ()) -> None:
         self._comes -= 1
         here = Created(self._own, 0 if self._comes == 0 else 1)
         put = Put(self._own, b"x" * RECORD_SIZE, self._lease)
@@ -95,23 +95,23 @@ class Bare(asyncio.Protocol):
         compares = (Equals(SETTINGS, b"x" * SETTINGS_SIZE), here, Created(ban, 0))
         self._ask(Txn, self._came, compares, (*before, put, Get(HEAD)), around, (), grants)
 
-    def _came(self, answer: Done) -> None:
+    def _came(self, answer: TxnDone) -> None:
         if not answer.outcome.succeeded:
             self._come()
             return
         others = (*answer.outcome.reads[0], *answer.outcome.reads[1])
         before = next((item.key for item in others if item.key != self._own), HEAD)
         targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", line_of(self._index, "*"), before)
-        self._transport.write(frames.encode(Watch(1, targets, answer.outcome.revision)))
+        self._transport.write(frames.encode(WatchStart(1, targets, answer.outcome.revision)))
         if self._index == 0:
             self._ask(Txn, self._listed, (), (List(MEMBERS),), ())
 
-    def _listed(self, answer: Done) -> None:
+    def _listed(self, answer: TxnDone) -> None:
         self._seen = len(answer.outcome.reads[0])
-        self._transport.write(frames.encode(Watch(2, (MEMBERS,), answer.outcome.revision)))
+        self._transport.write(frames.encode(WatchStart(2, (MEMBERS,), answer.outcome.revision)))
         self._seal()
 
-    def _told(self, news: News) -> None:
+    def _told(self, news: WatchNews) -> None:
         if news.watch == 2:
             self._seen += len(news.batch.events)
             self._seal()

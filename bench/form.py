@@ -75,7 +75,7 @@ async def count(size: int, kind: str = "members", **exchange: int) -> dict[str, 
                     found[mode] = {
                         "requests": total.requests / size,
                         "txns": total.asked["Txn"] / size,
-                        "news": total.told["News"] / size,
+                        "news": total.told["WatchNews"] / size,
                         "bytes": total.bytes / size,
                     }
             finally:

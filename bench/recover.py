@@ -23,10 +23,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "torchrun"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from agents import Job
 from common import Book
+
+from support.torchrun_jobs import Job
 
 NODES = ("a", "b", "c")
 PARTS = ("formed", "told", "returned", "shrunk", "grown")

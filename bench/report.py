@@ -189,7 +189,7 @@ def write(folder: Path) -> None:
     about = next(iter(rows.about.values()))
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     marks = verdicts(rows)
-    text = ["# Results", "", f"{about['machine']}; {about['system']}; Python {about['python']}; {versions}."]
+    text = ["# Results", "", f"{about['node']}; {about['system']}; Python {about['python']}; {versions}."]
     runs = [f"{name}: {one['stamp']}, commit {one['commit']}, load {one['load']:.1f}" for name, one in rows.about.items()]
     text += ["", "; ".join(runs) + ".", "", "## Asked and measured", "", *table(["asked", "measured", ""], marks)]
     lines = [

@@ -10,32 +10,32 @@ from __future__ import annotations
 import sys
 import time
 
-from rdzv.member import Member
-from rdzv.settings import Settings
+from rdzv.config.settings import Settings
+from rdzv.member.member import Member
 from rdzv.testing.driver import SimDriver
-from rdzv.testing.loop import VirtualLoop
-from rdzv.testing.machines import SimMachine
-from rdzv.testing.network import Network
+from rdzv.testing.network import SimNetwork
+from rdzv.testing.nodes import SimNode
 from rdzv.testing.server import SimServer
+from rdzv.testing.virtual_loop import VirtualLoop
 
 
 def form(n, driver=SimDriver, observer=None):
     """Start n members within a second of each other; everything they sent and received until the last has its world."""
     loop = VirtualLoop()
-    network = Network(loop, n)
+    network = SimNetwork(loop, n)
     server = SimServer(network, "engine", n, tick_s=0.5)
-    network.route = lambda _machine: server
+    network.route = lambda _node: server
     settings = Settings.make("memory://", run_id="bench", min_nodes=n, max_nodes=n, lease=60)
-    machines = [SimMachine(loop, f"node{index}", n) for index in range(n)]
+    nodes = [SimNode(loop, f"node{index}", n) for index in range(n)]
     worlds = []
 
-    async def live(machine):
-        member = Member(driver(network, machine), settings, machine, observer)
-        await Sleep(machine).until(machine.rng.random())
+    async def live(node):
+        member = Member(driver(network, node), settings, node, observer)
+        await Sleep(node).until(node.rng.random())
         worlds.append(await member.join())
 
     async def play():
-        for exited in [machine.spawn(live(machine)) for machine in machines]:
+        for exited in [node.spawn(live(node)) for node in nodes]:
             await exited
 
     began = time.perf_counter()
@@ -48,13 +48,13 @@ def form(n, driver=SimDriver, observer=None):
 class Sleep:
     """By the machine's clock."""
 
-    def __init__(self, machine):
-        self.machine = machine
+    def __init__(self, node):
+        self.node = node
 
     async def until(self, delay_s):
         """Wait that long."""
-        waiter = self.machine.loop.create_future()
-        self.machine.call_later(delay_s, lambda: waiter.set_result(None))
+        waiter = self.node.loop.create_future()
+        self.node.call_later(delay_s, lambda: waiter.set_result(None))
         await waiter
 
 

@@ -82,8 +82,8 @@ class Etcd:
 def etcds(stack: ExitStack) -> list:
     import grpc  # noqa: PLC0415
 
-    from rdzv.etcd import messages  # noqa: PLC0415
-    from rdzv.etcd.server import EtcdServer  # noqa: PLC0415
+    from rdzv.engines.etcd.client import messages  # noqa: PLC0415
+    from rdzv.engines.etcd.server import EtcdServer  # noqa: PLC0415
 
     etcd = stack.enter_context(EtcdServer())
     own = [("grpc.use_local_subchannel_pool", 1)]  # Else all channels would share one connection.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 
-from rdzv.server import frames
+from rdzv.engines.embedded import frames
 
 ASKS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Hello, *frames.Request.__args__)}
 TELLS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Welcome, *frames.Answer.__args__)}
@@ -36,7 +36,7 @@ class Line:
     @property
     def requests(self) -> int:
         """What the engine has to do: it answers, or keeps a watch."""
-        return sum(self.asked[name] for name in ("Txn", "Renew", "Revoke", "Watch"))
+        return sum(self.asked[name] for name in ("Txn", "Renew", "Revoke", "WatchStart"))
 
 
 class Tap:

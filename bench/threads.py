@@ -17,7 +17,7 @@ import itertools
 
 from common import Book, Crowd, Server, allow_files
 
-from rdzv.etcd.server import free_ports
+from rdzv.engines.etcd.server import free_ports
 
 LIMIT_S = 200
 """Of torch's, some never end: those who lose a swap try again together."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hosts import Network, why_not
+from support.network_hosts import Network, why_not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,16 +7,15 @@ import sys
 
 import pytest
 
-from party import LONG_S, QUICK, memory, run
-from rdzv import aio, errors
-from rdzv.aio import parting
-from rdzv.core.told import Kind
-from rdzv.drivers import choose
-from rdzv.drivers.memory import MemoryDriver, MemorySession
+from rdzv import aio, drivers, errors
+from rdzv.aio import departure_of
+from rdzv.core.member import ChangeKind
+from rdzv.engines.memory import MemoryDriver, MemorySession
+from support.memory_members import LONG_S, QUICK, memory, run
 
 
-def rendezvous(endpoint: str, slot: str = "", **options: object) -> aio.Rendezvous:
-    return aio.Rendezvous(endpoint, **{"run_id": "job", "min_nodes": 1, "max_nodes": 2, "slot": slot, **QUICK, **options})
+def rendezvous(endpoint: str, slot: str = "", **options: object) -> aio.AsyncRendezvous:
+    return aio.AsyncRendezvous(endpoint, **{"run_id": "job", "min_nodes": 1, "max_nodes": 2, "slot": slot, **QUICK, **options})
 
 
 # ---- making one
@@ -33,13 +32,13 @@ def test_an_engine_that_needs_what_is_not_installed_says_how_to_get_it(monkeypat
     def missing(_):
         raise ModuleNotFoundError(name="torch.distributed")
 
-    monkeypatch.setattr(choose, "import_module", missing)
+    monkeypatch.setattr(drivers, "import_module", missing)
     with pytest.raises(errors.SettingsError) as refused:
         rendezvous("c10d://host")
     assert refused.value.sentence == (
         "endpoint 'c10d://host:29400' needs torch, which is not installed: pip install 'rdzv[torch]'"
     )
-    monkeypatch.setattr(choose, "import_module", lambda _: __import__("no_such_module"))
+    monkeypatch.setattr(drivers, "import_module", lambda _: __import__("no_such_module"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         rendezvous("c10d://host")
 
@@ -174,7 +173,7 @@ def test_a_member_joins_works_is_told_and_joins_again():
                 assert a.changed is None
                 assert await a.wait_changed(timeout_s=0.01) is None
             change = await a.wait_changed()
-            assert change.kind is Kind.ROUND
+            assert change.kind is ChangeKind.ROUND
             assert change.reason.endswith("/b left: its work here is over")
             assert a.changed == change
             world = await a.join(timeout_s=LONG_S)
@@ -234,14 +233,14 @@ class Ours(Exception):
     ids=repr,
 )
 def test_the_error_that_ends_a_block_decides_what_the_others_hear(error, said):
-    assert parting(error) == said
+    assert departure_of(error) == said
 
 
 def test_a_block_that_fails_gives_up_with_the_error_as_reason():
     async def scenario():
         endpoint = memory()
 
-        async def work(a: aio.Rendezvous) -> None:
+        async def work(a: aio.AsyncRendezvous) -> None:
             async with rendezvous(endpoint, "b") as b:
                 await asyncio.gather(a.join(), b.join())
                 raise Ours("lost a GPU")

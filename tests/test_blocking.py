@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import rdzv
-from party import LONG_S, QUICK, memory
-from rdzv import portal as portal_module
-from rdzv.core.told import Kind
+from rdzv.core.member import ChangeKind
 from rdzv.errors import Closed, JoinTimeout, LeftAlready, NotJoined, RoundOver, StoreTimeout
+from rdzv.system import portal as portal_module
+from support.memory_members import LONG_S, QUICK, memory
 
 SOON_S = 3.0
 """For what should take no time, on a busy machine."""
@@ -140,7 +140,7 @@ def test_a_member_is_told_and_joins_again(pool):
         members[2].leave(failed=True, reason="exit code 1")
         for member in members[:2]:
             change = member.wait_changed(timeout_s=LONG_S)
-            assert change.kind is Kind.ROUND
+            assert change.kind is ChangeKind.ROUND
             assert change.reason.endswith("/2 gave up: exit code 1")
             assert member.changed == change
         worlds = list(pool.map(lambda member: member.join(), members[:2]))
@@ -157,7 +157,7 @@ def test_an_eviction_that_was_read_in_one_thread_lets_another_join(pool):
     with party(2, min_nodes=1, regroup=0.2) as (members, _):
         again = pool.submit(members[1].join)
         deadline = time.monotonic() + LONG_S
-        while getattr(members[0].changed, "kind", None) is not Kind.EVICTED:
+        while getattr(members[0].changed, "kind", None) is not ChangeKind.EVICTED:
             assert time.monotonic() < deadline
             members[0].wait_changed(0.01)
             time.sleep(0.01)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from rdzv.engines.etcd.server import EtcdServer, find_etcd
 from rdzv.errors import RdzvError
-from rdzv.etcd.server import EtcdServer, find_etcd
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate")

@@ -23,23 +23,43 @@ each_file = pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(SRC
 LINES_MAX = 500
 FUNCTION_MAX = 60
 
-# From the bottom up: a module may import from its own layer and from those before it. A module of the package's top level
-# that is not named is a part of the member.
-MEMBER = "member"
-LAYERS = [
-    {"errors", "_version"},
-    {"core"},
-    {"secret", "endpoint", "kinds", "settings", "bootstrap", "machine"},
-    {"etcd"},  # A client, which knows nothing of rendezvous, and a server to start.
-    # The embedded server is the reference engine behind a socket, and no brain: it knows as little of members as drivers do.
-    {"drivers", "server"},
-    {MEMBER},
-    {"aio", "blocking", "portal"},
-    {"__init__"},
-    {"cli", "torchrun", "testing", "__main__"},
-]
-NAMED = set().union(*LAYERS)
-NOBODY_IMPORTS = {"cli", "torchrun", "testing", "__main__"}
+IMPORTS = {
+    # package: what it may import, all of it further up in this table, so that there is no cycle.
+    "errors": "",
+    "_version": "",
+    "core": "errors",
+    "system": "errors",
+    "config": "core errors",
+    "engines": "errors",
+    "engines.embedded": "engines config system errors",
+    "engines.etcd.client": "errors",
+    "engines.etcd": "engines engines.etcd.client config system errors",
+    "engines.register": "engines system errors",
+    "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
+    "member": "core config engines system errors _version",
+    "aio": "member drivers core config engines system errors",
+    "blocking": "aio member core config engines system errors",
+    "__init__": "aio blocking member core errors _version",
+    "operate": "member drivers core config engines engines.embedded system errors _version",
+    "cli": "operate aio member drivers core config engines engines.embedded errors _version",
+    "torchrun": "blocking member core config engines errors",
+    "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
+        errors""",
+    "testing": "operate member core config engines engines.embedded engines.register system errors",
+    "__main__": "cli",
+}
+"""The architecture, as who may import whom. A package is a folder; a module of the top level is one by itself.
+
+    __main__   cli   torchrun.rendezvous   torchrun   testing       commands, torch's launcher, the simulator
+                         operate                                    what people do with a run from outside
+                    blocking    aio                                 the public API
+                  member     drivers                                one member; the driver for an endpoint
+         engines.embedded  engines.etcd  engines.register           three engines
+                     engines   config                               the port and the reference engine; settings
+                       core    system                               the rules; clock, timers, sockets
+                           errors
+"""
+TOP_MODULES_MAX = 12
 
 PURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "selectors", "signal",
@@ -47,7 +67,7 @@ PURE = {
 }  # fmt: skip
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
-THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "etcd/", "typer": "cli/", "rich": "cli/"}
+THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/"}
 """Which package may be imported in which place; '' is everywhere."""
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -55,25 +75,25 @@ WALL_CLOCK = {
     "time.time", "time.time_ns", "time.gmtime", "time.localtime", "time.ctime", "datetime.now", "datetime.utcnow",
     "datetime.today", "date.today", "utils.formatdate",
 }  # fmt: skip
-READS_IT = {"machine.py"}
+READS_IT = {"system/node.py"}
 """Where a stamp for people is made."""
-SHOWS_IT = {"stamp": {"machine.py", "presence.py", "operate.py"}, "http_date": {"machine.py", "doctor.py", "server/peer.py"}}
+SHOWS_IT = {
+    "stamp": {"system/node.py", "member/presence.py", "operate/commands.py"},
+    "http_date": {"system/node.py", "operate/doctor.py", "engines/embedded/server_connection.py"},
+}
 """Who may ask for one: to write it into the journal, and to tell it to the doctor, who only shows it."""
 
 
-def layer_of(part: str) -> int:
-    name = part if part in NAMED else MEMBER
-    return next(index for index, names in enumerate(LAYERS) if name in names)
+def package_of(module: str) -> str:
+    """The package of IMPORTS that a dotted name below `rdzv` belongs to; "" is the package itself."""
+    parts = module.split(".")
+    while parts and ".".join(parts) not in IMPORTS:
+        parts.pop()
+    return ".".join(parts) or "__init__"
 
 
-def part_of(module: str) -> str:
-    """The part of the package that a dotted name below it belongs to."""
-    return module.partition(".")[0] or "__init__"
-
-
-def own_part(file: Path) -> str:
-    inside = file.relative_to(SRC)
-    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+def own_package(file: Path) -> str:
+    return package_of(".".join(file.relative_to(SRC).with_suffix("").parts))
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
@@ -94,7 +114,7 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 def own_imports(file: Path) -> Iterator[tuple[int, str]]:
     for line, name in imports(file):
         if name.split(".")[0] == "rdzv":
-            yield line, part_of(name.removeprefix("rdzv").lstrip("."))
+            yield line, package_of(name.removeprefix("rdzv").lstrip("."))
 
 
 def where(file: Path, line: int) -> str:
@@ -105,26 +125,54 @@ def test_the_files_are_found():
     assert {"errors.py", "settings.py"} <= {file.name for file in FILES}
 
 
-@each_file
-def test_a_module_imports_only_from_its_own_layer_and_below(file):
-    mine = layer_of(own_part(file))
-    wrong = [f"{where(file, line)} imports {part}" for line, part in own_imports(file) if layer_of(part) > mine]
-    assert wrong == []
+def test_the_table_of_imports_has_no_cycle():
+    seen = set()
+    for package, allowed in IMPORTS.items():
+        assert set(allowed.split()) <= seen, f"{package} may import only what stands above it"
+        seen.add(package)
 
 
 @each_file
-def test_nobody_imports_what_is_for_people_and_frameworks(file):
-    wrong = [
-        f"{where(file, line)} imports {part}"
-        for line, part in own_imports(file)
-        if part in NOBODY_IMPORTS and part != own_part(file) and own_part(file) != "__main__"
-    ]
+def test_a_package_imports_only_what_the_table_allows(file):
+    mine = own_package(file)
+    allowed = {mine, *IMPORTS[mine].split()}
+    wrong = [f"{where(file, line)} imports {package}" for line, package in own_imports(file) if package not in allowed]
     assert wrong == []
+
+
+def test_the_table_allows_nothing_that_is_not_needed():
+    needed = {package: set() for package in IMPORTS}
+    for file in FILES:
+        needed[own_package(file)] |= {package for _, package in own_imports(file)} - {own_package(file)}
+    assert {package: sorted(names) for package, names in needed.items()} == {
+        package: sorted(allowed.split()) for package, allowed in IMPORTS.items()
+    }
+
+
+def test_the_top_of_the_package_is_small():
+    assert len(list(SRC.glob("*.py"))) <= TOP_MODULES_MAX
+
+
+def test_every_package_says_what_belongs_there():
+    for folder in {file.parent for file in FILES} - {SRC}:
+        tree = TREES[folder / "__init__.py"]
+        assert ast.get_docstring(tree), folder
+
+
+def test_no_class_name_is_defined_twice():
+    # These modules bear torch's names, whatever others are called.
+    ours = [file for file in FILES if file.parent != SRC / "torchrun" / "rendezvous"]
+    places = {}
+    for file in ours:
+        for node in ast.walk(TREES[file]):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(where(file, node.lineno))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 @each_file
 def test_the_core_is_pure(file):
-    if own_part(file) != "core":
+    if own_package(file) != "core":
         return
     wrong = [f"{where(file, line)} imports {name}" for line, name in imports(file) if name.split(".")[0] in PURE]
     assert wrong == []
@@ -171,7 +219,7 @@ def test_no_wall_clock_is_read(file):
             wrong += [f"{where(file, node.lineno)} uses {name}" for name in names if name in WALL_CLOCK]
         for name in names:
             owner, _, stamp = name.partition(".")
-            if owner == "machine" and inside not in SHOWS_IT.get(stamp, {inside}):
+            if owner == "node" and inside not in SHOWS_IT.get(stamp, {inside}):
                 wrong.append(f"{where(file, node.lineno)} uses {name}")
     assert wrong == []
 
@@ -264,8 +312,7 @@ def test_a_forbidden_import_would_be_found(monkeypatch):
     assert list(own_imports(bad)) == [(2, "drivers"), (3, "cli"), (5, "testing")]
     for check in (
         module.test_the_core_is_pure,
-        module.test_a_module_imports_only_from_its_own_layer_and_below,
-        module.test_nobody_imports_what_is_for_people_and_frameworks,
+        module.test_a_package_imports_only_what_the_table_allows,
         module.test_other_packages_are_imported_only_where_they_belong,
     ):
         with pytest.raises(AssertionError):
@@ -279,7 +326,7 @@ def test_a_forbidden_call_would_be_found(monkeypatch):
         "import time\ntime.time()",
         "import datetime\ndatetime.datetime.now()",
         "from time import time",
-        "from .machine import http_date",
+        "from .system.node import http_date",
     ):
         monkeypatch.setitem(TREES, bad, ast.parse(source))
         with pytest.raises(AssertionError):

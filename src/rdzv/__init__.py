@@ -15,13 +15,13 @@ from ._version import __version__
 if TYPE_CHECKING:
     from . import aio
     from .blocking import Rendezvous, World
+    from .core.member import Change
     from .core.status import Status
-    from .core.told import Change
-    from .notices import Notice
+    from .member.notices import Notice
 else:
     _HOMES = {
-        "Change": "core.told",
-        "Notice": "notices",
+        "Change": "core.member",
+        "Notice": "member.notices",
         "Rendezvous": "blocking",
         "Status": "core.status",
         "World": "blocking",

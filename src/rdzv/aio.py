@@ -13,24 +13,24 @@ import asyncio
 import os
 from types import TracebackType
 
+from .config.endpoint import Endpoint
+from .config.secret import put_aside
+from .config.settings import Settings
+from .core.member import Change
 from .core.status import Status
-from .core.told import Change
-from .drivers.base import Driver
-from .drivers.choose import open_driver
-from .endpoint import Endpoint
+from .drivers import open_driver
+from .engines.port import Driver
 from .errors import Closed, Drained, RdzvError
-from .machine import RealMachine
-from .member import Member
-from .notices import Observer
-from .secret import put_aside
-from .settings import Settings
-from .store import Store
-from .world import Peer, World
+from .member.member import Member
+from .member.notices import Observer
+from .member.store import AsyncStore
+from .member.world import AsyncWorld, Peer
+from .system.node import LocalNode
 
 __all__ = ["Peer", "Rendezvous", "Store", "World"]
 
 
-class Rendezvous:
+class AsyncRendezvous:
     """One member of one run. For one event loop; nothing happens before the first call.
 
     The settings are checked here (SettingsError). `observer` is called with every notice, in the loop: it should be
@@ -53,15 +53,15 @@ class Rendezvous:
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options
         )
         self.run_id = settings.run_id
-        self._member = Member(driver or open_driver(settings), settings, RealMachine(), observer)
+        self._member = Member(driver or open_driver(settings), settings, LocalNode(), observer)
 
-    async def __aenter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
+    async def __aenter__(self) -> AsyncRendezvous:  # noqa: PYI034  Self came with 3.11.
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        failed, reason = parting(error)
+        failed, reason = departure_of(error)
         await self.leave(failed=failed, reason=reason)
 
     async def prepare(self) -> None:
@@ -71,7 +71,7 @@ class Rendezvous:
         """
         self._member.prepare()
 
-    async def join(self, timeout_s: float | None = None) -> World:
+    async def join(self, timeout_s: float | None = None) -> AsyncWorld:
         """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
@@ -113,7 +113,7 @@ class Rendezvous:
         await self._member.close_run(reason)
 
 
-def parting(error: BaseException | None) -> tuple[bool, str]:
+def departure_of(error: BaseException | None) -> tuple[bool, str]:
     """What the end of a `with` block says to the others: whether we failed, and the reason.
 
     Who is told to go, or stops a program by hand, has not failed; neither has one whose run is over because all
@@ -128,3 +128,9 @@ def parting(error: BaseException | None) -> tuple[bool, str]:
     if isinstance(error, Closed):
         return not error.success, text
     return not isinstance(error, (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, Drained)), text
+
+
+# The public names: the same as in the blocking API, told apart by the module.
+Rendezvous = AsyncRendezvous
+Store = AsyncStore
+World = AsyncWorld

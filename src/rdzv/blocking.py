@@ -20,31 +20,32 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from . import aio
-from .aio import parting
+from .aio import departure_of
+from .config.endpoint import Endpoint
+from .core.member import Change, ChangeKind
 from .core.status import Status
-from .core.told import Change, Kind
-from .drivers.base import Driver
-from .endpoint import Endpoint
+from .engines.port import Driver
 from .errors import ForkedChild, LeftAlready
-from .notices import Observer
-from .portal import Portal
-from .world import Peer
+from .member.notices import Observer
+from .member.store import AsyncStore
+from .member.world import AsyncWorld, Peer
+from .system.portal import Portal
 
 T = TypeVar("T")
 
 EXIT_S = 2.0
 """How long a process that ends waits for its members to leave; what is not said by then, their leases will say."""
 
-_Stay: TypeAlias = "weakref.finalize[[Portal, aio.Rendezvous], _Line]"
+_Stay: TypeAlias = "weakref.finalize[[Portal, aio.AsyncRendezvous], _MemberHandle]"
 """Alive from a member's first use until it has left; meanwhile the portal has it for a user."""
-_present: dict[aio.Rendezvous, _Stay] = {}
+_present: dict[aio.AsyncRendezvous, _Stay] = {}
 """Those that have been used and have not left."""
 
 
-class _Line:
+class _MemberHandle:
     """A member's way through the portal, shared by its Rendezvous, worlds and stores. Once all are dropped, it leaves."""
 
-    def __init__(self, member: aio.Rendezvous) -> None:
+    def __init__(self, member: aio.AsyncRendezvous) -> None:
         self._member = member
         self._pid = os.getpid()
         self._left = False
@@ -102,12 +103,12 @@ class _Line:
             _gone(*held[2])
 
 
-def _gone(portal: Portal, member: aio.Rendezvous) -> None:
+def _gone(portal: Portal, member: aio.AsyncRendezvous) -> None:
     _present.pop(member, None)
     portal.close()
 
 
-def _forsaken(portal: Portal, member: aio.Rendezvous) -> None:
+def _forsaken(portal: Portal, member: aio.AsyncRendezvous) -> None:
     """Nobody holds the line any more. Called by the garbage collector, anywhere: it may neither wait nor lock."""
 
     async def leave() -> None:
@@ -161,7 +162,7 @@ class Rendezvous:
         driver: Driver | None = None,
         **options: object,
     ) -> None:
-        self._aio = aio.Rendezvous(
+        self._aio = aio.AsyncRendezvous(
             endpoint,
             run_id=run_id,
             min_nodes=min_nodes,
@@ -170,7 +171,7 @@ class Rendezvous:
             driver=driver,
             **options,
         )
-        self._line = _Line(self._aio)
+        self._line = _MemberHandle(self._aio)
         self.run_id = self._aio.run_id
 
     def __enter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
@@ -179,7 +180,7 @@ class Rendezvous:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        failed, reason = parting(error)
+        failed, reason = departure_of(error)
         self.leave(failed=failed, reason=reason)
 
     def prepare(self) -> None:
@@ -206,7 +207,7 @@ class Rendezvous:
         could ever be heard, so it says that.
         """
         if self._line.is_forked:
-            return Change(Kind.REFUSED, str(ForkedChild(self.run_id, "changed")))
+            return Change(ChangeKind.REFUSED, str(ForkedChild(self.run_id, "changed")))
         return self._aio.changed
 
     def wait_changed(self, timeout_s: float | None = None) -> Change | None:
@@ -242,7 +243,7 @@ class Rendezvous:
 class World:
     """Who we are in a round. A value, but for its store and its bootstrap socket, which end with the round."""
 
-    def __init__(self, line: _Line, world: aio.World) -> None:
+    def __init__(self, line: _MemberHandle, world: AsyncWorld) -> None:
         self.run_id = world.run_id
         self.round = world.round
         self.rank = world.rank
@@ -275,7 +276,7 @@ class Store:
     raise StoreTimeout, all of them Unreachable if the engine stays away for `timeout_s`.
     """
 
-    def __init__(self, line: _Line, store: aio.Store) -> None:
+    def __init__(self, line: _MemberHandle, store: AsyncStore) -> None:
         self._line = line
         self._store = store
 

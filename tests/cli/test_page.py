@@ -10,13 +10,13 @@ import pytest
 import typer
 
 import rdzv
-from rdzv.bootstrap import Bootstrap
-from rdzv.cli.codes import Code
+from rdzv.cli.exit_codes import ExitCode
 from rdzv.cli.main import app
-from rdzv.cli.say import Voice
+from rdzv.cli.output import Printer
+from rdzv.core.member import Change, ChangeKind
 from rdzv.core.model import Era, Phase
-from rdzv.core.told import Change, Kind
-from rdzv.notices import _ABOUT_OTHERS, Notice
+from rdzv.member.notices import _ABOUT_OTHERS, Notice
+from rdzv.system.bootstrap import Bootstrap
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 GROUP = typer.main.get_command(app)
@@ -83,7 +83,7 @@ def test_the_options_of_the_command_itself_are_named():
 
 def test_the_exit_codes_are_those_of_the_code():
     shown = [(int(code), words(name)) for code, name, _ in rows(section("Exit codes"), "code")]
-    assert shown == [(code.value, {code.name}) for code in Code]
+    assert shown == [(code.value, {code.name}) for code in ExitCode]
 
 
 class FakeWorld:
@@ -94,9 +94,9 @@ class FakeWorld:
 
 
 def test_the_lines_have_the_fields_that_are_shown(capsys):
-    voice = Voice(as_json=True)
+    voice = Printer(as_json=True)
     voice.world(FakeWorld())
-    voice.changed(1, Change(Kind.ROUND, "x"))
+    voice.changed(1, Change(ChangeKind.ROUND, "x"))
     voice.notice(Notice("sealed", "run", 1, "m", "x"))
     printed = {}
     for line in capsys.readouterr().out.splitlines():
@@ -108,15 +108,15 @@ def test_the_lines_have_the_fields_that_are_shown(capsys):
 
 def test_the_kinds_of_lines_are_all_explained():
     changes, notices = re.split(r"^A `notice` has", section("Lines"), flags=re.MULTILINE)
-    assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in Kind}
-    sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in ("member.py", "notices.py"))
+    assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in ChangeKind}
+    sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in ("member/member.py", "member/notices.py"))
     given = set(re.findall(r'(?:_notice|Notice)\(\s*"([a-z ]+)"', sources))
     given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(_ABOUT_OTHERS.values())
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 
 
 def test_the_variables_of_a_program_are_all_explained():
-    source = (Path(rdzv.__file__).parent / "cli" / "member.py").read_text()
+    source = (Path(rdzv.__file__).parent / "cli" / "launcher.py").read_text()
     given = set(re.findall(r'^ +"([A-Z_]+)": ', source, re.MULTILINE))
     assert given
     assert {word for row in rows(section("rdzv run"), "variable") for word in words(row[0])} == given

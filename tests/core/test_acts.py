@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from build import sealed
 
 from rdzv.core.acts import call_for, close_head, journal_line
-from rdzv.core.model import Call, Cause, JournalEntry, Phase, Why
+from rdzv.core.model import Call, Cause, CauseKind, JournalEntry, Phase
+from support.views import sealed
 
-CAUSE = Cause(kind=Why.CLOSED, text="enough (by ops)")
+CAUSE = Cause(kind=CauseKind.CLOSED, text="enough (by ops)")
 
 
 def test_h19_a_write_that_changes_the_call_starts_its_age_anew():

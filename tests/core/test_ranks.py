@@ -7,11 +7,11 @@ import itertools
 import time
 
 import pytest
-from build import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.ranks import Candidate, assign, digest, first_order, natural
+from support.views import entry
 
 
 def who(name, host="", order="", created=0):

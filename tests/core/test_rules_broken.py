@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from build import NUMBER, REVISION, ROUND, after, broken, ranks_of, seal_of
 
 from rdzv.core.acts import Evict, Seal, Verdict, WriteHead
-from rdzv.core.model import Call, Cause, Era, Phase, Why
+from rdzv.core.model import Call, Cause, CauseKind, Era, Phase
 from rdzv.core.ranks import digest
 from rdzv.core.rules import lead
+from support.views import NUMBER, REVISION, ROUND, after, broken, ranks_of, seal_of
 
-CAUSE = Cause(kind=Why.LOST, text="c lost", members=("c",))
+CAUSE = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
 
 
 # ---- T5

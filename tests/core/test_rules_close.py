@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from build import after, broken, closed, live, opened, sealed
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
-from rdzv.core.model import Call, Cause, Phase, Why
+from rdzv.core.model import Call, Cause, CauseKind, Phase
 from rdzv.core.rules import lead
+from support.views import after, broken, closed, live, opened, sealed
 
 
 def closes(view, kind, text, *about):
@@ -24,7 +24,7 @@ def closes(view, kind, text, *about):
 def test_when_all_are_done_the_run_is_closed_with_success(make, people):
     """T11.1: whether they are still here or not, and also if the round was broken meanwhile, as for growth."""
     view = make(people)
-    assert lead(view) == closes(view, Why.SUCCESS, "all 2 members of round 3 are done")
+    assert lead(view) == closes(view, CauseKind.SUCCESS, "all 2 members of round 3 are done")
 
 
 @pytest.mark.parametrize("make", [sealed, broken])
@@ -51,7 +51,7 @@ def test_an_open_run_has_nobody_who_could_be_done():
 def test_success_comes_before_a_failure_of_somebody_who_had_left_the_round():
     """T11.1 comes before T11.2."""
     view = sealed("a:done b:gone", lines={"b": {"gave_up": "exit code 1"}})
-    assert lead(view) == closes(view, Why.SUCCESS, "all 2 members of round 3 are done")
+    assert lead(view) == closes(view, CauseKind.SUCCESS, "all 2 members of round 3 are done")
 
 
 def test_to_close_stops_the_call_and_keeps_the_rest():
@@ -70,14 +70,14 @@ def test_to_close_stops_the_call_and_keeps_the_rest():
 def test_when_one_gave_up_and_the_others_are_too_few_the_run_is_closed(make):
     """T11.2."""
     view = make("a b:gave_up")
-    assert lead(view) == closes(view, Why.GAVE_UP, "b gave up: exit code 1; 1 of at least 2 nodes remain", "b")
+    assert lead(view) == closes(view, CauseKind.GAVE_UP, "b gave up: exit code 1; 1 of at least 2 nodes remain", "b")
 
 
 def test_the_lowest_rank_that_gave_up_is_named():
     """T11.2: it does not matter in which order the lines were listed."""
     ranks = {"b": {"rank": 2, "gave_up": "second"}, "c": {"rank": 1, "gave_up": "first"}}
     view = sealed("a b:gave_up c:gave_up", lines=ranks)
-    assert lead(view) == closes(view, Why.GAVE_UP, "c gave up: first; 1 of at least 2 nodes remain", "c")
+    assert lead(view) == closes(view, CauseKind.GAVE_UP, "c gave up: first; 1 of at least 2 nodes remain", "c")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_while_a_quorum_can_be_met_the_run_goes_on(people):
 def test_whoever_is_about_to_go_makes_no_quorum(people):
     """T11.2, W4."""
     view = sealed(people)
-    assert lead(view) == closes(view, Why.GAVE_UP, "a gave up: exit code 1; 1 of at least 2 nodes remain", "a")
+    assert lead(view) == closes(view, CauseKind.GAVE_UP, "a gave up: exit code 1; 1 of at least 2 nodes remain", "a")
 
 
 def test_a_quorum_is_counted_in_units():
@@ -108,7 +108,7 @@ def test_a_loss_after_others_were_done_cannot_be_made_good(make):
     """T11.3: those who are done will not be in another round, and e would wait for nothing."""
     view = make("a:done b:lost c:gone d:lost e")
     text = "b and d lost after others were done; 1 of at least 2 nodes remain"
-    assert lead(view) == closes(view, Why.LOST, text, "b", "d")
+    assert lead(view) == closes(view, CauseKind.LOST, text, "b", "d")
 
 
 def test_if_only_the_done_are_left_whoever_was_lost_may_come_back():
@@ -156,7 +156,7 @@ def test_a_run_that_waits_on_failure_is_not_closed(people):
 )
 def test_h25_in_a_closed_run_nobody_is_lost_evicted_or_sealed(people, changes):
     """T11.5: nothing is written to the head, whatever happens."""
-    cause = Cause(kind=Why.CLOSED, text="enough (by ops)")
+    cause = Cause(kind=CauseKind.CLOSED, text="enough (by ops)")
     assert lead(closed(people, cause=cause, **changes)) == Verdict(None, "closed: enough (by ops)")
 
 

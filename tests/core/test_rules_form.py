@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from build import REVISION, after, no_head, opened, ranks_of, seal_of, told
 
 from rdzv.core.acts import Evict, Seal, Verdict, WriteHead
-from rdzv.core.model import BACK_S, Call, Entry, Era, Head, Phase
+from rdzv.core.model import BACK_S, Call, Era, Head, Phase, RankEntry
 from rdzv.core.ranks import digest
 from rdzv.core.rules import RULES, lead
+from support.views import REVISION, after, no_head, opened, ranks_of, seal_of, told
 
 # ---- T2: the first head
 
@@ -186,8 +186,8 @@ def test_the_lines_of_the_first_table_are_complete():
         lead(opened("a b", call=Call.LAST, age=30.0, records={"a": {"topology": "s1"}, "b": {"order": "9"}}))
     )
     assert seal.lines == {
-        "A": Entry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
-        "B": Entry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
+        "A": RankEntry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
+        "B": RankEntry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
     }
 
 

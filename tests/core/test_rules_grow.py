@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from build import after, sealed
 
 from rdzv.core.acts import Verdict, WriteHead
-from rdzv.core.model import FLAP_WAIT_MAX_S, Call, Cause, Phase, Why
+from rdzv.core.model import FLAP_WAIT_MAX_S, Call, Cause, CauseKind, Phase
 from rdzv.core.rules import lead
+from support.views import after, sealed
 
 
 def grows(view, text, *about):
     """The verdict that breaks round 3 for newcomers."""
-    cause = Cause(kind=Why.GROWTH, text=text, members=about)
+    cause = Cause(kind=CauseKind.GROWTH, text=text, members=about)
     head = after(view, phase=Phase.BROKEN, call=Call.REGROUP, cause=cause)
     return Verdict(WriteHead(head), f"round 3 broken: {text}")
 

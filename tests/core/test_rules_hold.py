@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import msgspec
-from any_view import AGE, AGREED, CALLS, later, views
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from story import Story
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
 from rdzv.core.model import BACK_S, FLAP_WAIT_MAX_S, Call, Era, Head, Phase, RoundId
 from rdzv.core.ranks import digest
 from rdzv.core.rules import lead
 from rdzv.core.view import View
+from support.generated_views import AGE, AGREED, CALLS, later, views
+from support.rule_story import Story
 
 STEPS = {
     Phase.OPEN: {Phase.OPEN, Phase.CLOSED},

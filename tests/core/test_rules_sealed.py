@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from build import NUMBER, ROUND, after, sealed
 
 from rdzv.core.acts import Verdict, WriteHead
-from rdzv.core.model import CAUSE_MEMBERS_MAX, FLAPS_MAX, Call, Cause, Phase, Why
+from rdzv.core.model import CAUSE_MEMBERS_MAX, FLAPS_MAX, Call, Cause, CauseKind, Phase
 from rdzv.core.rules import lead
+from support.views import NUMBER, ROUND, after, sealed
 
 
 def breaks(view, kind, text, *about, call=Call.REGROUP, **others):
@@ -26,17 +26,17 @@ def test_a_quiet_round_is_left_alone():
 # ---- losses
 
 LOSSES = [
-    ("a b c:lost", Why.LOST, "c lost", ("c",)),
-    ("a b c:lost d:lost", Why.LOST, "c and d lost", ("c", "d")),
-    ("a b c:again", Why.LOST, "c lost", ("c",)),
+    ("a b c:lost", CauseKind.LOST, "c lost", ("c",)),
+    ("a b c:lost d:lost", CauseKind.LOST, "c and d lost", ("c", "d")),
+    ("a b c:again", CauseKind.LOST, "c lost", ("c",)),
     # All said why they went; else the one that did not is the news.
-    ("a b c:went", Why.LEFT, "c left: scaled down", ("c",)),
-    ("a b c:went d:went", Why.LEFT, "c and d left: scaled down", ("c", "d")),
-    ("a b c:went d:lost", Why.LOST, "c and d lost", ("c", "d")),
+    ("a b c:went", CauseKind.LEFT, "c left: scaled down", ("c",)),
+    ("a b c:went d:went", CauseKind.LEFT, "c and d left: scaled down", ("c", "d")),
+    ("a b c:went d:lost", CauseKind.LOST, "c and d lost", ("c", "d")),
     # A failure says more than the losses that may have followed from it.
-    ("a b c:gave_up", Why.GAVE_UP, "c gave up: exit code 1", ("c",)),
-    ("a b c:lost d:gave_up", Why.GAVE_UP, "d gave up: exit code 1", ("d",)),
-    ("a b c:went d:gave_up e:gave_up", Why.GAVE_UP, "d gave up: exit code 1", ("d", "e")),
+    ("a b c:gave_up", CauseKind.GAVE_UP, "c gave up: exit code 1", ("c",)),
+    ("a b c:lost d:gave_up", CauseKind.GAVE_UP, "d gave up: exit code 1", ("d",)),
+    ("a b c:went d:gave_up e:gave_up", CauseKind.GAVE_UP, "d gave up: exit code 1", ("d", "e")),
 ]
 
 
@@ -50,15 +50,15 @@ def test_a_loss_breaks_the_round_and_says_which(people, kind, text, about):
 @pytest.mark.parametrize(
     ("people", "kind", "text"),
     [
-        ("a b c:lost d:lost", Why.BANNED, "c banned: bad memory"),
-        ("a b c:went d:went", Why.BANNED, "c banned: bad memory"),
-        ("a b c:lost d:gave_up", Why.GAVE_UP, "d gave up: exit code 1"),
+        ("a b c:lost d:lost", CauseKind.BANNED, "c banned: bad memory"),
+        ("a b c:went d:went", CauseKind.BANNED, "c banned: bad memory"),
+        ("a b c:lost d:gave_up", CauseKind.GAVE_UP, "d gave up: exit code 1"),
     ],
 )
 def test_the_loss_of_a_banned_member_is_the_operators_doing(people, kind, text):
     """T7.1: unless somebody failed."""
     view = sealed(people, banned={"node-c": "bad memory"})
-    assert lead(view) == breaks(view, kind, text, "d" if kind is Why.GAVE_UP else "c")
+    assert lead(view) == breaks(view, kind, text, "d" if kind is CauseKind.GAVE_UP else "c")
 
 
 def test_whoever_was_done_and_went_is_not_lost():
@@ -92,20 +92,20 @@ def test_h18_the_survivors_regroup_only_if_they_are_a_quorum_alone(people, low, 
     """T7.2."""
     # A run in which somebody is done would be closed instead.
     broken = lead(sealed(people, min=low, unit=unit, on_failure="wait")).act.head
-    assert (broken.phase, broken.cause.kind, broken.call) == (Phase.BROKEN, Why.LOST, call)
+    assert (broken.phase, broken.cause.kind, broken.call) == (Phase.BROKEN, CauseKind.LOST, call)
 
 
 def test_a_break_ends_the_settling_of_newcomers():
     """T7.2: a new call starts a new age."""
     view = sealed("a b c:lost d:new", call=Call.SETTLE, age=1.9)
-    assert lead(view) == breaks(view, Why.LOST, "c lost", "c")
+    assert lead(view) == breaks(view, CauseKind.LOST, "c lost", "c")
     assert lead(view).act.head.call_seq == view.head.seq + 1
 
 
 def test_h5_a_member_that_came_again_is_lost_to_its_round():
     """T7.1: a leader that lists anew sees its id alive, and must break the round all the same."""
     view = sealed("a b c:again")
-    assert lead(view) == breaks(view, Why.LOST, "c lost", "c")
+    assert lead(view) == breaks(view, CauseKind.LOST, "c lost", "c")
 
 
 # ---- restarts
@@ -114,19 +114,19 @@ def test_h5_a_member_that_came_again_is_lost_to_its_round():
 def test_h6_a_member_that_restarts_its_workers_breaks_the_round():
     """T7.3: it gave the round up while all others were healthy."""
     view = sealed("a b:ready c")
-    assert lead(view) == breaks(view, Why.RESTARTED, "the workers of b stopped: a new round is wanted", "b")
+    assert lead(view) == breaks(view, CauseKind.RESTARTED, "the workers of b stopped: a new round is wanted", "b")
 
 
 def test_several_that_restart_are_one_cause():
     """T7.3."""
     view = sealed("a:ready b:ready c")
-    assert lead(view) == breaks(view, Why.RESTARTED, "the workers of a and b stopped: a new round is wanted", "a", "b")
+    assert lead(view) == breaks(view, CauseKind.RESTARTED, "the workers of a and b stopped: a new round is wanted", "a", "b")
 
 
 def test_a_loss_is_the_cause_rather_than_the_restart_that_follows_from_it():
     """T7.1, T7.3."""
     view = sealed("a b:ready c:lost")
-    assert lead(view) == breaks(view, Why.LOST, "c lost", "c")
+    assert lead(view) == breaks(view, CauseKind.LOST, "c lost", "c")
 
 
 def test_whoever_gives_the_round_up_to_go_does_not_restart():
@@ -145,25 +145,25 @@ def test_drains_are_gathered():
 def test_drains_that_have_gathered_break_the_round():
     """T7.4."""
     view = sealed("a b c:drains d:drains", drain_age=1.0)
-    assert lead(view) == breaks(view, Why.DRAINED, "c and d draining: SIGTERM", "c", "d")
+    assert lead(view) == breaks(view, CauseKind.DRAINED, "c and d draining: SIGTERM", "c", "d")
 
 
 def test_a_drain_is_not_gathered_if_that_takes_no_time():
     """T7.4."""
     view = sealed("a b c:drains", drain_settle=0.0)
-    assert lead(view) == breaks(view, Why.DRAINED, "c draining: SIGTERM", "c")
+    assert lead(view) == breaks(view, CauseKind.DRAINED, "c draining: SIGTERM", "c")
 
 
 def test_h22_a_drain_that_an_operator_asked_for_needs_no_answer_of_the_member():
     """T9.1, T7.4: the operator does not write the member's record, so the leader looks at both."""
     view = sealed("a b c", asked={"C": "maintenance"}, drain_age=1.0)
-    assert lead(view) == breaks(view, Why.DRAINED, "c draining: maintenance", "c")
+    assert lead(view) == breaks(view, CauseKind.DRAINED, "c draining: maintenance", "c")
 
 
 def test_the_members_own_word_comes_before_the_operators():
     """T7.4."""
     view = sealed("a b c:drains", asked={"C": "maintenance"}, drain_age=1.0)
-    assert lead(view) == breaks(view, Why.DRAINED, "c draining: SIGTERM", "c")
+    assert lead(view) == breaks(view, CauseKind.DRAINED, "c draining: SIGTERM", "c")
 
 
 def test_the_round_goes_on_if_too_few_would_remain():
@@ -176,13 +176,13 @@ def test_the_round_goes_on_if_too_few_would_remain():
 def test_newcomers_can_take_the_place_of_those_who_drain():
     """T7.4, T7.2: then the round is broken, but the survivors alone do not regroup."""
     view = sealed("a b:drains c:new", drain_age=1.0)
-    assert lead(view) == breaks(view, Why.DRAINED, "b draining: SIGTERM", "b", call=Call.NONE)
+    assert lead(view) == breaks(view, CauseKind.DRAINED, "b draining: SIGTERM", "b", call=Call.NONE)
 
 
 def test_one_survivor_is_enough_if_one_is_a_quorum():
     """T7.4."""
     view = sealed("a b:drains", min=1, drain_age=1.0)
-    assert lead(view) == breaks(view, Why.DRAINED, "b draining: SIGTERM", "b")
+    assert lead(view) == breaks(view, CauseKind.DRAINED, "b draining: SIGTERM", "b")
 
 
 def test_with_members_draining_newcomers_wait_for_more_than_a_unit():
@@ -195,7 +195,7 @@ def test_with_members_draining_newcomers_wait_for_more_than_a_unit():
 def test_a_loss_does_not_wait_for_drains_to_gather():
     """T7.1 comes before T7.4."""
     view = sealed("a b c:drains d:lost", drain_age=0.0)
-    assert lead(view) == breaks(view, Why.LOST, "d lost", "d")
+    assert lead(view) == breaks(view, CauseKind.LOST, "d lost", "d")
 
 
 # ---- flaps
@@ -223,7 +223,7 @@ NEW_IN_3 = {"since": NUMBER}
 def test_h26_a_host_that_is_lost_soon_after_it_came_is_noted(sealed_age, since, before, noted):
     """T7.6."""
     view = sealed("a b c:lost", sealed_age=sealed_age, flaps=before, lines={"c": {"since": since}})
-    assert lead(view) == breaks(view, Why.LOST, "c lost", "c", flaps=noted)
+    assert lead(view) == breaks(view, CauseKind.LOST, "c lost", "c", flaps=noted)
 
 
 @pytest.mark.parametrize(("number", "noted"), [(1, {}), (2, {"node-c": 1})])

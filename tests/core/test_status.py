@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from build import broken, closed, no_head, opened, sealed
 
 from rdzv.core.model import Call
 from rdzv.core.rules import lead
-from rdzv.core.status import Standing, describe
+from rdzv.core.status import MemberStatus, describe
+from support.views import broken, closed, no_head, opened, sealed
 
 EVERYBODY = (
     "in:in ready:ready drains:drains done:done lost:lost gone:gone new:new spare:new new_drains:new_drains again:again"
@@ -102,15 +102,15 @@ def test_members_are_shown_in_the_order_in_which_they_came():
     """S1: with rank and info, if they have one."""
     view = sealed("c:new a b", records={"a": {"info": {"gpus": "8"}}}, max=3)
     assert describe("job", view).members == (
-        Standing("C", "c", "node-c", "waiting", -1, {}),
-        Standing("A", "a", "node-a", "in", 0, {"gpus": "8"}),
-        Standing("B", "b", "node-b", "in", 1, {}),
+        MemberStatus("C", "c", "node-c", "waiting", -1, {}),
+        MemberStatus("A", "a", "node-a", "in", 0, {"gpus": "8"}),
+        MemberStatus("B", "b", "node-b", "in", 1, {}),
     )
 
 
 def test_a_lost_member_is_shown_with_the_rank_it_had():
     """S3."""
-    assert describe("job", broken("a b:lost")).members[1] == Standing("B", "b", "node-b", "lost", 1)
+    assert describe("job", broken("a b:lost")).members[1] == MemberStatus("B", "b", "node-b", "lost", 1)
 
 
 def test_a_former_life_gives_nobody_a_rank():

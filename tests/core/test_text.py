@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rdzv.core import wire
 from rdzv.core.acts import because, journal_line
-from rdzv.core.model import CAUSE_MEMBERS_MAX, FLAPS_MAX, Entry, Era, Head, Phase, Why
+from rdzv.core.model import CAUSE_MEMBERS_MAX, FLAPS_MAX, CauseKind, Era, Head, Phase, RankEntry
 from rdzv.core.text import NAME_MAX, REASON_MAX, clip
 
 WORST = ["x", "é", "\U0001f600", '"', "\\", "\n", "\x00", "\ud800"]
@@ -36,7 +36,7 @@ def test_the_largest_head_and_journal_entry_can_be_written():
     for sign in WORST:
         name, reason = clip(sign * 500, NAME_MAX), clip(sign * 5000)
         assert len(msgspec.json.encode(reason)) - 2 <= REASON_MAX
-        cause = because(Why.GAVE_UP, f"{name} gave up: {reason}; 1 of at least 2 nodes remain", [name] * 20)
+        cause = because(CauseKind.GAVE_UP, f"{name} gave up: {reason}; 1 of at least 2 nodes remain", [name] * 20)
         assert len(cause.members) == CAUSE_MEMBERS_MAX
         era = Era(999_999, "f" * 16)
         head = Head(
@@ -47,4 +47,4 @@ def test_the_largest_head_and_journal_entry_can_be_written():
         wire.encode(head)
         crowd = [name] * 20
         wire.encode(journal_line(head, name, f"round 5 broken: {cause.text}", came=crowd, gone=crowd, lasted_s=1e6))
-        wire.encode(Entry(rank=9_999, created=10**12, name=name, host=name, order=name, sealed_as="f" * 16, gave_up=reason))
+        wire.encode(RankEntry(rank=9_999, created=10**12, name=name, host=name, order=name, sealed_as="f" * 16, gave_up=reason))

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from story import Story
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
-from rdzv.core.model import Agreed, Era, Head
+from rdzv.core.model import Era, Head, RunSettings
 from rdzv.core.status import describe
 from rdzv.core.view import View
+from support.rule_story import Story
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"))
 _SHOWN = [
@@ -44,13 +44,13 @@ class Teller:
     """Runs the commands of one transcript. A command's method returns the lines to show."""
 
     def __init__(self) -> None:
-        self.story = Story(Agreed(min_nodes=1, max_nodes=1))
+        self.story = Story(RunSettings(min_nodes=1, max_nodes=1))
 
     def run(self, *words: str) -> list[str]:
         """`run min=2 max=4 settle=1`: begin, with these settings. `forgetful` is an engine that can come back empty."""
         given = dict(word.split("=") for word in words if word != "forgetful")
         named = {{"min": "min_nodes", "max": "max_nodes"}.get(name, name): value for name, value in given.items()}
-        self.story = Story(durable="forgetful" not in words, settings=msgspec.convert(named, Agreed, strict=False))
+        self.story = Story(durable="forgetful" not in words, settings=msgspec.convert(named, RunSettings, strict=False))
         return []
 
     def join(self, *names: str) -> list[str]:

@@ -6,11 +6,11 @@ import itertools
 
 import msgspec
 import pytest
-from build import ROUND, broken, closed, entry, live, no_head, opened, sealed, told
 
 from rdzv.core.model import NO_ROUND, Call, Era, Head, Phase, RoundId
 from rdzv.core.ranks import Candidate
 from rdzv.core.view import candidate, names
+from support.views import ROUND, broken, closed, entry, live, no_head, opened, sealed, told
 
 EVERYBODY = (
     "in:in ready:ready drains:drains done:done lost:lost gave_up:gave_up went:went gone:gone "

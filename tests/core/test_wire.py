@@ -12,27 +12,27 @@ from hypothesis import strategies as st
 
 from rdzv.core import model, wire
 from rdzv.core.model import (
-    Agreed,
-    Ask,
     Ban,
     Call,
     Cause,
-    Entry,
+    CauseKind,
+    DrainRequest,
     Era,
     Head,
     JournalEntry,
-    Member,
+    MemberRecord,
     Phase,
+    RankEntry,
     Record,
     RoundId,
-    Told,
-    Why,
+    RoundReport,
+    RunSettings,
 )
 from rdzv.errors import Incompatible, LimitExceeded
 
 ERA = Era(2, "f00d")
-CAUSE = Cause(kind=Why.LOST, text="node7 was lost", members=("node7",))
-TOLD = Told(
+CAUSE = Cause(kind=CauseKind.LOST, text="node7 was lost", members=("node7",))
+TOLD = RoundReport(
     run="r1", era=ERA, number=3, table="t1", phase=Phase.BROKEN, size=2, rank=1, digest="d", boot="h:1", top=4, grown=2,
     incarnation=1, next_era=Era(3, "beef"), cause=CAUSE,
 )  # fmt: skip
@@ -44,19 +44,19 @@ FULL: list[Record] = [
         call=Call.SETTLE, call_seq=5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
         flaps={"node7": 2}, incarnation=1,
     ),
-    Member(
+    MemberRecord(
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
         info={"gpus": "8"}, boot="10.0.0.7:29500", left=RoundId(ERA, 2), drain="SIGTERM", done=True, holds=TOLD, heard=TOLD,
     ),
-    Entry(
+    RankEntry(
         rank=1, created=12, name="node7/0", host="node7", order="7", sealed_as="m1", since=2, done=True, gave_up="exit code 1",
         went="drained",
     ),
-    Agreed(
+    RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, grow_every=5.5,
         replace_wait=6.5, drain_settle=7.5, on_failure="wait", closed_for=8.5,
     ),
-    Ask(reason="maintenance"),
+    DrainRequest(reason="maintenance"),
     Ban(reason="bad memory"),
     JournalEntry(
         seq=6, run="r1", era=ERA, number=3, phase=Phase.BROKEN, size=2, call=Call.REGROUP, by="node1", reason="node7 was lost",
@@ -97,7 +97,7 @@ def test_an_operator_can_read_a_record_and_sees_its_version_and_kind_first(recor
 
 
 def test_what_is_at_its_default_is_not_sent():
-    assert wire.encode(Agreed(min_nodes=1, max_nodes=2)) == b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":2}'
+    assert wire.encode(RunSettings(min_nodes=1, max_nodes=2)) == b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":2}'
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -108,10 +108,10 @@ phases = st.sampled_from(Phase)
 calls = st.sampled_from(Call)
 infos = st.dictionaries(texts, texts, max_size=4)
 causes = st.none() | st.builds(
-    Cause, kind=st.sampled_from(Why), text=texts, members=st.lists(texts, max_size=8).map(tuple)
+    Cause, kind=st.sampled_from(CauseKind), text=texts, members=st.lists(texts, max_size=8).map(tuple)
 )
 tolds = st.none() | st.builds(
-    Told, run=texts, era=eras, number=counts, table=texts, phase=phases, size=counts, rank=st.integers(-1, 9999),
+    RoundReport, run=texts, era=eras, number=counts, table=texts, phase=phases, size=counts, rank=st.integers(-1, 9999),
     digest=texts, boot=texts, top=counts, grown=counts, incarnation=counts, next_era=eras, cause=causes,
 )  # fmt: skip
 times = st.floats(0, 1e9)
@@ -122,18 +122,18 @@ records = st.one_of(
         top=counts, grown=counts, flaps=st.dictionaries(texts, counts, max_size=4), incarnation=counts,
     ),
     st.builds(
-        Member, name=texts, host=texts, addr=texts, pid=counts, order=texts, topology=texts, version=texts, info=infos,
+        MemberRecord, name=texts, host=texts, addr=texts, pid=counts, order=texts, topology=texts, version=texts, info=infos,
         boot=texts, left=rounds, drain=texts, done=st.booleans(), holds=tolds, heard=tolds,
     ),
     st.builds(
-        Entry, rank=counts, created=counts, name=texts, host=texts, order=texts, sealed_as=texts, since=counts,
+        RankEntry, rank=counts, created=counts, name=texts, host=texts, order=texts, sealed_as=texts, since=counts,
         done=st.booleans(), gave_up=texts, went=texts,
     ),
     st.builds(
-        Agreed, min_nodes=counts, max_nodes=counts, last_call=times, regroup=times, lease=times, settle=times, grow=texts,
+        RunSettings, min_nodes=counts, max_nodes=counts, last_call=times, regroup=times, lease=times, settle=times, grow=texts,
         unit=counts, grow_every=times, replace_wait=times, drain_settle=times, on_failure=texts, closed_for=times,
     ),
-    st.builds(Ask, reason=texts),
+    st.builds(DrainRequest, reason=texts),
     st.builds(Ban, reason=texts),
     st.builds(
         JournalEntry, seq=counts, run=texts, era=eras, number=counts, phase=phases, size=counts, call=calls, by=texts,
@@ -203,7 +203,7 @@ def test_a_record_with_a_field_of_another_type_is_read_or_refused(data):
 
 @pytest.mark.parametrize("start", [b'{"x":', b'{"v":1,"type":"member","x":', b'{"v":1,"type":"member","info":'])
 def test_a_bottomless_record_is_refused(start):
-    assert refusal(Member, start + b"[" * 16_000).startswith("record 'member' cannot be read: ")
+    assert refusal(MemberRecord, start + b"[" * 16_000).startswith("record 'member' cannot be read: ")
 
 
 @each
@@ -213,24 +213,24 @@ def test_pickled_data_is_refused_and_not_run(record):
 
 @pytest.mark.parametrize("data", [b"", b"{}"[:1], b"\xff\xfe", b"null", b"[1]", b'{"v":"1"}'])
 def test_what_is_no_record_at_all_is_said_to_be_none(data):
-    assert refusal(Ask, data) == "record 'ask' cannot be read: it is not a record of rdzv"
+    assert refusal(DrainRequest, data) == "record 'ask' cannot be read: it is not a record of rdzv"
 
 
 @pytest.mark.parametrize("version", [0, 2, 10])
 def test_both_versions_are_named(version):
     data = b'{"v":%d,"type":"ask","reason":"x","new":[1,{}]}' % version
-    assert refusal(Ask, data) == (
+    assert refusal(DrainRequest, data) == (
         f"record 'ask' cannot be read: it is of version {version}, this is version 1: all members of a run need one version"
     )
 
 
 def test_a_record_without_a_version_is_of_version_0():
-    assert "it is of version 0, this is version 1" in refusal(Ask, b'{"type":"ask","reason":"x"}')
+    assert "it is of version 0, this is version 1" in refusal(DrainRequest, b'{"type":"ask","reason":"x"}')
 
 
 @pytest.mark.parametrize("data", [b'{"type":"ask","v":1,"reason":"x"}', b'{ "v":1,"type":"ask","reason":"x"}'])
 def test_a_record_that_another_program_wrote_anew_is_refused(data):
-    assert refusal(Ask, data) == (
+    assert refusal(DrainRequest, data) == (
         "record 'ask' cannot be read: it is a record of another kind, "
         "or its fields are not in the order this version writes them"
     )
@@ -252,22 +252,22 @@ def test_a_field_that_is_not_known_could_mean_anything(record):
 @pytest.mark.parametrize("value", [b'"2"', b"2.5", b"2.0", b"true", b"null", b"[2]"])
 def test_a_number_is_a_number(value):
     data = b'{"v":1,"type":"settings","min_nodes":' + value + b',"max_nodes":4}'
-    assert "Expected `int`, got " in refusal(Agreed, data)
+    assert "Expected `int`, got " in refusal(RunSettings, data)
 
 
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (Ask, b'{"v":1,"type":"ask","reason":1}'),
-        (Ask, b'{"v":1,"type":"ask"}'),
-        (Entry, b'{"v":1,"type":"entry","rank":1,"name":"a","host":"h","sealed_as":"x","done":1}'),
-        (Member, b'{"v":1,"type":"member","name":"a","host":"h","info":{"a":1}}'),
+        (DrainRequest, b'{"v":1,"type":"ask","reason":1}'),
+        (DrainRequest, b'{"v":1,"type":"ask"}'),
+        (RankEntry, b'{"v":1,"type":"entry","rank":1,"name":"a","host":"h","sealed_as":"x","done":1}'),
+        (MemberRecord, b'{"v":1,"type":"member","name":"a","host":"h","info":{"a":1}}'),
         (Head, b'{"v":1,"type":"head","run":"r","era":[1,"x"],"next_era":[1,"x"],"phase":"melted"}'),
         (Head, b'{"v":1,"type":"head","run":"r","era":{"level":1},"next_era":[1,"x"]}'),
-        (Ask, b'{"v":1,"type":"ask","reason":"\xff"}'),
-        (Ask, b'{"v":1,"type":"ask","reason":"x"}{}'),
-        (Ask, b'{"v":1,"v":1,"type":"ask","reason":"x"}'),
-        (Ask, b'{"v":1,}'),
+        (DrainRequest, b'{"v":1,"type":"ask","reason":"\xff"}'),
+        (DrainRequest, b'{"v":1,"type":"ask","reason":"x"}{}'),
+        (DrainRequest, b'{"v":1,"v":1,"type":"ask","reason":"x"}'),
+        (DrainRequest, b'{"v":1,}'),
     ],
 )
 def test_types_are_strict(kind, data):
@@ -277,7 +277,7 @@ def test_types_are_strict(kind, data):
 # ---- limits
 
 
-@pytest.mark.parametrize("kind", [Ask, Ban])
+@pytest.mark.parametrize("kind", [DrainRequest, Ban])
 def test_the_limit_is_exact_on_both_sides(kind):
     room = wire.SIZES_MAX[kind] - len(wire.encode(kind(reason="")))
     largest = kind(reason="x" * room)

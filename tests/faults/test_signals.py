@@ -9,7 +9,8 @@ import random
 import time
 
 import pytest
-from procs import LONG_S, Stage, is_change, is_notice, is_world, judge
+
+from support.member_processes import LONG_S, Stage, is_change, is_notice, is_world, judge
 
 TURNS = 20
 TOLD_S = 2.0

@@ -10,11 +10,11 @@ import os
 
 import pytest
 
-from rdzv.drivers import vigil
+from rdzv.engines.register import expiry
+from rdzv.testing.cluster import SimCluster
 from rdzv.testing.register import RegisterServer
-from rdzv.testing.scenario import Trouble, draw
+from rdzv.testing.scenario import FaultPlan, draw
 from rdzv.testing.sim import check, main, simulate
-from rdzv.testing.stage import Stage
 
 SEEDS = int(os.environ.get("RDZV_REGISTER_SEEDS", "160"))
 CHUNK = 20
@@ -65,7 +65,7 @@ def play(seed, *troubles):
     scenario.end_at = scenario.calm_at + 60.0
     for life in scenario.lives:
         life.train_s, life.stop_s, life.fail_every_s, life.give_up_after_s, life.leave_after_s = 1e4, 0.3, None, None, None
-    stage = Stage(scenario, register=True)
+    stage = SimCluster(scenario, register=True)
     stage.play()
     return check(stage)
 
@@ -83,11 +83,11 @@ def test_a_register_that_forgets_what_it_took_is_found_out(monkeypatch):
     assert any(play(seed) for seed in range(1, 4))
 
 
-STALL = Trouble(20.0, "engine stall", "", 20.0)
+STALL = FaultPlan(20.0, "engine stall", "", 20.0)
 
 
 def test_an_observer_that_does_not_start_anew_after_a_stall_is_found_out(monkeypatch):
     seeds = (4, 6, 10)
     assert not any(play(seed, STALL) for seed in seeds)
-    monkeypatch.setattr(vigil, "GAP", math.inf)
+    monkeypatch.setattr(expiry, "GAP", math.inf)
     assert any("G7" in wrong for seed in seeds for wrong in play(seed, STALL))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rdzv.testing import machines
+from rdzv.testing import nodes
 from rdzv.testing.history import Commit
 from rdzv.testing.sim import main, simulate
 
@@ -40,7 +40,7 @@ def test_g10_clocks_of_other_machines_do_not_matter(seed, monkeypatch):
     """
 
     def story(offsets_s):
-        monkeypatch.setattr(machines, "OFFSETS_S", offsets_s)
+        monkeypatch.setattr(nodes, "OFFSETS_S", offsets_s)
         return [keys(one) for one in simulate(seed).history if isinstance(one, Commit)]
 
     assert story((1e3, 9e3)) == story((5e3, 5e3 + 1.0))

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from smallworld import Small, hold
-
 from rdzv.testing.history import Changed, Fault, Given, History
+from support.small_simulation import Small, hold
 
 
 def busy(seed: int) -> History:
@@ -21,18 +20,18 @@ def busy(seed: int) -> History:
             world.on(number, hold(world, number, ttl_s=3.0))
         for turn in range(6):
             await asyncio.sleep(4)
-            victim = world.machines[turn % 5]
+            victim = world.nodes[turn % 5]
             world.history.add(Fault(kind="pause", target=victim.name))
             victim.pause()
-            world.network.cut(world.machines[(turn + 1) % 5], world.server)
+            world.network.cut(world.nodes[(turn + 1) % 5], world.server)
             await asyncio.sleep(2)
             victim.resume()
             world.history.add(Fault(kind="pause", target=victim.name, stop=True))
-            world.network.heal(world.machines[(turn + 1) % 5], world.server)
+            world.network.heal(world.nodes[(turn + 1) % 5], world.server)
             if turn == 3:
                 world.server.restart()
             if turn == 4:
-                world.machines[4].crash()
+                world.nodes[4].crash()
 
     world = Small(5, seed=seed)
     world.run(main)
@@ -48,10 +47,10 @@ def test_the_same_seed_makes_the_same_history():
 
 
 def test_the_same_seed_makes_the_same_history_in_another_process():
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_history; print(test_history.busy(7).digest())"
+    code = "import sys; sys.path[:0] = sys.argv[1:3]; import test_history; print(test_history.busy(7).digest())"
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+        command = [sys.executable, "-c", code, str(Path(__file__).parent), str(Path(__file__).parents[1])]
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         assert said.strip() == busy(7).digest()
 

@@ -3,21 +3,21 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from smallworld import Small, hold, lost
 
-from rdzv.drivers.base import Created, Driver, Gap, Get, LeaseGone, Put
+from rdzv.engines.port import Created, Driver, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
 from rdzv.testing.driver import SimDriver
 from rdzv.testing.history import Acted, Commit
-from rdzv.testing.loop import VirtualLoop
-from rdzv.testing.network import Network
+from rdzv.testing.network import SimNetwork
+from rdzv.testing.virtual_loop import VirtualLoop
+from support.small_simulation import Small, hold, lost
 
 # ---- the port
 
 
 def test_a_session_does_what_the_port_says():
     async def main(world):
-        driver: Driver = SimDriver(world.network, world.machines[0])
+        driver: Driver = SimDriver(world.network, world.nodes[0])
         session = await world.on(0, driver.connect())
         assert (session.instance, session.place) == (world.server.engine.instance, "s0:29400")
         assert (session.durable, session.local_host) == (False, "n0")
@@ -109,14 +109,14 @@ def test_a_connection_keeps_its_order_and_connections_overtake_each_other():
         return [event.key for commit in world.history.of(Commit) for event in commit.events]
 
     keys = Small(2).run(main)
-    for machine in ("0/", "1/"):
-        own = [key for key in keys if key.startswith(machine)]
+    for node in ("0/", "1/"):
+        own = [key for key in keys if key.startswith(node)]
         assert own == sorted(own)
     assert [key[2:] for key in keys] != sorted(key[2:] for key in keys)
 
 
 def test_delays_are_usually_short_with_a_tail():
-    network = Network(VirtualLoop(), 3)
+    network = SimNetwork(VirtualLoop(), 3)
     drawn = sorted(network.delay_s() for _ in range(20_000))
     assert drawn[0] >= 0.0002
     assert drawn[10_000] < 0.005
@@ -143,7 +143,7 @@ def test_a_slow_server_delays_everything_and_breaks_nothing():
 def test_a_connection_lost_before_or_after_the_effect_looks_the_same_to_the_caller(way, applied):
     async def main(world):
         session = await world.session()
-        world.network.break_next(world.machines[0], world.server, way)
+        world.network.break_next(world.nodes[0], world.server, way)
         with pytest.raises(Unreachable) as unknown:
             await world.on(0, session.txn([], [Put("a", b"")]))
         assert unknown.value.applied is None
@@ -229,7 +229,7 @@ def test_a_server_that_does_not_listen_refuses():
             await world.session()
         assert refused.value.applied is False
         assert world.loop.time() < 0.2
-        world.network.route = lambda _machine: None
+        world.network.route = lambda _node: None
         with pytest.raises(Unreachable, match="name is not known"):
             await world.session()
 
@@ -242,7 +242,7 @@ def test_a_server_that_does_not_listen_refuses():
 def test_requests_into_a_partition_time_out():
     async def main(world):
         session = await world.session()
-        world.network.cut(world.machines[0], world.server)
+        world.network.cut(world.nodes[0], world.server)
         began = world.loop.time()
         with pytest.raises(Unreachable, match="no answer") as silence:
             await world.on(0, session.txn([], [Put("a", b"")]))
@@ -258,7 +258,7 @@ def test_requests_into_a_partition_time_out():
 def test_a_one_way_partition_of_answers_lets_requests_take_effect():
     async def main(world):
         session = await world.session()
-        world.network.cut(world.machines[0], world.server, "answers")
+        world.network.cut(world.nodes[0], world.server, "answers")
         with pytest.raises(Unreachable) as silence:
             await world.on(0, session.txn([], [Put("a", b"")]))
         assert silence.value.applied is None
@@ -271,7 +271,7 @@ def test_a_one_way_partition_of_requests_lets_watches_go_on():
     async def main(world):
         watch = (await world.session(0)).watch(["a"], 1)
         await asyncio.sleep(1)
-        world.network.cut(world.machines[0], world.server, "requests")
+        world.network.cut(world.nodes[0], world.server, "requests")
         other = await world.session(1)
         await world.on(1, other.txn([], [Put("a", b"")]))
         assert (await world.on(0, anext(aiter(watch)))).events[0].key == "a"
@@ -282,11 +282,11 @@ def test_a_one_way_partition_of_requests_lets_watches_go_on():
 def test_a_request_may_take_effect_long_after_its_sender_gave_it_up():
     async def main(world):
         session = await world.session()
-        world.network.cut(world.machines[0], world.server)
+        world.network.cut(world.nodes[0], world.server)
         with pytest.raises(Unreachable):
             await world.on(0, session.txn([], [Put("late", b"")]))
         await asyncio.sleep(20)
-        world.network.heal(world.machines[0], world.server)
+        world.network.heal(world.nodes[0], world.server)
         await asyncio.sleep(5)
         await world.on(0, session.txn([], [Get("late")]))
         return world.keys() == ["late"]
@@ -308,12 +308,12 @@ def test_a_short_partition_costs_a_watch_nothing():
         world.on(0, read())
         for turn in range(40):
             if turn % 8 == 2:
-                world.network.cut(world.machines[0], world.server, *(("answers",) if turn % 16 == 2 else ()))
+                world.network.cut(world.nodes[0], world.server, *(("answers",) if turn % 16 == 2 else ()))
             if turn % 8 == 6:
-                world.network.heal(world.machines[0], world.server)
+                world.network.heal(world.nodes[0], world.server)
             await world.on(1, other.txn([], [Put("a", b"")]))
             await asyncio.sleep(0.5)
-        world.network.heal(world.machines[0], world.server)
+        world.network.heal(world.nodes[0], world.server)
         await asyncio.sleep(5)
         return seen
 
@@ -338,7 +338,7 @@ def test_a_watch_goes_on_after_lost_connections_without_loss_or_duplication():
         for turn in range(200):
             await world.on(1, other.txn([], [Put(f"dir/{turn}", b""), Put("else", b"")]))
             if turn % 7 == 3:
-                world.network.reset(world.machines[0])
+                world.network.reset(world.nodes[0])
         await asyncio.sleep(3)
         await world.on(0, watch.aclose())
         return seen
@@ -352,11 +352,11 @@ def test_a_watch_from_a_forgotten_revision_gets_a_gap():
         session, other = await world.session(0), await world.session(1)
         watch = session.watch(["a"], 1)
         await asyncio.sleep(1)
-        world.network.cut(world.machines[0], world.server)
-        world.network.reset(world.machines[0])
+        world.network.cut(world.nodes[0], world.server)
+        world.network.reset(world.nodes[0])
         for _ in range(20):
             await world.on(1, other.txn([], [Put("a", b"")]))
-        world.network.heal(world.machines[0], world.server)
+        world.network.heal(world.nodes[0], world.server)
         with pytest.raises(Gap):
             await world.on(0, anext(aiter(watch)))
 
@@ -405,12 +405,12 @@ def test_a_paused_machine_gets_its_deliveries_when_it_resumes():
 
         world.on(0, read())
         await asyncio.sleep(1)
-        world.machines[0].pause()
+        world.nodes[0].pause()
         for _ in range(10):
             await world.on(1, other.txn([], [Put("a", b"")]))
         await asyncio.sleep(60)
         assert seen == []
-        world.machines[0].resume()
+        world.nodes[0].resume()
         resumed_at = world.loop.time()
         await asyncio.sleep(0.1)
         assert seen == [(resumed_at, revision) for revision in range(2, 12)]
@@ -423,10 +423,10 @@ def test_a_paused_member_is_lost_by_its_lease_and_finds_out():
         world.on(0, hold(world, 0))
         world.on(1, hold(world, 1))
         await asyncio.sleep(20)
-        world.machines[1].pause()
+        world.nodes[1].pause()
         await asyncio.sleep(15)
         assert lost(world) == ["n1"]
-        world.machines[1].resume()
+        world.nodes[1].resume()
         await asyncio.sleep(5)
         return [(acted.actor, acted.detail) for acted in world.history.of(Acted)]
 
@@ -451,7 +451,7 @@ def test_a_crashed_machine_reaches_nothing():
         asked = world.on(0, session.txn([], [Put("sent before", b"")]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        world.machines[0].crash()
+        world.nodes[0].crash()
         await asyncio.sleep(60)
         assert asked.cancelled()
         assert world.keys() == ["sent before"]

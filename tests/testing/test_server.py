@@ -3,12 +3,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from smallworld import Small, hold, lost
 
-from rdzv.drivers.base import EngineReset, Get, Put
+from rdzv.engines.port import EngineReset, Get, Put
 from rdzv.errors import Unreachable
 from rdzv.testing.history import Acted, Commit
 from rdzv.testing.server import SimServer
+from support.small_simulation import Small, hold, lost
 
 # ---- the server's lives
 
@@ -57,7 +57,7 @@ def test_two_servers_under_one_name():
     async def main(world):
         moved = SimServer(world.network, "s1", 1)
         await world.session(0)
-        world.network.route = lambda machine: moved if machine.name == "n1" else world.server
+        world.network.route = lambda node: moved if node.name == "n1" else world.server
         places = [(await world.session(number)).place for number in (0, 1)]
         assert places == ["s0:29400", "s1:29400"]
 
@@ -68,7 +68,7 @@ def test_a_session_whose_endpoint_moved_is_reset():
     async def main(world):
         session = await world.session()
         moved = SimServer(world.network, "s1", 1)
-        world.network.route = lambda _machine: moved
+        world.network.route = lambda _node: moved
         await world.on(0, session.txn([], [Put("a", b"")]))  # A connection that lives does not move.
         world.network.reset()
         await asyncio.sleep(1)
@@ -86,7 +86,7 @@ def test_a_silent_member_loses_its_lease_and_not_before():
         world.on(0, hold(world, 0))
         world.on(1, hold(world, 1))
         await asyncio.sleep(20)
-        world.machines[1].crash(silent=True)
+        world.nodes[1].crash(silent=True)
         crashed_at = world.loop.time()
         await asyncio.sleep(30)
         return [commit.at - crashed_at for commit in world.history.of(Commit) if commit.kind == "expired"]
@@ -102,7 +102,7 @@ def test_a_killed_member_is_noticed_after_the_linger():
         for number in range(3):
             world.on(number, hold(world, number))
         await asyncio.sleep(20)
-        world.machines[1].crash()
+        world.nodes[1].crash()
         crashed_at = world.loop.time()
         await asyncio.sleep(5)
         return [commit.at - crashed_at for commit in world.history.of(Commit) if commit.kind == "expired"]
@@ -119,7 +119,7 @@ def test_a_connection_that_is_back_within_the_linger_is_not_a_death():
         world.on(1, hold(world, 1))
         for _ in range(50):
             await asyncio.sleep(2)
-            world.network.reset(world.machines[1])
+            world.network.reset(world.nodes[1])
 
     world = Small(2)
     world.run(main)
@@ -132,9 +132,9 @@ def test_a_late_goodbye_of_an_old_connection_does_not_end_the_new_one():
         world.on(1, hold(world, 1))
         await asyncio.sleep(5)
         for _ in range(10):
-            world.network.cut(world.machines[1], world.server, "answers")
+            world.network.cut(world.nodes[1], world.server, "answers")
             await asyncio.sleep(6)
-            world.network.heal(world.machines[1], world.server)
+            world.network.heal(world.nodes[1], world.server)
             await asyncio.sleep(12)
 
     for seed in range(10):
@@ -148,9 +148,9 @@ def test_a_late_hello_of_a_connection_given_up_does_not_take_the_lease_with_it()
         world.on(0, hold(world, 0, ttl_s=30.0))
         world.on(1, hold(world, 1, ttl_s=30.0))
         await asyncio.sleep(35)
-        world.network.cut(world.machines[1], world.server, "requests")
+        world.network.cut(world.nodes[1], world.server, "requests")
         await asyncio.sleep(20)  # Its renewal times out, it dials twice in vain, and renews again only later.
-        world.network.heal(world.machines[1], world.server)
+        world.network.heal(world.nodes[1], world.server)
         await asyncio.sleep(40)
 
     for seed in range(20):
@@ -181,7 +181,7 @@ def test_only_the_lease_of_its_presence_ends_with_a_connection():
         for key, ttl_s in (("presence", 10), ("closed", 4), ("run", 86_400)):
             lease = await world.on(1, session.grant(ttl_s, presence=key == "presence"))
             await world.on(1, session.txn([], [Put(key, b"", lease)]))
-        world.machines[1].crash()
+        world.nodes[1].crash()
         await asyncio.sleep(2)
         assert world.keys() == ["closed", "members/n0", "run"]
         await asyncio.sleep(5)
@@ -236,12 +236,12 @@ def test_connections_given_up_during_a_stall_are_not_a_death():
         await asyncio.sleep(20)
         world.server.pause()
         await asyncio.sleep(1)
-        world.network.cut(world.machines[1], world.server)
-        world.network.reset(world.machines[1])
+        world.network.cut(world.nodes[1], world.server)
+        world.network.reset(world.nodes[1])
         await asyncio.sleep(1)
         world.server.resume()
         await asyncio.sleep(3)
-        world.network.heal(world.machines[1], world.server)
+        world.network.heal(world.nodes[1], world.server)
         await asyncio.sleep(20)
 
     world = Small(2)
@@ -254,11 +254,11 @@ def test_isolation_of_the_server_ends_no_lease():
         for number in range(3):
             world.on(number, hold(world, number))
         await asyncio.sleep(20)
-        for machine in world.machines:
-            world.network.cut(machine, world.server)
+        for node in world.nodes:
+            world.network.cut(node, world.server)
         await asyncio.sleep(120)
-        for machine in world.machines:
-            world.network.heal(machine, world.server)
+        for node in world.nodes:
+            world.network.heal(node, world.server)
         await asyncio.sleep(60)
 
     for seed in range(10):
@@ -272,11 +272,11 @@ def test_the_first_to_be_back_after_an_isolation_does_not_condemn_the_others():
         for number in range(3):
             world.on(number, hold(world, number))
         await asyncio.sleep(20)
-        for machine in world.machines:
-            world.network.cut(machine, world.server)
+        for node in world.nodes:
+            world.network.cut(node, world.server)
         await asyncio.sleep(60)
-        for machine in world.machines:
-            world.network.heal(machine, world.server)
+        for node in world.nodes:
+            world.network.heal(node, world.server)
             await asyncio.sleep(3)
         await asyncio.sleep(30)
 
@@ -291,12 +291,12 @@ def test_isolation_with_all_connections_broken_ends_no_lease_either():
         for number in range(3):
             world.on(number, hold(world, number))
         await asyncio.sleep(20)
-        for machine in world.machines:
-            world.network.cut(machine, world.server)
+        for node in world.nodes:
+            world.network.cut(node, world.server)
         world.network.reset()
         await asyncio.sleep(30)
-        for machine in world.machines:
-            world.network.heal(machine, world.server)
+        for node in world.nodes:
+            world.network.heal(node, world.server)
         await asyncio.sleep(60)
 
     for seed in range(10):
@@ -314,7 +314,7 @@ def test_a_short_lease_that_ended_no_longer_decides_what_silence_is():
         await asyncio.sleep(1)
         await world.on(2, session.revoke(lease))
         await asyncio.sleep(20)
-        world.machines[1].crash(silent=True)
+        world.nodes[1].crash(silent=True)
         await asyncio.sleep(15)
 
     world = Small(3)
@@ -327,12 +327,12 @@ def test_one_member_that_is_heard_lets_time_pass_for_the_others():
         for number in range(3):
             world.on(number, hold(world, number))
         await asyncio.sleep(20)
-        for machine in world.machines[1:]:
-            world.network.cut(machine, world.server)
+        for node in world.nodes[1:]:
+            world.network.cut(node, world.server)
         await asyncio.sleep(12)
         assert sorted(lost(world)) == ["n1", "n2"]
-        for machine in world.machines[1:]:
-            world.network.heal(machine, world.server)
+        for node in world.nodes[1:]:
+            world.network.heal(node, world.server)
         await asyncio.sleep(20)
         return [(acted.actor, acted.detail) for acted in world.history.of(Acted)]
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import rdzv
+from support import torchrun_jobs
 
 dist = pytest.importorskip("torch.distributed", reason="torch is not installed: the extra `torch` brings it")
 
@@ -217,7 +217,7 @@ def test_the_timeout_in_force_is_the_one_that_torch_keeps():
 
 def test_process_groups_are_made_over_it_by_two_processes(tmp_path, free_port):
     """`init_process_group(store=...)`, `new_group`, collectives, torch's barrier after init; no TCPStore anywhere."""
-    program = Path(__file__).parent / "jobs" / "groups_over_store.py"
+    program = torchrun_jobs.PROGRAMS / "groups_over_store.py"
     command = [sys.executable, str(program), f"127.0.0.1:{free_port}"]
     nodes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)

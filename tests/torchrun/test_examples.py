@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from agents import LONG_S, free_port, wait_for
+from support.torchrun_jobs import LONG_S, free_port, wait_for
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .codes import Code
+from .exit_codes import ExitCode
 
 MEMBERS = 4
 LIMIT_S = 30.0
@@ -26,7 +26,7 @@ QUICK = ("last_call=0.5", "settle=0.3", "lease=3", "grow_every=0")
 
 
 @dataclass
-class Node:
+class DemoNode:
     """One member's process, as far as its lines tell."""
 
     name: str
@@ -44,7 +44,7 @@ class Demo:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began_at = time.monotonic()
-        self._nodes: list[Node] = []
+        self._nodes: list[DemoNode] = []
         self._news = asyncio.Event()
         self._readers: list[asyncio.Task[None]] = []
         self._live = Live(console=console, get_renderable=self._table, auto_refresh=False)
@@ -61,7 +61,7 @@ class Demo:
             return await self._acts(place)
         except asyncio.TimeoutError:
             self._tell(f"not done within {LIMIT_S:g} s: {', '.join(f'{one.name} {one.state}' for one in self._nodes)}")
-            return Code.TIMEOUT
+            return ExitCode.TIMEOUT
         finally:
             self._live.stop()
             # The server last: members that cannot say goodbye wait for it a while.
@@ -83,7 +83,7 @@ class Demo:
         await self._until(MEMBERS)
         for node in self._nodes:
             node.state = "leaving" if node.state == "in" else node.state
-        return Code.OK
+        return ExitCode.OK
 
     async def _start(self, *words: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -93,12 +93,12 @@ class Demo:
     async def _add(self, name: str, place: str) -> None:
         settings = [word for pair in (*QUICK, f"slot={name}") for word in ("--conf", pair)]
         process = await self._start("join", place, "--run-id", "demo", "--nnodes", f"2:{MEMBERS}", "--json", *settings)
-        node = Node(name, process)
+        node = DemoNode(name, process)
         self._nodes.append(node)
         self._tell(f"{name} starts")
         self._readers.append(asyncio.ensure_future(self._read(node)))
 
-    async def _read(self, node: Node) -> None:
+    async def _read(self, node: DemoNode) -> None:
         """Follow what it prints."""
         assert node.process.stdout is not None, "piped"
         async for line in node.process.stdout:

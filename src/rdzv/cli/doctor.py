@@ -8,11 +8,11 @@ import sys
 import msgspec
 import typer
 
-from ..doctor import PROBLEM, Doctor, Finding
-from ..settings import Settings
+from ..config.settings import Settings
+from ..operate.doctor import PROBLEM, Doctor, Finding
 from . import options
-from .codes import Code
-from .outside import settings_for
+from .exit_codes import ExitCode
+from .session import settings_for
 
 
 @options.with_settings
@@ -35,7 +35,7 @@ async def _examine(settings: Settings, as_json: bool) -> int:
     async for finding in Doctor(settings).examine():
         ill = ill or finding.level == PROBLEM
         typer.echo(msgspec.json.encode(finding).decode() if as_json else _text(finding))
-    return Code.FAILED if ill else Code.OK
+    return ExitCode.FAILED if ill else ExitCode.OK
 
 
 def _text(finding: Finding) -> str:

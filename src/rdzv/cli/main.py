@@ -15,19 +15,19 @@ import typer
 from rich.console import Console
 
 from .._version import __version__
-from ..aio import Rendezvous
-from ..endpoint import PORT, parse_host
+from ..aio import AsyncRendezvous
+from ..config.endpoint import PORT, parse_host
+from ..config.secret import put_aside
+from ..config.settings import Settings
+from ..engines.embedded.server import Server
+from ..engines.embedded.trust import Trust
 from ..errors import SettingsError, Unreachable
-from ..notices import Notice
-from ..secret import put_aside
-from ..server.server import Server
-from ..server.trust import Trust
-from ..settings import Settings
-from . import ask, look, member, options
-from .codes import Code, sentences
+from ..member.notices import Notice
+from . import launcher, operator, options, viewer
 from .demo import Demo
 from .doctor import doctor
-from .say import Voice
+from .exit_codes import ExitCode, sentences
+from .output import Printer
 
 PORT_MAX = 65535
 
@@ -39,7 +39,9 @@ app = typer.Typer(
 )
 
 
-for command in (look.status, look.watch, look.journal, ask.drain, ask.ban, ask.unban, ask.close, ask.adopt, doctor):
+_VIEWER = (viewer.status, viewer.watch, viewer.journal)
+_OPERATOR = (operator.drain, operator.ban, operator.unban, operator.close, operator.adopt)
+for command in (*_VIEWER, *_OPERATOR, doctor):
     app.command()(command)
 
 
@@ -57,12 +59,12 @@ def _shared(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
 
 
-def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> Callable[..., Rendezvous]:
+def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> Callable[..., AsyncRendezvous]:
     """Reads the options now; the member, which checks its settings, is made in the loop."""
     low, high = options.nodes(nnodes)
 
-    def make(observer: Callable[[Notice], None] | None) -> Rendezvous:
-        return Rendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **given)
+    def make(observer: Callable[[Notice], None] | None) -> AsyncRendezvous:
+        return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **given)
 
     return make
 
@@ -84,7 +86,7 @@ def join(
     make = _maker(endpoint, run_id, nnodes, given)
     # Its lines are the notices: not twice.
     logging.getLogger("rdzv.notices").disabled = True
-    sys.exit(asyncio.run(member.join(make, Voice(json))))
+    sys.exit(asyncio.run(launcher.join(make, Printer(json))))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -111,8 +113,8 @@ def run(
         # Said before we join: the others would form a round with us only to lose us again.
         raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
     make = _maker(endpoint, run_id, nnodes, given)
-    launcher = member.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
-    sys.exit(asyncio.run(launcher.run()))
+    program = launcher.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
+    sys.exit(asyncio.run(program.run()))
 
 
 @app.command()
@@ -147,7 +149,7 @@ def _parse_bind(bind: str) -> tuple[str, int]:
 
 
 async def _serve(host: str, port: int, trust: Trust) -> int:
-    stop = member.Stop()
+    stop = launcher.Stop()
     server = Server((host, port), trust=trust)
     try:
         await server.start()
@@ -159,4 +161,4 @@ async def _serve(host: str, port: int, trust: Trust) -> int:
     typer.echo(f"serving at {host or '*'}:{server.port}")
     await stop.unless(asyncio.Event().wait())
     await server.stop()
-    return Code.OK
+    return ExitCode.OK

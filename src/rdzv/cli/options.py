@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 import typer
 
 from ..errors import SettingsError
-from .codes import sentences
+from .exit_codes import sentences
 
 Endpoint = Annotated[
     str,

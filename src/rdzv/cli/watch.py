@@ -14,14 +14,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from ..config.settings import Settings
 from ..core.status import Status
-from ..drivers.base import Driver, EngineReset, Session
-from ..drivers.choose import open_driver
+from ..drivers import open_driver
+from ..engines.port import Driver, EngineReset, Session
 from ..errors import RdzvError, Unreachable
-from ..onlooker import Onlooker
-from ..settings import Settings
-from .codes import Code
-from .show import progress, status_table
+from ..operate.run_viewer import RunViewer
+from .exit_codes import ExitCode
+from .tables import progress, status_table
 
 AGAIN_S = 0.5
 """Between two attempts to reach an engine that is away."""
@@ -37,7 +37,7 @@ class Watcher:
         self._console = console
         self._as_json = as_json
         self._live: Live | None = None
-        self._onlooker: Onlooker | None = None
+        self._onlooker: RunViewer | None = None
         self._trouble = "not connected yet"
         self._said: object = None
         self._states: dict[str, tuple[str, float, bool]] = {}
@@ -57,7 +57,7 @@ class Watcher:
         try:
             return await task
         except asyncio.CancelledError:
-            return Code.OK
+            return ExitCode.OK
         finally:
             if drawing is not None and self._live is not None:
                 drawing.cancel()
@@ -86,7 +86,7 @@ class Watcher:
 
     async def _on(self, session: Session, driver: Driver) -> int | None:
         """Until the run is closed, or the engine gone (None)."""
-        onlooker = self._onlooker = Onlooker(session, self._settings.run_id, asyncio.get_running_loop().time)
+        onlooker = self._onlooker = RunViewer(session, self._settings.run_id, asyncio.get_running_loop().time)
         self._states.clear()
         try:
             async for status in onlooker.follow():
@@ -94,7 +94,7 @@ class Watcher:
                 self._note(status)
                 self._say(status)
                 if status is not None and status.phase == "closed":
-                    return Code.OK if onlooker.succeeded else Code.CLOSED
+                    return ExitCode.OK if onlooker.succeeded else ExitCode.CLOSED
         except EngineReset:
             self._away(f"engine {driver.endpoint} was restarted")
         except Unreachable as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from .model import CAUSE_MEMBERS_MAX, Call, Cause, Entry, Head, JournalEntry, Phase, Why
+from .model import CAUSE_MEMBERS_MAX, Call, Cause, CauseKind, Head, JournalEntry, Phase, RankEntry
 from .text import clip
 
 
@@ -20,7 +20,7 @@ class Seal(msgspec.Struct, frozen=True):
     """Write the rank table, then the head that names it; the former table and its store go with that."""
 
     head: Head
-    lines: Mapping[str, Entry]
+    lines: Mapping[str, RankEntry]
     first: str
     """Id of rank 0, whose bound socket the head announces."""
     former_table: str
@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """Without an event, nothing changes before then. None: only an event changes it."""
 
 
-def because(kind: Why, text: str, members: Iterable[str] = ()) -> Cause:
+def because(kind: CauseKind, text: str, members: Iterable[str] = ()) -> Cause:
     """A cause that fits in a head, whatever names and reasons it is put together from."""
     return Cause(kind=kind, text=clip(text), members=tuple(sorted(members)[:CAUSE_MEMBERS_MAX]))
 

@@ -29,7 +29,7 @@ class Call(str, Enum):
     SETTLE = "settle"
 
 
-class Why(str, Enum):
+class CauseKind(str, Enum):
     """The kinds of cause; programs and metrics use these, people read the text beside it."""
 
     LOST = "lost"
@@ -70,7 +70,7 @@ NO_ROUND = RoundId()
 class Cause(Record, frozen=True, kw_only=True):
     """Why a round was broken or a run closed."""
 
-    kind: Why
+    kind: CauseKind
     text: str
     members: tuple[str, ...] = ()
     """Names of the members it is about; at most CAUSE_MEMBERS_MAX."""
@@ -121,7 +121,7 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
         return RoundId(self.era, self.number)
 
 
-class Told(Record, frozen=True, kw_only=True):
+class RoundReport(Record, frozen=True, kw_only=True):
     """What a member tells an emptied engine of the round it holds, or of the newest head it heard of."""
 
     run: str
@@ -149,7 +149,7 @@ class Told(Record, frozen=True, kw_only=True):
         return RoundId(self.era, self.number)
 
 
-class Member(Record, frozen=True, kw_only=True, tag="member"):
+class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     """R/members/<id>: leased presence. Only the member itself writes it; anyone leading may delete it."""
 
     name: str
@@ -169,11 +169,11 @@ class Member(Record, frozen=True, kw_only=True, tag="member"):
     drain: str = ""
     """Why it is about to go; empty: it is not."""
     done: bool = False
-    holds: Told | None = None
-    heard: Told | None = None
+    holds: RoundReport | None = None
+    heard: RoundReport | None = None
 
 
-class Entry(Record, frozen=True, kw_only=True, tag="entry"):
+class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
     """R/ranks/<table>/<id>: one line of a rank table. The leader writes it; its member marks it when it goes."""
 
     rank: int
@@ -193,7 +193,7 @@ class Entry(Record, frozen=True, kw_only=True, tag="entry"):
     """Why it left, without having failed."""
 
 
-class Agreed(Record, frozen=True, kw_only=True, tag="settings"):
+class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     """R/settings: what all members of a run must agree on, because any of them may lead. Times in seconds."""
 
     min_nodes: int
@@ -211,7 +211,7 @@ class Agreed(Record, frozen=True, kw_only=True, tag="settings"):
     closed_for: float = 60.0
 
 
-class Ask(Record, frozen=True, kw_only=True, tag="ask"):
+class DrainRequest(Record, frozen=True, kw_only=True, tag="ask"):
     """R/asks/<id>: an operator asks a member to drain."""
 
     reason: str

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from .model import Entry
+from .model import RankEntry
 
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -51,7 +51,7 @@ def first_order(candidate: Candidate) -> tuple[object, ...]:
     return (not order, natural(order), by_host, by_host if name == host else natural(name), candidate.created)
 
 
-def assign(chosen: Sequence[Candidate], kept: Mapping[str, int], vacant: Iterable[Entry]) -> dict[str, int]:
+def assign(chosen: Sequence[Candidate], kept: Mapping[str, int], vacant: Iterable[RankEntry]) -> dict[str, int]:
     """Give each of `chosen` a rank from 0 to len(chosen)-1.
 
     `kept` maps those of them who were in the former table to their rank in it; `vacant` are the former lines whose members
@@ -72,14 +72,14 @@ def assign(chosen: Sequence[Candidate], kept: Mapping[str, int], vacant: Iterabl
     return ranks
 
 
-_LIKENESS: tuple[tuple[Callable[[Candidate], str], Callable[[Entry], str]], ...] = (
+_LIKENESS: tuple[tuple[Callable[[Candidate], str], Callable[[RankEntry], str]], ...] = (
     (lambda candidate: candidate.name, lambda line: line.name),
     (lambda candidate: candidate.order, lambda line: line.order),
     (lambda candidate: candidate.host, lambda line: line.host),
 )
 
 
-def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[Entry]) -> dict[str, int]:
+def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[RankEntry]) -> dict[str, int]:
     """Newcomers that take the rank of a lost member they resemble; the closest likeness goes first."""
     heirs: dict[str, int] = {}
     for of_candidate, of_line in _LIKENESS:
@@ -95,7 +95,7 @@ def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[Entry]) -> dict[str,
     return heirs
 
 
-def digest(lines: Iterable[Entry]) -> str:
+def digest(lines: Iterable[RankEntry]) -> str:
     """Fingerprint of a member list, in rank order. Covers ids and names, not who has died since."""
     ordered = sorted(lines, key=lambda line: line.rank)
     text = "\n".join(f"{line.rank} {line.sealed_as} {line.name}" for line in ordered)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from . import retell
+from . import recovery
 from .acts import Act, Evict, Seal, Sweep, Verdict, WriteHead, because, call_for, close_head
 from .model import (
     BACK_S,
@@ -40,14 +40,14 @@ from .model import (
     FLAPS_MAX,
     Call,
     Cause,
-    Entry,
+    CauseKind,
     Era,
     Head,
     Phase,
-    Why,
+    RankEntry,
 )
 from .ranks import assign, digest
-from .view import Live, View, candidate, names
+from .view import LiveMember, View, candidate, names
 
 Rule = Callable[[View], "Verdict | None"]
 
@@ -96,7 +96,7 @@ def close_after_success(view: View) -> Verdict | None:
     head = _head(view)
     if not view.entries or len(view.done) < head.size:
         return None
-    cause = because(Why.SUCCESS, f"all {head.size} members of round {head.number} are done")
+    cause = because(CauseKind.SUCCESS, f"all {head.size} members of round {head.number} are done")
     return Verdict(WriteHead(close_head(head, cause)), cause.text)
 
 
@@ -108,12 +108,12 @@ def close_after_failure(view: View) -> Verdict | None:
     if view.gave_up:
         first = min(view.gave_up.values(), key=lambda line: line.rank)
         text = f"{first.name} gave up: {first.gave_up}; {left}"
-        kind, about = Why.GAVE_UP, [first]
+        kind, about = CauseKind.GAVE_UP, [first]
     elif view.done and view.lost and view.candidates:
         # Those who are left would wait for nothing; if nobody is, whoever was lost may come back and go on.
         about = list(view.lost.values())
         text = f"{names(about)} lost after others were done; {left}"
-        kind = Why.LOST
+        kind = CauseKind.LOST
     else:
         return None
     cause = because(kind, text, _about(about))
@@ -145,20 +145,20 @@ def _loss(view: View) -> Cause | None:
     banned = [line for line in lost if line.host in view.banned]
     went = [line for line in lost if line.went]
     if gave_up:
-        return because(Why.GAVE_UP, f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", _about(gave_up))
+        return because(CauseKind.GAVE_UP, f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", _about(gave_up))
     if banned:
         text = f"{names(banned)} banned: {view.banned[banned[0].host]}"
-        return because(Why.BANNED, text, _about(banned))
+        return because(CauseKind.BANNED, text, _about(banned))
     if len(went) == len(lost):
-        return because(Why.LEFT, f"{names(went)} left: {went[0].went}", _about(went))
-    return because(Why.LOST, f"{names(lost)} lost", _about(lost))
+        return because(CauseKind.LEFT, f"{names(went)} left: {went[0].went}", _about(went))
+    return because(CauseKind.LOST, f"{names(lost)} lost", _about(lost))
 
 
 def _restart(view: View) -> Cause | None:
     if not view.restarted:
         return None
     text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
-    return because(Why.RESTARTED, text, _about(view.restarted))
+    return because(CauseKind.RESTARTED, text, _about(view.restarted))
 
 
 def break_for_drains(view: View) -> Verdict | None:
@@ -170,7 +170,7 @@ def break_for_drains(view: View) -> Verdict | None:
     if wait > 0:
         return Verdict(None, f"round {_head(view).number}: {about}, gathering others", wait)
     why = view.drains[0].record.drain or view.asked.get(view.drains[0].id, "")
-    return _broken(view, because(Why.DRAINED, f"{about}: {why}", _about(view.drains)))
+    return _broken(view, because(CauseKind.DRAINED, f"{about}: {why}", _about(view.drains)))
 
 
 def _can_do_without_drains(view: View) -> bool:
@@ -195,10 +195,10 @@ def grow(view: View) -> Verdict:
         return Verdict(WriteHead(call_for(head, Call.SETTLE)), f"{calm}; {who} waiting to come in")
     if settle > view.call_age_s:
         return Verdict(None, f"{calm}; {who} waiting to come in", settle - view.call_age_s)
-    return _broken(view, because(Why.GROWTH, f"{who} came to join", _about(useful)))
+    return _broken(view, because(CauseKind.GROWTH, f"{who} came to join", _about(useful)))
 
 
-def _useful(view: View) -> tuple[list[Live], str, float | None]:
+def _useful(view: View) -> tuple[list[LiveMember], str, float | None]:
     """Newcomers worth a restart of the others; else why there are none and when that may change."""
     head, settings = _head(view), view.settings
     newcomers = sorted(view.newcomers, key=lambda live: live.created)
@@ -223,7 +223,7 @@ def _useful(view: View) -> tuple[list[Live], str, float | None]:
     return newcomers[:gain], "", None
 
 
-def _settle_for(view: View, live: Live) -> float:
+def _settle_for(view: View, live: LiveMember) -> float:
     """A host that was lost soon after it made the others restart waits twice as long each time."""
     flaps = _head(view).flaps.get(live.record.host, 0)
     return min(view.settings.settle * 2.0**flaps, max(FLAP_WAIT_MAX_S, view.settings.settle))
@@ -277,7 +277,7 @@ def seal(view: View) -> Verdict | None:
     size = view.fitting(len(view.ready))
     if not size or view.stragglers:
         return None
-    if view.young and not view.is_full and retell.missing(view):
+    if view.young and not view.is_full and recovery.missing(view):
         return None
     if view.is_full:
         why = "full"
@@ -322,7 +322,7 @@ def keep_waiting(view: View) -> Verdict:
         wait = settings.regroup - age
         reason = f"{view.here}: waiting for {names(view.stragglers)} to stop their workers, at most {wait:.0f} s more"
         return Verdict(None, reason, wait)
-    if view.young and retell.missing(view):
+    if view.young and recovery.missing(view):
         return Verdict(None, f"{view.here}: waiting for members of round {head.number} to come back", BACK_S - view.known_s)
     most = "at most " if view.late else ""
     if head.call is Call.REGROUP:
@@ -352,11 +352,11 @@ def _seal(view: View, size: int) -> Seal:
     for id, rank in ranks.items():
         one = chosen[id]
         since = view.entries[id].since if id in kept else number
-        lines[id] = Entry(
+        lines[id] = RankEntry(
             rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since
         )
     first = next(id for id, rank in ranks.items() if rank == 0)
-    era = retell.next_era(view)
+    era = recovery.next_era(view)
     grown = number if size > head.top and head.number else head.grown
     sealed = msgspec.structs.replace(
         call_for(head, Call.NONE),
@@ -391,13 +391,13 @@ def _head(view: View) -> Head:
     return view.head
 
 
-def _own_last(view: View, lives: list[Live]) -> tuple[str, ...]:
+def _own_last(view: View, lives: list[LiveMember]) -> tuple[str, ...]:
     """A leader that evicts itself must do it last, for nothing it writes afterwards takes effect."""
     return tuple(live.id for live in sorted(lives, key=lambda live: (live.id == view.me, live.created)))
 
 
-def _about(them: list[Live] | list[Entry]) -> list[str]:
-    return [one.record.name if isinstance(one, Live) else one.name for one in them]
+def _about(them: list[LiveMember] | list[RankEntry]) -> list[str]:
+    return [one.record.name if isinstance(one, LiveMember) else one.name for one in them]
 
 
 _FORMING: tuple[Rule, ...] = (
@@ -413,7 +413,7 @@ _FORMING: tuple[Rule, ...] = (
 )
 
 RULES: Mapping[Phase | None, tuple[Rule, ...]] = {
-    None: (retell.close_again, retell.go_on, retell.go_on_broken, first_head),
+    None: (recovery.close_again, recovery.go_on, recovery.go_on_broken, first_head),
     Phase.OPEN: _FORMING,
     Phase.SEALED: (
         evict_banned,

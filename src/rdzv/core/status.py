@@ -6,10 +6,10 @@ import msgspec
 
 from .model import Phase
 from .rules import lead
-from .view import Live, View
+from .view import LiveMember, View
 
 
-class Standing(msgspec.Struct, frozen=True):
+class MemberStatus(msgspec.Struct, frozen=True):
     """One member and what it counts as."""
 
     id: str
@@ -30,7 +30,7 @@ class Status(msgspec.Struct, frozen=True):
     size: int
     reason: str
     leader: str
-    members: tuple[Standing, ...]
+    members: tuple[MemberStatus, ...]
     min_nodes: int = 0
     max_nodes: int = 0
     ready: int = 0
@@ -38,7 +38,7 @@ class Status(msgspec.Struct, frozen=True):
     call: str = "none"
     """The timer that runs: none, last (call), regroup or settle."""
 
-    def of(self, state: str) -> tuple[Standing, ...]:
+    def of(self, state: str) -> tuple[MemberStatus, ...]:
         """Those in that state."""
         return tuple(member for member in self.members if member.state == state)
 
@@ -63,12 +63,12 @@ def describe(run_id: str, view: View) -> Status:
             room -= 1
         line = view.entries.get(live.id) if live.id in view.in_table else None
         rank = line.rank if line is not None else -1
-        standings.append(Standing(live.id, live.record.name, live.record.host, state, rank, live.record.info))
+        standings.append(MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info))
     # Nobody is lost in a closed run: all go.
     gone = "left" if head is not None and head.phase is Phase.CLOSED else "lost"
     for id, line in view.entries.items():
         if id not in view.in_table:
-            standings.append(Standing(id, line.name, line.host, "done" if line.done else gone, line.rank))
+            standings.append(MemberStatus(id, line.name, line.host, "done" if line.done else gone, line.rank))
     return Status(
         run_id=run_id,
         round=head.number if head else 0,
@@ -84,7 +84,7 @@ def describe(run_id: str, view: View) -> Status:
     )
 
 
-def _state(view: View, live: Live, room: int) -> str:
+def _state(view: View, live: LiveMember, room: int) -> str:
     if live.record.host in view.banned:
         return "banned"
     if live.record.done:

@@ -10,15 +10,15 @@ from functools import cached_property
 
 import msgspec
 
-from .model import BACK_S, NO_ROUND, Agreed, Entry, Head, Member, RoundId, Told
+from .model import BACK_S, NO_ROUND, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
 from .ranks import Candidate
 
 
-class Live(msgspec.Struct, frozen=True, gc=False):
+class LiveMember(msgspec.Struct, frozen=True, gc=False):
     """A member whose key exists."""
 
     id: str
-    record: Member
+    record: MemberRecord
     created: int
     modified: int
 
@@ -26,7 +26,7 @@ class Live(msgspec.Struct, frozen=True, gc=False):
 class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The run at one revision, with ages by the observer's own clock. `dict=True` gives cached_property its room."""
 
-    settings: Agreed
+    settings: RunSettings
     me: str
     durable: bool = True
     known_s: float = 0.0
@@ -34,8 +34,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     revision: int = 0
     head: Head | None = None
     head_modified: int = 0
-    members: Mapping[str, Live] = {}
-    entries: Mapping[str, Entry] = {}
+    members: Mapping[str, LiveMember] = {}
+    entries: Mapping[str, RankEntry] = {}
     """Lines of the head's rank table by member id; none without a head."""
     orphans: Collection[str] = ()
     """Rank tables that the head does not name."""
@@ -60,7 +60,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return not self.durable and self.known_s < BACK_S
 
     @cached_property
-    def in_table(self) -> dict[str, Live]:
+    def in_table(self) -> dict[str, LiveMember]:
         """Live members with a line in the table. The create revision tells a member from a former life of its key."""
         entries = self.entries
         found = {}
@@ -71,15 +71,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     @cached_property
-    def lost(self) -> dict[str, Entry]:
+    def lost(self) -> dict[str, RankEntry]:
         """Lines whose member is gone and was not done."""
         return {id: line for id, line in self.entries.items() if id not in self.in_table and not line.done}
 
-    def is_draining(self, live: Live) -> bool:
+    def is_draining(self, live: LiveMember) -> bool:
         """It is about to go, by itself or because it was asked to."""
         return bool(live.record.drain) or live.id in self.asked
 
-    def is_ready(self, live: Live) -> bool:
+    def is_ready(self, live: LiveMember) -> bool:
         """It wants to be in the next round and runs no workers of the present one."""
         record = live.record
         if not self._stays(live):
@@ -96,22 +96,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return NO_ROUND if self.head is None else self.head.round
 
     @cached_property
-    def ready(self) -> list[Live]:
+    def ready(self) -> list[LiveMember]:
         """Those who would be in a round sealed now, if there is room."""
         return [live for live in self.members.values() if self.is_ready(live)]
 
     @cached_property
-    def newcomers(self) -> list[Live]:
+    def newcomers(self) -> list[LiveMember]:
         """Ready and not in the table."""
         return [live for live in self.ready if live.id not in self.in_table]
 
     @cached_property
-    def survivors(self) -> list[Live]:
+    def survivors(self) -> list[LiveMember]:
         """Those of the table that can be in the next round."""
         return [live for live in self.in_table.values() if self._stays(live)]
 
     @cached_property
-    def former(self) -> list[Live]:
+    def former(self) -> list[LiveMember]:
         """The survivors, and those who told an emptied engine that they had been in the table before they gave it up.
 
         The latter have no line in it here, so they count as newcomers; but a round that lost its server and a member together
@@ -121,27 +121,27 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [live for live in self.members.values() if (live.id in self.in_table or live.id in told) and self._stays(live)]
 
     @cached_property
-    def stragglers(self) -> list[Live]:
+    def stragglers(self) -> list[LiveMember]:
         """Those of the table that can be in the next round but still run workers of this one."""
         return [live for live in self.survivors if live.record.left < self.round]
 
     @cached_property
-    def candidates(self) -> list[Live]:
+    def candidates(self) -> list[LiveMember]:
         """All who can be in some later round: ready, straggling, spare or waiting."""
         return [live for live in self.members.values() if self._stays(live)]
 
     @cached_property
-    def drains(self) -> list[Live]:
+    def drains(self) -> list[LiveMember]:
         """Those of the table that are about to go."""
         return [live for live in self.in_table.values() if self.is_draining(live) and not live.record.done]
 
     @cached_property
-    def restarted(self) -> list[Live]:
+    def restarted(self) -> list[LiveMember]:
         """Those of the table that have given its round up."""
         return [live for live in self.survivors if live.record.left >= self.round]
 
     @cached_property
-    def gave_up(self) -> dict[str, Entry]:
+    def gave_up(self) -> dict[str, RankEntry]:
         """Lines of members that failed for good."""
         return {id: line for id, line in self.entries.items() if line.gave_up}
 
@@ -151,7 +151,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         marked = {id for id, line in self.entries.items() if line.done}
         return marked | {live.id for live in self.in_table.values() if live.record.done}
 
-    def _stays(self, live: Live) -> bool:
+    def _stays(self, live: LiveMember) -> bool:
         return not (self.is_draining(live) or live.record.done or live.record.host in self.banned)
 
     # ---- sizes
@@ -182,7 +182,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     # ---- what members tell an emptied engine
 
     @cached_property
-    def told(self) -> list[tuple[Live, Told]]:
+    def told(self) -> list[tuple[LiveMember, RoundReport]]:
         """Every round told of by somebody live, held or heard."""
         return [
             (live, told)
@@ -192,15 +192,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ]
 
 
-def candidate(live: Live) -> Candidate:
+def candidate(live: LiveMember) -> Candidate:
     """The member as rank assignment sees it."""
     record = live.record
     return Candidate(live.id, record.name, record.host, record.order or record.topology, live.created)
 
 
-def names(lives: Collection[Live] | Collection[Entry], limit: int = 3) -> str:
+def names(lives: Collection[LiveMember] | Collection[RankEntry], limit: int = 3) -> str:
     """A few names for people: 'a, b and 4 more'."""
-    get: Callable[[Live | Entry], str] = lambda one: one.record.name if isinstance(one, Live) else one.name  # noqa: E731
+    get: Callable[[LiveMember | RankEntry], str] = lambda one: one.record.name if isinstance(one, LiveMember) else one.name  # noqa: E731
     listed = sorted(get(one) for one in lives)
     if len(listed) > limit:
         return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"

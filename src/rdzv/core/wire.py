@@ -11,16 +11,16 @@ from typing import TypeVar, cast
 import msgspec
 
 from ..errors import Incompatible, LimitExceeded
-from .model import Agreed, Ask, Ban, Entry, Head, JournalEntry, Member, Record
+from .model import Ban, DrainRequest, Head, JournalEntry, MemberRecord, RankEntry, Record, RunSettings
 
 VERSION = 1
 
 SIZES_MAX: dict[type[Record], int] = {
     Head: 8 * 1024,
-    Member: 16 * 1024,
-    Entry: 4 * 1024,
-    Agreed: 4 * 1024,
-    Ask: 1024,
+    MemberRecord: 16 * 1024,
+    RankEntry: 4 * 1024,
+    RunSettings: 4 * 1024,
+    DrainRequest: 1024,
     Ban: 1024,
     JournalEntry: 8 * 1024,
 }

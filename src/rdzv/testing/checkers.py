@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..core.keys import Keys
-from ..core.model import NO_ROUND, Agreed, Head, Phase, RoundId, Why
+from ..core.model import NO_ROUND, CauseKind, Head, Phase, RoundId, RunSettings
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, History, Observation
 from .replay import State
 
@@ -20,13 +20,13 @@ DRIFT = 1.02
 
 
 @dataclass
-class Case:
+class CheckContext:
     """What the checkers are told of a run besides its history."""
 
     keys: Keys
     owners: dict[tuple[str, int], str]
     """Machine by host and process id, which is what a record says of its writer."""
-    agreed: dict[str, Agreed]
+    agreed: dict[str, RunSettings]
     slow_stop: frozenset[str]
     """Machines whose workers may take longer to stop than the others wait."""
     loss: float
@@ -76,7 +76,7 @@ class Checker:
 
     name = ""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckContext) -> None:
         self.case = case
         self.wrong: list[str] = []
 
@@ -102,7 +102,7 @@ class G1Agreement(Checker):
 
     name = "G1 agreement"
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckContext) -> None:
         super().__init__(case)
         self._rounds: dict[tuple[str, RoundId], tuple[object, ...]] = {}
 
@@ -121,7 +121,7 @@ class G2Ranks(Checker):
 
     name = "G2 ranks"
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckContext) -> None:
         super().__init__(case)
         self._ranks: dict[tuple[str, str], dict[int, str]] = {}
 
@@ -150,7 +150,7 @@ class G3Order(Checker):
 
     name = "G3 order"
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckContext) -> None:
         super().__init__(case)
         self._sealed: dict[str, dict[RoundId, str]] = {}
         self._taken: dict[tuple[str, str], RoundId] = {}
@@ -178,17 +178,17 @@ class G3Order(Checker):
     def _none_went_further(self, commit: Commit, state: State, head: Head) -> None:
         """An engine that came back empty cannot know of a round of which nobody told it; but its members do."""
         for id in state.lines:
-            machine = self.case.owner(state, id)
-            taken = self._taken.get((machine, head.run), NO_ROUND)
+            node = self.case.owner(state, id)
+            taken = self._taken.get((node, head.run), NO_ROUND)
             if taken >= head.round:
-                self.say(commit.at, f"{machine} was sealed into round {head.round} after it had taken {taken}")
+                self.say(commit.at, f"{node} was sealed into round {head.round} after it had taken {taken}")
 
     def _nobody_trains(self, commit: Commit, state: State, head: Head) -> None:
         for id in state.lines:
-            machine = self.case.owner(state, id)
-            run, round = self._training.get(machine, ("", NO_ROUND))
+            node = self.case.owner(state, id)
+            run, round = self._training.get(node, ("", NO_ROUND))
             if run == head.run:
-                self.say(commit.at, f"{machine} was sealed into round {head.number} while it ran {round}")
+                self.say(commit.at, f"{node} was sealed into round {head.number} while it ran {round}")
 
     def see(self, one: Observation) -> None:
         """Look at what is given, and at who runs workers."""
@@ -236,7 +236,7 @@ class G8Fencing(Checker):
 
     name = "G8 fencing"
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckContext) -> None:
         super().__init__(case)
         self._held: dict[str, tuple[str, str, str]] = {}
         """By machine: instance and id under which it was given its world, and the run's incarnation."""
@@ -281,7 +281,7 @@ class G9Closing(Checker):
 
     name = "G9 leaving is not closing"
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckContext) -> None:
         super().__init__(case)
         self._done: set[tuple[str, RoundId]] = set()
         self._failed = False
@@ -302,7 +302,7 @@ class G9Closing(Checker):
         if head is None or head.phase is not Phase.CLOSED or len(state.heads) < 2:
             return
         kind = head.cause.kind if head.cause is not None else None
-        if kind is Why.SUCCESS:
+        if kind is CauseKind.SUCCESS:
             undone = [
                 line.name
                 for id, line in state.lines.items()
@@ -310,11 +310,11 @@ class G9Closing(Checker):
             ]
             if undone or len(state.lines) != head.size:
                 self.say(commit.at, f"closed with success, but {', '.join(undone) or 'lines'} were not done or missing")
-        elif kind in (Why.GAVE_UP, Why.LOST):
+        elif kind in (CauseKind.GAVE_UP, CauseKind.LOST):
             left = [one for one in state.members.values() if state.usable(one)]
             if state.size_of(len(left)):
                 self.say(commit.at, f"closed because of a failure, but {len(left)} members could go on")
-        elif kind is Why.CLOSED:
+        elif kind is CauseKind.CLOSED:
             if commit.actor not in self._closing and not self._asked:
                 self.say(commit.at, f"closed by {commit.actor}, who was not asked to")
         else:
@@ -367,7 +367,7 @@ def _new_head(commit: Commit, state: State) -> Head | None:
     return state.head if state.heads and state.heads[-1][0] == commit.revision else None
 
 
-def run(case: Case, history: History, checkers: list[Checker]) -> Iterator[str]:
+def run(case: CheckContext, history: History, checkers: list[Checker]) -> Iterator[str]:
     """Show the whole history to all of them."""
     last_at = 0.0
     for one in history:

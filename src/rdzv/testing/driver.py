@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from ..drivers.base import Case, Compare, Operation, Outcome
-from ..drivers.lasting import LastingSession, LastingWatch
+from ..engines.embedded.reconnecting import ReconnectingSession, ReconnectingWatch
+from ..engines.port import Case, Compare, Operation, Outcome
 from ..errors import Unreachable
-from ..machine import sleep
-from .machines import SimMachine
-from .network import Connection, Network
-from .server import Welcome
+from ..system.timers import sleep
+from .network import SimConnection, SimNetwork
+from .nodes import SimNode
+from .server import SimWelcome
 
 CONNECT_TIMEOUT_S = 3.0
 """Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
@@ -26,14 +26,14 @@ class SimDriver:
 
     def __init__(
         self,
-        network: Network,
-        machine: SimMachine,
+        network: SimNetwork,
+        node: SimNode,
         endpoint: str = "sim://engine",
         read_timeout_s: float = READ_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.network = network
-        self.machine = machine
+        self.node = node
         self.endpoint = endpoint
         self.read_timeout_s = read_timeout_s
         self.connect_timeout_s = connect_timeout_s
@@ -46,9 +46,9 @@ class SimDriver:
     async def close(self) -> None:
         """Nothing to give up: servers are the scenario's."""
 
-    async def dial(self, leases: Iterable[int] = (), instance: str = "") -> tuple[Connection, Welcome]:
+    async def dial(self, leases: Iterable[int] = (), instance: str = "") -> tuple[SimConnection, SimWelcome]:
         """Connect and say hello; `leases` are those of a session that comes back to `instance`."""
-        connection = self.network.connect(self.machine, self.endpoint, self.connect_timeout_s)
+        connection = self.network.connect(self.node, self.endpoint, self.connect_timeout_s)
         try:
             welcome = await connection.call("hello", tuple(leases), instance)
         except Unreachable as error:
@@ -60,19 +60,19 @@ class SimDriver:
         return connection, welcome
 
 
-class SimSession(LastingSession[Connection]):
+class SimSession(ReconnectingSession[SimConnection]):
     """A real session but for its connections, in tasks of its machine."""
 
-    def __init__(self, driver: SimDriver, connection: Connection, welcome: Welcome) -> None:
-        machine, patience_s = driver.machine, driver.read_timeout_s
-        super().__init__(driver.endpoint, welcome.instance, welcome.place, machine.loop, machine.call_later, patience_s)
+    def __init__(self, driver: SimDriver, connection: SimConnection, welcome: SimWelcome) -> None:
+        node, patience_s = driver.node, driver.read_timeout_s
+        super().__init__(driver.endpoint, welcome.instance, welcome.place, node.loop, node.call_later, patience_s)
         self.durable = welcome.durable
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
         self.stars = welcome.stars
-        self.local_host = driver.machine.host
+        self.local_host = driver.node.host
         self._driver = driver
-        self._machine = driver.machine
+        self._node = driver.node
         self._leases: dict[int, None] = {}
         if not self._use(connection):
             self._lost()
@@ -122,39 +122,39 @@ class SimSession(LastingSession[Connection]):
 
     # ---- connections
 
-    async def _connected(self) -> Connection:
-        if self._machine.loop.unwinding:
+    async def _connected(self) -> SimConnection:
+        if self._node.loop.unwinding:
             raise Unreachable(self._endpoint, "the run is over", applied=False)
         return await super()._connected()
 
-    def _take_on(self, link: Connection) -> bool:
+    def _take_on(self, link: SimConnection) -> bool:
         link.on_lost = self._lost
         link.on_push = self._told
         return link.open
 
-    def _hang_up(self, link: Connection) -> None:
+    def _hang_up(self, link: SimConnection) -> None:
         link.lose()
 
     def _lost(self) -> None:
-        if self._machine.loop.unwinding:
+        if self._node.loop.unwinding:
             self._link = None
         else:
             super()._lost()
 
-    async def _dial_again(self) -> tuple[Connection, str]:
+    async def _dial_again(self) -> tuple[SimConnection, str]:
         first_s, longest_s = BACKOFF_S
         for attempt in count():
             try:
                 connection, welcome = await self._driver.dial(self._leases, self.instance)
             except Unreachable:
                 wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
-                await sleep(self._machine, wait_s * (1 - self._machine.jitter() / 2))
+                await sleep(self._node, wait_s * (1 - self._node.jitter() / 2))
             else:
                 return connection, welcome.instance
         raise AssertionError  # It counts without end.
 
-    def _begin_watch(self, link: Connection, watch: LastingWatch, since: int) -> None:
+    def _begin_watch(self, link: SimConnection, watch: ReconnectingWatch, since: int) -> None:
         link.tell("watch", watch.number, watch.targets, since)
 
-    def _end_watch(self, link: Connection, watch: LastingWatch) -> None:
+    def _end_watch(self, link: SimConnection, watch: ReconnectingWatch) -> None:
         link.tell("unwatch", watch.number)

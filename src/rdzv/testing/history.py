@@ -13,10 +13,10 @@ from typing import TypeVar
 import msgspec
 
 from ..core.model import NO_ROUND, Era, RoundId
-from ..drivers.base import Batch, Compare, Event, Operation
-from ..world import World
-from .loop import VirtualLoop
+from ..engines.port import Batch, Compare, Event, Operation
+from ..member.world import AsyncWorld
 from .server import SimServer
+from .virtual_loop import VirtualLoop
 
 O = TypeVar("O", bound="Observation")  # noqa: E741
 SHOWN_MAX = 6
@@ -72,7 +72,7 @@ class Given(Observation, frozen=True, kw_only=True):
     boot: str
 
     @classmethod
-    def of(cls, actor: str, world: World) -> Given:
+    def of(cls, actor: str, world: AsyncWorld) -> Given:
         """What that machine was given."""
         instance, member, revision = world.given_by
         return cls(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..drivers.base import (
+from ..engines.port import (
     AllCreated,
     Batch,
     Case,
@@ -34,9 +34,9 @@ from ..drivers.base import (
     Put,
 )
 from ..errors import Unreachable
-from ..machine import Timer
-from .loop import Process, VirtualLoop
-from .machines import SimMachine
+from ..system.timers import Timer
+from .nodes import SimNode
+from .virtual_loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
     from .server import SimServer
@@ -61,14 +61,14 @@ class Counters:
     bytes: int = 0
 
 
-class Channel:
+class SimChannel:
     """One direction of a connection."""
 
-    def __init__(self, network: Network, machine: SimMachine, server: SimServer, way: Way) -> None:
+    def __init__(self, network: SimNetwork, node: SimNode, server: SimServer, way: Way) -> None:
         self._network = network
         self._server = server
-        self._receiver: Process = server if way == "requests" else machine
-        self.route = (machine.name, server.name, way)
+        self._receiver: Process = server if way == "requests" else node
+        self.route = (node.name, server.name, way)
         self._free_at = 0.0
         self._stuck: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.broken = False
@@ -107,13 +107,13 @@ class Channel:
             deliver(*args)
 
 
-class Connection:
+class SimConnection:
     """A connection with its client's end. The server keeps its own end by this object."""
 
     def __init__(
-        self, network: Network, machine: SimMachine, server: SimServer, endpoint: str, timeout_s: float
+        self, network: SimNetwork, node: SimNode, server: SimServer, endpoint: str, timeout_s: float
     ) -> None:
-        self.machine = machine
+        self.node = node
         self.server = server
         self.number = next(network.loop.serial)
         """Later ones have higher numbers, in whatever order their messages arrive."""
@@ -121,11 +121,11 @@ class Connection:
         """As far as the client knows."""
         self.on_lost: Callable[[], None] = lambda: None
         self.on_push: Callable[[int, Batch | Exception], None] = lambda _number, _news: None
-        self.requests = Channel(network, machine, server, "requests")
-        self.answers = Channel(network, machine, server, "answers")
+        self.requests = SimChannel(network, node, server, "requests")
+        self.answers = SimChannel(network, node, server, "answers")
         self._network = network
         self._endpoint = endpoint
-        self._counters = network.counters.setdefault(machine.name, Counters())
+        self._counters = network.counters.setdefault(node.name, Counters())
         self.timeout_s = timeout_s
         """How long an answer may take."""
         self._alarm: Timer | None = None
@@ -140,9 +140,9 @@ class Connection:
             raise Unreachable(self._endpoint, "the connection is lost", applied=False)
         self._asked = number = self._asked + 1
         waiter: asyncio.Future[Any] = self._network.loop.create_future()
-        self._waiters[number] = (self.machine.now(), waiter)
+        self._waiters[number] = (self.node.now(), waiter)
         if self._alarm is None:
-            self._alarm = self.machine.call_later(self.timeout_s, self._check)
+            self._alarm = self.node.call_later(self.timeout_s, self._check)
         self._ask(number, verb, args)
         try:
             return await waiter
@@ -155,9 +155,9 @@ class Connection:
         if not self.open or not self._waiters:
             return
         oldest_at, _ = next(iter(self._waiters.values()))
-        left_s = self.timeout_s - (self.machine.now() - oldest_at)
+        left_s = self.timeout_s - (self.node.now() - oldest_at)
         if left_s > 0:
-            self._alarm = self.machine.call_later(left_s, self._check)
+            self._alarm = self.node.call_later(left_s, self._check)
         else:
             self.lose("no answer", self.timeout_s)
 
@@ -233,9 +233,9 @@ class Connection:
         notice_s = network.delay_s()
         if self.requests.route not in network.cuts:
             loop.call_later(notice_s, self.server.hung_up, self, context=self.server.context).stream = self
-        loop.call_later(network.delay_s(), self.lose, context=self.machine.context).stream = self
+        loop.call_later(network.delay_s(), self.lose, context=self.node.context).stream = self
 
-    def machine_crashed(self, silent: bool) -> None:
+    def node_crashed(self, silent: bool) -> None:
         """The kernel closes a killed process's sockets; after a power cut nobody does."""
         self.answers.broken = True
         if not silent and self.open:
@@ -243,7 +243,7 @@ class Connection:
         self.open = False
 
 
-class Network:
+class SimNetwork:
     """All connections of a run. Everything random is drawn from one seed, so a run is repeatable as a whole."""
 
     def __init__(self, loop: VirtualLoop, seed: int | str = 0, *, loss: float = 0.0) -> None:
@@ -251,39 +251,39 @@ class Network:
         self.rng = random.Random(f"{seed}/network")  # noqa: S311
         self.loss = loss
         """Chance of each request and each answer that its connection breaks instead of carrying it."""
-        self.route: Callable[[SimMachine], SimServer | None] = lambda _machine: None
+        self.route: Callable[[SimNode], SimServer | None] = lambda _node: None
         """Which server the endpoint's name means to that machine at this moment; None: it means nothing."""
         self.counters: dict[str, Counters] = {}
         self.cuts: set[tuple[str, str, Way]] = set()
         self._doomed: list[tuple[str, str, Way]] = []
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[SimConnection, None] = {}
 
-    def connect(self, machine: SimMachine, endpoint: str, timeout_s: float) -> Connection:
+    def connect(self, node: SimNode, endpoint: str, timeout_s: float) -> SimConnection:
         """A new connection, of which the server does not know until the first message arrives."""
-        server = self.route(machine)
+        server = self.route(node)
         if server is None:
             raise Unreachable(endpoint, "the name is not known", applied=False)
-        connection = Connection(self, machine, server, endpoint, timeout_s)
+        connection = SimConnection(self, node, server, endpoint, timeout_s)
         self._connections[connection] = None
-        machine.on_crash.append(connection.machine_crashed)
+        node.on_crash.append(connection.node_crashed)
         return connection
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: SimConnection) -> None:
         """Both ends know that it is over."""
         if connection in self._connections:
             del self._connections[connection]
-            connection.machine.on_crash.remove(connection.machine_crashed)
+            connection.node.on_crash.remove(connection.node_crashed)
 
     # ---- faults
 
-    def cut(self, machine: SimMachine, server: SimServer, *ways: Way) -> None:
+    def cut(self, node: SimNode, server: SimServer, *ways: Way) -> None:
         """A partition between the two, in one direction or (none given) in both. What is in the air still arrives."""
-        self.cuts.update((machine.name, server.name, way) for way in ways or BOTH)
+        self.cuts.update((node.name, server.name, way) for way in ways or BOTH)
 
-    def heal(self, machine: SimMachine, server: SimServer, *ways: Way) -> None:
+    def heal(self, node: SimNode, server: SimServer, *ways: Way) -> None:
         """The partition ends. A connection that has messages waiting either goes on with them or breaks."""
-        self.cuts.difference_update((machine.name, server.name, way) for way in ways or BOTH)
-        for connection in self._between(machine, server):
+        self.cuts.difference_update((node.name, server.name, way) for way in ways or BOTH)
+        for connection in self._between(node, server):
             for channel in (connection.requests, connection.answers):
                 if not channel.stuck or channel.route in self.cuts:
                     continue
@@ -292,20 +292,20 @@ class Network:
                 else:
                     connection.reset()
 
-    def reset(self, machine: SimMachine | None = None, server: SimServer | None = None) -> None:
+    def reset(self, node: SimNode | None = None, server: SimServer | None = None) -> None:
         """Break the connections between the two; None: whichever."""
-        for connection in self._between(machine, server):
+        for connection in self._between(node, server):
             connection.reset()
 
-    def break_next(self, machine: SimMachine, server: SimServer, way: Way) -> None:
+    def break_next(self, node: SimNode, server: SimServer, way: Way) -> None:
         """The next request or answer between the two is lost with its connection: before or after it took effect."""
-        self._doomed.append((machine.name, server.name, way))
+        self._doomed.append((node.name, server.name, way))
 
-    def _between(self, machine: SimMachine | None, server: SimServer | None) -> list[Connection]:
+    def _between(self, node: SimNode | None, server: SimServer | None) -> list[SimConnection]:
         return [
             connection
             for connection in self._connections
-            if machine in (None, connection.machine) and server in (None, connection.server)
+            if node in (None, connection.node) and server in (None, connection.server)
         ]
 
     # ---- chance
@@ -318,7 +318,7 @@ class Network:
             return least + (usual - least) * drawn * drawn
         return usual + (most - usual) * drawn / TAIL
 
-    def breaks(self, connection: Connection, way: Way) -> bool:
+    def breaks(self, connection: SimConnection, way: Way) -> bool:
         """This message is the connection's last."""
         if self._doomed:
             route = (connection.requests if way == "requests" else connection.answers).route

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..drivers.backend import Version
-from ..drivers.base import Operation, Put
-from ..drivers.document import Document, Draft, decode, encode, read_log
-from ..drivers.engine import Engine
+from ..engines.port import Operation, Put
+from ..engines.reference import Engine
+from ..engines.register.backend import Version
+from ..engines.register.document import Document, Draft, decode, encode, read_log
 from ..errors import Unreachable
 from .driver import SimDriver
-from .machines import SimMachine
-from .network import Connection, Network
+from .network import SimConnection, SimNetwork
+from .nodes import SimNode
 from .server import SimServer
 
 
@@ -66,22 +66,22 @@ class RegisterServer(SimServer):
 
     # ---- requests
 
-    def _read(self, _connection: Connection) -> Version | None:
+    def _read(self, _connection: SimConnection) -> Version | None:
         return None if self._value is None else (self._value, self._version)
 
-    def _swap(self, connection: Connection, state: bytes, token: int | None) -> tuple[bytes, int, bool] | None:
+    def _swap(self, connection: SimConnection, state: bytes, token: int | None) -> tuple[bytes, int, bool] | None:
         if (self._version if self._value is not None else None) == token:
-            self._write(state, connection.machine.name, "then")
+            self._write(state, connection.node.name, "then")
             return state, self._version, True
         return None if self._value is None else (self._value, self._version, False)
 
-    def _beat(self, _connection: Connection, name: str) -> None:
+    def _beat(self, _connection: SimConnection, name: str) -> None:
         self._counters[name] = self._counters.get(name, 0) + 1
 
-    def _read_beats(self, _connection: Connection, names: Sequence[str]) -> list[int]:
+    def _read_beats(self, _connection: SimConnection, names: Sequence[str]) -> list[int]:
         return [self._counters.get(name, 0) for name in names]
 
-    def _drop_beat(self, _connection: Connection, name: str) -> None:
+    def _drop_beat(self, _connection: SimConnection, name: str) -> None:
         self._counters.pop(name, None)
 
     def _write(self, state: bytes, actor: str, kind: str) -> None:
@@ -131,13 +131,13 @@ class SimRegister:
     durable = False
     waits = False
 
-    def __init__(self, network: Network, machine: SimMachine, *, beats: bool) -> None:
+    def __init__(self, network: SimNetwork, node: SimNode, *, beats: bool) -> None:
         self.beats = beats
         self.place = ""
-        self.local_host = machine.host
-        self._driver = SimDriver(network, machine)
+        self.local_host = node.host
+        self._driver = SimDriver(network, node)
         self.endpoint = self._driver.endpoint
-        self._connection: Connection | None = None
+        self._connection: SimConnection | None = None
 
     async def read(self) -> Version | None:
         """See `Register`."""

@@ -12,8 +12,8 @@ import msgspec
 
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import Agreed, Call, Entry, Head, Member, Phase
-from ..drivers.base import Event
+from ..core.model import Call, Head, MemberRecord, Phase, RankEntry, RunSettings
+from ..engines.port import Event
 from .history import Commit
 
 
@@ -22,7 +22,7 @@ class Present:
     """A member's key as it stands in an engine."""
 
     id: str
-    record: Member
+    record: MemberRecord
     created: int
 
 
@@ -35,9 +35,9 @@ class State:
     began_at: float
     revision: int = 0
     head: Head | None = None
-    settings: Agreed | None = None
+    settings: RunSettings | None = None
     members: dict[str, Present] = field(default_factory=dict)
-    tables: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    tables: dict[str, dict[str, RankEntry]] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     banned: set[str] = field(default_factory=set)
     heads: list[tuple[int, Head | None]] = field(default_factory=list)
@@ -56,14 +56,14 @@ class State:
             self.head = None if item is None else wire.decode(Head, item.value)
             self.heads.append((event.revision, self.head))
         elif key == keys.settings:
-            self.settings = None if item is None else wire.decode(Agreed, item.value)
+            self.settings = None if item is None else wire.decode(RunSettings, item.value)
         elif key.startswith(keys.members):
             id = key[len(keys.members) :]
             if item is None:
                 self.members.pop(id, None)
                 self.lives[id].append(event.revision)
             else:
-                self.members[id] = Present(id, wire.decode(Member, item.value), item.created)
+                self.members[id] = Present(id, wire.decode(MemberRecord, item.value), item.created)
                 self.lives.setdefault(id, [item.created])
         elif key.startswith(keys.ranks):
             table, _, id = key[len(keys.ranks) :].partition("/")
@@ -71,7 +71,7 @@ class State:
             if item is None:
                 lines.pop(id, None)
             else:
-                line = wire.decode(Entry, item.value)
+                line = wire.decode(RankEntry, item.value)
                 lines[id] = msgspec.structs.replace(line, created=line.created or item.created)
         elif key.startswith(keys.asks):
             (self.asked.add if item is not None else self.asked.discard)(key[len(keys.asks) :])
@@ -86,7 +86,7 @@ class State:
         return min(self.members.values(), key=lambda one: one.created, default=None)
 
     @property
-    def lines(self) -> dict[str, Entry]:
+    def lines(self) -> dict[str, RankEntry]:
         """Of the head's table."""
         return self.tables.get(self.head.table, {}) if self.head is not None else {}
 
@@ -131,7 +131,7 @@ class State:
         return [one for one in self.ready if not self.seated(one)]
 
     @property
-    def lost(self) -> list[Entry]:
+    def lost(self) -> list[RankEntry]:
         """Lines whose member is gone without being done."""
         seated = {one.id for one in self.members.values() if self.seated(one)}
         return [line for id, line in self.lines.items() if id not in seated and not line.done]
@@ -173,7 +173,7 @@ class State:
             return "seal: regrouped", settings.replace_wait
         return "seal: last call", settings.last_call + 3.0
 
-    def _owed_sealed(self, settings: Agreed, head: Head) -> tuple[str, float] | None:
+    def _owed_sealed(self, settings: RunSettings, head: Head) -> tuple[str, float] | None:
         if self.lost or any(self.has_left(one) for one in self.survivors):
             return "break: a member of the table is gone or has left", 0.0
         leaving = any(

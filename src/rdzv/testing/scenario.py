@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..settings import Settings
-from .ambush import AMBUSHES
+from ..config.settings import Settings
+from .targeted_faults import AMBUSHES
 
 TROUBLE_S = 40.0
 """Faults begin within this time."""
@@ -61,7 +61,7 @@ WEIGHTS = {
 
 
 @dataclass
-class Life:
+class NodePlan:
     """How one member's application behaves."""
 
     name: str
@@ -80,7 +80,7 @@ class Life:
 
 
 @dataclass
-class Trouble:
+class FaultPlan:
     """One fault: `target` is a member's name or empty, `lasts_s` until it heals."""
 
     at: float
@@ -95,8 +95,8 @@ class Scenario:
 
     seed: int
     options: dict[str, Any]
-    lives: list[Life]
-    troubles: list[Trouble]
+    lives: list[NodePlan]
+    troubles: list[FaultPlan]
     loss: float
     writes_max: int
     stars: bool
@@ -104,7 +104,7 @@ class Scenario:
     calm_at: float
     end_at: float
 
-    def settings(self, life: Life) -> Settings:
+    def settings(self, life: NodePlan) -> Settings:
         """What that member is started with."""
         return Settings.make("memory://", run_id="sim", **{**self.options, **life.options})
 
@@ -167,11 +167,11 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
     return options
 
 
-def _life(rng: random.Random, name: str, options: dict[str, Any]) -> Life:
+def _life(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:
     stop_s = rng.choice([0.05, 0.3, 1.0, 3.0])
     if rng.random() < 0.06:
         stop_s = rng.choice([60.0, options["regroup"] + 20.0])
-    return Life(
+    return NodePlan(
         name=name,
         start_at=rng.uniform(0.0, 12.0),
         train_s=rng.choice([12.0, 30.0, 10_000.0, 10_000.0, 10_000.0]),
@@ -184,10 +184,10 @@ def _life(rng: random.Random, name: str, options: dict[str, Any]) -> Life:
     )
 
 
-def _trouble(rng: random.Random, lives: list[Life]) -> Trouble:
+def _trouble(rng: random.Random, lives: list[NodePlan]) -> FaultPlan:
     kind = rng.choices(FAULTS, [WEIGHTS.get(kind, 1.0) for kind in FAULTS])[0]
     lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 20.0])
     if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES):
         lasts_s = 0.0
     at = rng.uniform(0.5, TROUBLE_S) if kind not in AMBUSHES else rng.choice([0.1, rng.uniform(0.1, TROUBLE_S / 2)])
-    return Trouble(at, kind, rng.choice(lives).name, lasts_s)
+    return FaultPlan(at, kind, rng.choice(lives).name, lasts_s)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..drivers.base import Batch, Case, Compare, Gap, LeaseGone, Operation, Outcome
-from ..drivers.engine import Engine
-from .loop import Call, Process
-from .network import Connection, Network
+from ..engines.port import Batch, Case, Compare, Gap, LeaseGone, Operation, Outcome
+from ..engines.reference import Engine
+from .network import SimConnection, SimNetwork
+from .virtual_loop import Process, VirtualTimer
 
 TICK_S = 0.1
 LINGER_S = 1.0
@@ -31,7 +31,7 @@ CommitHook = Callable[["SimServer", str, Batch, str, tuple[Compare, ...], tuple[
 The kind is "then" or "otherwise" (the branch of a transaction), "revoked" or "expired" (the end of a lease)."""
 
 
-class Welcome:
+class SimWelcome:
     """What a server says of itself to a new connection."""
 
     def __init__(self, server: SimServer) -> None:
@@ -44,11 +44,11 @@ class Welcome:
 
 
 @dataclass
-class _Held:
+class _HeldReply:
     """A lease, and the connection that it hangs on if it is a member's presence."""
 
     ttl_s: float
-    home: Connection | None
+    home: SimConnection | None
 
 
 class SimServer(Process):
@@ -56,7 +56,7 @@ class SimServer(Process):
 
     def __init__(
         self,
-        network: Network,
+        network: SimNetwork,
         name: str,
         seed: int | str = 0,
         *,
@@ -99,11 +99,11 @@ class SimServer(Process):
         self.engine = Engine(f"{self.rng.getrandbits(64):016x}", history_max=self._history_max)
         self._committed: list[Batch] = []
         self.engine.observers.append(self._committed.append)
-        self._peers: dict[Connection, dict[int, Callable[[], None]]] = {}
-        self._leases: dict[int, _Held] = {}
+        self._peers: dict[SimConnection, dict[int, Callable[[], None]]] = {}
+        self._leases: dict[int, _HeldReply] = {}
         self._quiet_max_s = math.inf
         self._heard_at = self._judged_at = self.loop.time()
-        self._ticking: Call = self.loop.call_later(self._tick_s, self._tick, self.engine, context=self.context)
+        self._ticking: VirtualTimer = self.loop.call_later(self._tick_s, self._tick, self.engine, context=self.context)
 
     @property
     def instance(self) -> str:
@@ -152,14 +152,14 @@ class SimServer(Process):
 
     # ---- connections
 
-    def receive(self, connection: Connection, number: int, verb: str, args: tuple[Any, ...]) -> None:
+    def receive(self, connection: SimConnection, number: int, verb: str, args: tuple[Any, ...]) -> None:
         """A message of a client arrived."""
         if self.dead or (connection not in self._peers and verb != "hello"):
             connection.refuse()
             return
         self._hear()
         for ambush in list(self.arrivals):
-            ambush(connection.machine.name, *self.describe(verb, args))
+            ambush(connection.node.name, *self.describe(verb, args))
         if self.dead or (connection not in self._peers and verb != "hello"):
             connection.refuse()
             return
@@ -176,29 +176,29 @@ class SimServer(Process):
         if number:
             connection.answer(number, answer)
 
-    def hung_up(self, connection: Connection) -> None:
+    def hung_up(self, connection: SimConnection) -> None:
         """The connection is gone, and its member perhaps with it: if the member is not back soon, its leases end."""
         if self._forget(connection) and not self._stalled():
             for lease, held in self._leases.items():
                 if held.home is connection:
                     self.engine.leases.hang_up(lease, self._linger_s)
 
-    def _forget(self, connection: Connection) -> bool:
+    def _forget(self, connection: SimConnection) -> bool:
         self._network.forget(connection)
         watches = self._peers.pop(connection, None)
         for stop in (watches or {}).values():
             stop()
         return watches is not None
 
-    def _hello(self, connection: Connection, leases: tuple[int, ...], instance: str) -> Welcome:
+    def _hello(self, connection: SimConnection, leases: tuple[int, ...], instance: str) -> SimWelcome:
         """`leases` are those of a session that comes back to `instance`; at another one they mean nothing."""
         self._peers[connection] = {}
         for lease in leases if instance == self.engine.instance else ():
             if lease in self.engine.leases and self._move(lease, connection):
                 self.engine.leases.come_back(lease)
-        return Welcome(self)
+        return SimWelcome(self)
 
-    def _move(self, lease: int, connection: Connection) -> bool:
+    def _move(self, lease: int, connection: SimConnection) -> bool:
         """The lease hangs on this connection now, unless what arrived is a late message of one that it left already."""
         held = self._leases.get(lease)
         if held is None or held.home is None or held.home.number > connection.number:
@@ -210,7 +210,7 @@ class SimServer(Process):
 
     def _txn(
         self,
-        connection: Connection,
+        connection: SimConnection,
         compares: tuple[Compare, ...],
         then: tuple[Operation, ...],
         otherwise: tuple[Operation, ...],
@@ -220,13 +220,13 @@ class SimServer(Process):
         kind, taken = "then", (Case(compares, then), *instead)[outcome.case]
         if not outcome.succeeded:
             kind, taken = "otherwise", Case(compares, otherwise)
-        self._publish(connection.machine.name, kind, taken.compares, taken.then)
+        self._publish(connection.node.name, kind, taken.compares, taken.then)
         return outcome
 
-    def _grant(self, connection: Connection, ttl_s: float, presence: bool) -> int:
+    def _grant(self, connection: SimConnection, ttl_s: float, presence: bool) -> int:
         """A lease granted right before a tick is charged all of it, so that much is added."""
         lease = self.engine.grant(ttl_s + self._tick_s)
-        self._leases[lease] = _Held(ttl_s, connection if presence else None)
+        self._leases[lease] = _HeldReply(ttl_s, connection if presence else None)
         if presence:
             self._quiet_max_s = min(self._quiet_max_s, ttl_s / 2)
         return lease
@@ -239,15 +239,15 @@ class SimServer(Process):
         """Half of the shortest presence: a member that renews in thirds is heard, and isolation ends nobody's lease."""
         self._quiet_max_s = min((held.ttl_s / 2 for held in self._leases.values() if held.home), default=math.inf)
 
-    def _renew(self, connection: Connection, lease: int) -> None:
+    def _renew(self, connection: SimConnection, lease: int) -> None:
         self.engine.renew(lease)
         self._move(lease, connection)
 
-    def _revoke(self, connection: Connection, lease: int) -> None:
+    def _revoke(self, connection: SimConnection, lease: int) -> None:
         self.engine.revoke(lease)
-        self._publish(connection.machine.name, "revoked")
+        self._publish(connection.node.name, "revoked")
 
-    def _watch(self, connection: Connection, number: int, targets: tuple[str, ...], since: int) -> None:
+    def _watch(self, connection: SimConnection, number: int, targets: tuple[str, ...], since: int) -> None:
         try:
             stop = self.engine.subscribe(targets, since, partial(connection.push, number))
         except Gap as gap:
@@ -255,7 +255,7 @@ class SimServer(Process):
         else:
             self._peers[connection][number] = stop
 
-    def _unwatch(self, connection: Connection, number: int) -> None:
+    def _unwatch(self, connection: SimConnection, number: int) -> None:
         stop = self._peers[connection].pop(number, None)
         if stop is not None:
             stop()

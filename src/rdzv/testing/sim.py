@@ -7,10 +7,10 @@ import sys
 from contextlib import nullcontext
 
 from ..core.keys import Keys
-from . import bugs
+from . import planted_bugs
 from .checkers import (
     Calm,
-    Case,
+    CheckContext,
     Checker,
     G1Agreement,
     G2Ranks,
@@ -22,11 +22,11 @@ from .checkers import (
     T1Settings,
     run,
 )
+from .cluster import SimCluster
 from .history import Fault, History
-from .loop import RunError
-from .progress import G5Progress, G6Notice, G7Cause
+from .progress_checkers import G5Progress, G6Notice, G7Cause
 from .scenario import Scenario, draw
-from .stage import Stage
+from .virtual_loop import RunError
 
 CHECKERS: tuple[type[Checker], ...] = (
     G1Agreement,
@@ -63,7 +63,7 @@ class Result:
 def simulate(seed: int, members: int | None = None, *, register: bool = False) -> Result:
     """Play the scenario of that seed and check it, on the reference engine or on a register."""
     scenario = draw(seed, members)
-    stage = Stage(scenario, register=register)
+    stage = SimCluster(scenario, register=register)
     wrong = []
     try:
         stage.play()
@@ -72,14 +72,14 @@ def simulate(seed: int, members: int | None = None, *, register: bool = False) -
     return Result(scenario, stage.history, wrong + check(stage), register=register)
 
 
-def check(stage: Stage) -> list[str]:
+def check(stage: SimCluster) -> list[str]:
     """What the checkers say of a run."""
-    machines = {name: app.machine for name, app in stage.apps.items()}
+    nodes = {name: app.node for name, app in stage.apps.items()}
     scenario = stage.scenario
     slow = {name for name, app in stage.apps.items() if app.life.stop_s > 10.0}
-    case = Case(
+    case = CheckContext(
         keys=Keys("sim"),
-        owners={(machine.host, machine.pid): name for name, machine in machines.items()},
+        owners={(node.host, node.pid): name for name, node in nodes.items()},
         agreed=stage.agreed,
         slow_stop=frozenset(slow),
         loss=scenario.loss,
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bug", help="plant a defect by its name, to see it caught")
     options = parser.parse_args(arguments)
     failed = 0
-    with bugs.planted(options.bug) if options.bug else nullcontext():
+    with planted_bugs.planted(options.bug) if options.bug else nullcontext():
         for seed in range(options.seed, options.seed + options.count):
             result = simulate(seed, options.members, register=options.register)
             if options.verbose:

@@ -37,7 +37,7 @@ LOOK_S = 0.1
 """How often the barrier looks whether it is over; a local read."""
 
 
-class Round(Protocol):
+class AgentRound(Protocol):
     """What the store knows of the round it belongs to: the handler."""
 
     def is_over(self) -> bool:
@@ -56,7 +56,7 @@ class Round(Protocol):
 class AgentStore:
     """See the module's docstring. The names and arguments are those of torch's Store."""
 
-    def __init__(self, world: World, round_: Round) -> None:
+    def __init__(self, world: World, round_: AgentRound) -> None:
         store = self._store = world.store
         self._round = round_
         self._number = world.round

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..endpoint import Endpoint
+from ..config.endpoint import Endpoint
+from ..config.setting_types import Choice, Seconds, Setting, Whole
+from ..config.settings import TABLE, UNNAMED
 from ..errors import SettingsError
-from ..kinds import Choice, Seconds, Setting, Whole
-from ..settings import TABLE, UNNAMED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters

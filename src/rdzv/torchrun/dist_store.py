@@ -26,7 +26,7 @@ BATCH = 100
 """Keys that are written at once: below what every engine allows. torch promises nothing about several."""
 
 
-class Space(Protocol):
+class KeyValueSpace(Protocol):
     """What a store needs: blocking operations on keys and bytes. `rdzv.World.store` is one.
 
     Those that wait raise `StoreTimeout`; all may raise `Unreachable`, and `RoundOver` if the space ends with a round.
@@ -67,7 +67,7 @@ class DistStore(Store):
     _kept: ClassVar[list[DistStore]] = []
     """All of them, for ever: what torch holds is the C++ half, which is an empty shell once the Python half is freed."""
 
-    def __init__(self, space: Space, timeout: timedelta | None = None) -> None:
+    def __init__(self, space: KeyValueSpace, timeout: timedelta | None = None) -> None:
         super().__init__()
         self._space = space
         if timeout is not None:

@@ -29,8 +29,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from ..blocking import Rendezvous, World
-from ..core.told import Kind
-from ..drivers.base import Driver
+from ..config.settings import DEFAULTS, TABLE
+from ..core.member import ChangeKind
+from ..engines.port import Driver
 from ..errors import (
     Banned,
     Closed,
@@ -43,14 +44,13 @@ from ..errors import (
     RdzvError,
     Unreachable,
 )
-from ..notices import Notice
-from ..settings import DEFAULTS, TABLE
+from ..member.notices import Notice
 from .agent_store import AgentStore
 from .conf import Conf
 from .events import Recorder, Waiting, logger, warn_if_a_loss_would_end_it
-from .graceful import is_handled
-from .parting import failure
-from .signals import Ear, ended_by_sigterm
+from .failure_reason import failure
+from .graceful_exit import is_handled
+from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: rank 0's worker serves the bootstrap, not its agent."""
@@ -94,7 +94,7 @@ class Handler(RendezvousHandler):
         join_timeout: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
         self._join_timeout_s: float = join_timeout
         # Held weakly, by a thread: a program that catches the signal may drop us, and the member must leave then.
-        self._ear = Ear(weakref.WeakMethod(self._signalled))
+        self._ear = SignalListener(weakref.WeakMethod(self._signalled))
         weakref.finalize(self, self._ear.close)
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
@@ -142,7 +142,7 @@ class Handler(RendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the run is known to be over. Local."""
         change = self._rendezvous.changed
-        return self._news.over.is_set() or (change is not None and change.kind is Kind.CLOSED)
+        return self._news.over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
 
     def set_closed(self) -> None:
         """End the run for everybody."""

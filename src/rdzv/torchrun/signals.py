@@ -25,7 +25,7 @@ DEADLY = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """What torch's agent ends by, unless TORCHELASTIC_SIGNALS_TO_HANDLE says otherwise."""
 
 
-class Ear:
+class SignalListener:
     """Tells whoever listens the name of each deadly signal, in a thread of its own. It works in the main thread only."""
 
     def __init__(self, heard: Callable[[], Callable[[str], None] | None]) -> None:
@@ -110,7 +110,7 @@ def _end(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001
     raise SignalException(f"process {os.getpid()} got {signal.Signals(number).name} while waiting", signal.Signals(number))
 
 
-_ears: set[Ear] = set()
+_ears: set[SignalListener] = set()
 
 
 def _forget_in_child() -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import DistStoreError, FileStore, Store, TCPStore
 
-from ...server.place import is_here
+from ...system.addresses import is_here
 from .api import RendezvousConnectionError, RendezvousError, RendezvousParameters, RendezvousStateError
 from .dynamic_rendezvous import RendezvousBackend, Token
 from .utils import parse_rendezvous_endpoint

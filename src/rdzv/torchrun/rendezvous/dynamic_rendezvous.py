@@ -16,14 +16,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     Token,
 )
 
-from ... import operate
-from ...drivers.backend import BlockingRegister
-from ...drivers.register import RegisterDriver
-from ...endpoint import Endpoint
+from ...config.endpoint import Endpoint
+from ...config.settings import DEFAULTS
+from ...engines.register.backend import BlockingRegister
+from ...engines.register.driver import RegisterDriver
 from ...errors import NotJoined, RdzvError
-from ...machine import RealMachine
-from ...portal import Portal
-from ...settings import DEFAULTS
+from ...operate import commands
+from ...system.node import LocalNode
+from ...system.portal import Portal
 from ..conf import KEYS, TORCH, Conf, translate
 from ..handler import Handler, theirs
 from .api import RendezvousClosedError, RendezvousInfo, RendezvousParameters, RendezvousStateError
@@ -71,7 +71,7 @@ class DynamicRendezvousHandler(Handler):
         endpoint = Endpoint("register", path=backend.name)
         timeout_s = float(str(given.get("read_timeout", DEFAULTS["read_timeout"])))
         register = BlockingRegister(backend, str(endpoint), timeout_s=timeout_s, corrupt=(RendezvousStateError,))
-        self._driver = RegisterDriver(register, RealMachine(), timeout_s=timeout_s)
+        self._driver = RegisterDriver(register, LocalNode(), timeout_s=timeout_s)
         conf = Conf(
             endpoint=endpoint,
             run_id=settings.run_id,
@@ -140,7 +140,7 @@ class DynamicRendezvousHandler(Handler):
         async def close() -> None:
             session = await self._driver.connect()
             try:
-                await operate.close(session, self.get_run_id(), "closed by a program", "somebody outside")
+                await commands.close(session, self.get_run_id(), "closed by a program", "somebody outside")
             finally:
                 await session.close()
 

@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...drivers.base import Session
-from ...drivers.choose import open_driver
-from ...endpoint import Endpoint
+from ...config.endpoint import Endpoint
+from ...config.settings import Settings
+from ...drivers import open_driver
+from ...engines.port import Session
 from ...errors import SettingsError
-from ...portal import Portal
-from ...settings import Settings
+from ...system.portal import Portal
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters

@@ -27,8 +27,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from ...blocking import Rendezvous, World
+from ...config.endpoint import Endpoint
 from ...core.model import Phase
-from ...endpoint import Endpoint
 from ...errors import Closed, Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver, StoreTimeout, Unreachable
 from ..conf import Conf
 from ..dist_store import DistStore

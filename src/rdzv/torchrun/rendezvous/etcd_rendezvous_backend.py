@@ -14,9 +14,10 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 from ...core.keys import ROOT
-from ...drivers.base import EngineReset, Get, Item, LeaseGone, Modified, Put
+from ...engines.port import EngineReset, Get, Item, LeaseGone, Modified, Put
 from ...errors import SettingsError, Unreachable
-from ...machine import RealMachine, sleep
+from ...system.node import LocalNode
+from ...system.timers import sleep
 from .etcd_client import EtcdClient, client_of
 from .etcd_store import EtcdStore
 
@@ -55,7 +56,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         name = f"{key_prefix}/{run_id}" if key_prefix else run_id
         self._key = f"{ROOT}state/{name.strip('/')}"
         self._ttl_s = ttl if ttl and ttl > 0 else self._DEFAULT_TTL
-        self._machine = RealMachine()
+        self._node = LocalNode()
         self._lease = 0
 
     @property
@@ -76,7 +77,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
             expected = int(token) if token else 0
         except (TypeError, ValueError):
             expected = -1  # No revision: it refuses itself.
-        held = _Held(self._machine.token(), state)
+        held = _Held(self._node.token(), state)
         item = self._run(self._set(held, expected))
         if item is None:
             return None
@@ -109,7 +110,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         session = await self._client.session()
         if expected < 0:
             return await self._get()
-        deadline = self._machine.now() + self._client.read_timeout_s
+        deadline = self._node.now() + self._client.read_timeout_s
         while True:
             try:
                 put = Put(self._key, _encode(held), await self._own_lease())
@@ -118,9 +119,9 @@ class EtcdRendezvousBackend(RendezvousBackend):
                 self._lease = 0
             except Unreachable:
                 # Whether or not it took effect: the same compare decides, and the operation's id tells afterwards.
-                if self._machine.now() >= deadline:
+                if self._node.now() >= deadline:
                     raise
-                await sleep(self._machine, RETRY_S)
+                await sleep(self._node, RETRY_S)
             else:
                 return outcome.item(1 if outcome.succeeded else 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import IO
 
-from ...etcd.server import EtcdServer as Server
+from ...engines.etcd.server import EtcdServer as Server
 from .etcd_client import EtcdClient
 
 BINARY_ENV = "TORCHELASTIC_ETCD_BINARY_PATH"
@@ -13,7 +13,7 @@ BINARY_ENV = "TORCHELASTIC_ETCD_BINARY_PATH"
 
 
 class EtcdServer(Server):
-    """As `rdzv.etcd.server.EtcdServer`; it ends with this process, also if that is killed."""
+    """As `rdzv.engines.etcd.server.EtcdServer`; it ends with this process, also if that is killed."""
 
     def __init__(self, data_dir: str | None = None) -> None:
         super().__init__(data_dir or "", binary=os.environ.get(BINARY_ENV, ""))

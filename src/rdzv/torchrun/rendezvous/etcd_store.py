@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ...core.keys import ROOT
-from ...drivers.base import Created, EngineReset, Get, LeaseGone, Put, Session
+from ...engines.port import Created, EngineReset, Get, LeaseGone, Put, Session
 from ...errors import RoundOver, StoreTimeout, Unreachable
-from ...machine import RealMachine
-from ...store import Store
+from ...member.store import AsyncStore
+from ...system.node import LocalNode
 from ..dist_store import DistStore
 from .etcd_client import EtcdClient
 
@@ -55,7 +55,7 @@ class EtcdSpace:
     def __init__(self, client: EtcdClient, prefix: str, ttl_s: float = TTL_S) -> None:
         self._client = client
         self._tenant = _Tenant(client, prefix, ttl_s)
-        self._store: Store | None = None
+        self._store: AsyncStore | None = None
         self._keeper: Any = None
 
     # ---- writing
@@ -107,12 +107,12 @@ class EtcdSpace:
 
     # ---- how
 
-    def _run(self, act: Callable[[Store], Awaitable[T]]) -> T:
+    def _run(self, act: Callable[[AsyncStore], Awaitable[T]]) -> T:
         async def work() -> T:
             if self._store is None:
                 await self._tenant.settle()
             if self._store is None:  # Else another thread was here first.
-                self._store = Store(self._tenant, "", 0, RealMachine())  # type: ignore[arg-type]
+                self._store = AsyncStore(self._tenant, "", 0, LocalNode())  # type: ignore[arg-type]
                 self._store.set_timeout(self._client.read_timeout_s)
             if self._keeper is None:
                 keeping = _keep(weakref.ref(self._tenant))
@@ -162,8 +162,8 @@ class _Tenant:
         self._root = f"{ROOT}store/{quote(self.name, safe='')}/"
         self._anchor = self._root + "lease"
         self.keys = self
-        machine = RealMachine()
-        self.id = machine.token()
+        node = LocalNode()
+        self.id = node.token()
         self.session: Session
         self.run_lease = 0
         self.own_guard = Created(self._anchor, 0)

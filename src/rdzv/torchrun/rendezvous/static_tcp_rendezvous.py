@@ -10,13 +10,7 @@ from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, TCPStore
 
-from .api import (
-    RendezvousConnectionError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-)
+from .api import RendezvousConnectionError, RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from .utils import parse_rendezvous_endpoint
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]

@@ -1,0 +1,45 @@
+"""A run as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.markup import escape
+from rich.table import Table
+
+from ..core.status import MemberStatus, Status
+
+ROWS_MAX = 200
+"""A terminal has room for fewer; `--json` has all."""
+_ATTENTION = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
+
+
+def status_table(status: Status, since: Mapping[str, str] | None = None) -> Table:
+    """One row per member, the troubled first; `since` tells for how long each has been in its state."""
+    columns = ["member", "host", "rank", "state", *(["for"] if since is not None else []), "info"]
+    table = Table(*columns, title=None, expand=False)
+    rows = sorted(status.members, key=_urgency)
+    for member in rows[:ROWS_MAX]:
+        rank = str(member.rank) if member.rank >= 0 else ""
+        state = f"[{_ATTENTION[member.state]}]{member.state}[/]" if member.state in _ATTENTION else member.state
+        info = escape(" ".join(f"{name}={value}" for name, value in member.info.items()))
+        age = [since.get(member.id, "")] if since is not None else []
+        table.add_row(escape(member.name), escape(member.host), rank, state, *age, info)
+    if len(rows) > ROWS_MAX:
+        table.add_row(f"and {len(rows) - ROWS_MAX} more")
+    return table
+
+
+def progress(status: Status, width: int = 24) -> str:
+    """How many of the fewest and most are there, drawn: '|' is quorum."""
+    there = status.ready if status.phase in ("none", "open", "broken") else status.size
+    high = max(status.max_nodes, 1)
+    filled = min(width, round(width * there / high))
+    quorum = min(width - 1, max(0, round(width * status.min_nodes / high) - 1))
+    bar = "".join("|" if index == quorum else "#" if index < filled else "." for index in range(width))
+    word = "ready" if status.phase in ("none", "open", "broken") else "in"
+    return f"[{bar}] {there} {word}, {status.min_nodes} needed, {status.max_nodes} at most"
+
+
+def _urgency(member: MemberStatus) -> tuple[bool, int, str]:
+    return member.state not in ("lost", "straggling", "draining", "banned"), member.rank, member.name

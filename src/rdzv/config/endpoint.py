@@ -1,0 +1,287 @@
+"""Where a run is kept, as one text: `scheme://host:port,host:port/path?name=value`.
+
+    memory://  memory://name           inside this process; each name is an engine of its own
+    host:port  host  [v6]:port         the embedded server, also written rdzv://host:port
+    ''  rdzv://  localhost:0           the embedded server for one machine, on any free port
+    etcd://a,b:2379/prefix  etcds://   an etcd v3 cluster; etcds with TLS
+    c10d://host:port                   torch's TCPStore as a register
+    file:///path                       a file that all members see, as a register
+
+Only the text is judged here. Whether a name resolves is found out at every attempt to connect, since it may not resolve
+yet.
+
+Endpoints are logged and shown, by us and by whoever starts us, so nothing secret may be in one. An endpoint with
+credentials is refused by a sentence that does not repeat it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+import msgspec
+
+from ..errors import SettingsError
+
+PORT = 29400
+PORT_ETCD = 2379
+_ENDPOINT_MAX = 4096
+"""Characters: room for a hundred long host names, and for nothing that is not an endpoint."""
+_HOST_MAX = 253
+"""Characters a DNS name can have."""
+_SHOWN_MAX = 120
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_DIGITS = re.compile(r"[0-9]{1,5}")
+_SECRET = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECASE)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class _Scheme(msgspec.Struct, frozen=True):
+    """What an endpoint of one scheme may have."""
+
+    port: int = 0
+    """The default; 0: it has no hosts."""
+    hosts_max: int = 0
+    takes_path: bool = False
+
+
+_SCHEMES = {
+    "memory": _Scheme(takes_path=True),
+    "rdzv": _Scheme(port=PORT, hosts_max=1),
+    "etcd": _Scheme(port=PORT_ETCD, hosts_max=100, takes_path=True),
+    "etcds": _Scheme(port=PORT_ETCD, hosts_max=100, takes_path=True),
+    "c10d": _Scheme(port=PORT, hosts_max=1),
+    "file": _Scheme(takes_path=True),
+}
+_ALSO_CALLED = {"http": "etcd", "https": "etcds", "etcd-v2": "etcd", "etcd-v3": "etcd", "tcp": "rdzv"}
+"""What people write who come from etcd's own tools or from torch."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A place where runs are kept. Make it with `parse`, which is what checks it; `str()` gives the canonical text."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    """Names or addresses (IPv6 without brackets) with their ports, in the order given."""
+    path: str = ""
+    """The engine's name (memory), the prefix of all keys (etcd), the absolute path (file); unquoted."""
+    query: tuple[tuple[str, str], ...] = ()
+    """What the scheme's driver makes of it is the driver's affair: see `options`."""
+
+    @staticmethod
+    def parse(text: str) -> Endpoint:
+        """The endpoint that `text` names, or SettingsError with what is wrong with it."""
+        return _parse(text)
+
+    @property
+    def is_one_machine(self) -> bool:
+        """No other machine can find it: the embedded server on a port that nobody was told."""
+        return self.scheme == "rdzv" and not self.hosts
+
+    @property
+    def is_loopback(self) -> bool:
+        """It names hosts, and each of them is the machine that asks: members on two machines would never meet."""
+        return bool(self.hosts) and all(_is_loopback(host) for host, _ in self.hosts)
+
+    def options(self, *known: str) -> dict[str, str]:
+        """The query as a mapping, for a driver that knows these names; any other is refused, not ignored."""
+        for name, _ in self.query:
+            if name not in known:
+                raise SettingsError(f"endpoint {str(self)!r} has an unknown option {name!r}{_hint(name, known)}")
+        return dict(self.query)
+
+    def __str__(self) -> str:
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        path = quote(self.path)
+        if self.hosts and path:
+            path = "/" + path
+        query = "?" + urlencode(self.query) if self.query else ""
+        return f"{self.scheme}://{hosts}{path}{query}"
+
+
+def parse_host(text: str) -> str:
+    """A host name or address in its canonical form; ValueError says what is wrong with it. IPv6 without brackets."""
+    if ":" in text:
+        try:
+            return str(ipaddress.IPv6Address(text))
+        except ValueError:
+            raise ValueError(f"{_show(text)} is not an IPv6 address") from None
+    if re.fullmatch(r"[0-9.]+", text):
+        try:
+            return str(ipaddress.IPv4Address(text))
+        except ValueError:
+            raise ValueError(f"{_show(text)} is neither a host name nor an IPv4 address") from None
+    if not text:
+        raise ValueError("it names no host")
+    if not _HOST.fullmatch(text) or len(text) > _HOST_MAX:
+        raise ValueError(f"{_show(text)} is not a host name (letters, digits, '.', '-' and '_', at most {_HOST_MAX})")
+    return text.lower()
+
+
+def _parse(given: str) -> Endpoint:
+    text = given.strip()
+    _refuse_secrets(text)
+    try:
+        return _read(text)
+    except ValueError as error:
+        raise SettingsError(f"endpoint {_show(text)}: {error}") from None
+
+
+def _refuse_secrets(text: str) -> None:
+    """Before anything else is judged, because every other sentence repeats the text."""
+    scheme, _, rest = text.rpartition("://") if text.count("://") == 1 else ("", "", text)
+    is_path = scheme.lower() == "file" and rest.startswith("/")
+    if "@" in text and not is_path:
+        raise SettingsError(
+            "endpoint has credentials in it (a part before '@'), which would end up in logs: "
+            "leave them out and name a token_file or tls_cert instead"
+        )
+    for name in re.findall(r"[?&]([^=&]*)", text):
+        found = _SECRET.search(unquote(name))
+        if found:
+            raise SettingsError(
+                f"endpoint has a secret in its query ({found[0].lower()!r}), which would end up in logs: "
+                "leave it out and name a token_file instead"
+            )
+
+
+def _read(text: str) -> Endpoint:
+    """Everything but the secrets; ValueError says what is wrong."""
+    if len(text) > _ENDPOINT_MAX:
+        raise ValueError(f"it has {len(text)} characters, at most {_ENDPOINT_MAX} are allowed")
+    if not text.isprintable() or " " in text:
+        raise ValueError("it has spaces or control characters in it; write them as %20 and the like")
+    if "#" in text:
+        raise ValueError("it has a '#' in it; write that as %23")
+    name, mark, rest = text.partition("://")
+    if not mark:
+        if text in _SCHEMES and text != "rdzv":
+            # A host can have such a name, but likelier "://" was forgotten; rdzv://<name> says it plainly.
+            raise ValueError(f"did you mean '{text}://'?")
+        name, rest = "rdzv", text
+    scheme = _known_scheme(name)
+    rest, _, query = rest.partition("?")
+    options = _read_query(query)
+    if scheme == "memory":
+        return Endpoint(scheme, path=_memory_name(rest), query=options)
+    if scheme == "file":
+        return Endpoint(scheme, path=_file_path(rest), query=options)
+    where, _, path = rest.partition("/")
+    path = _unquote(path).strip("/")
+    rule = _SCHEMES[scheme]
+    if path and not rule.takes_path:
+        raise ValueError(f"an endpoint of scheme {scheme!r} has no path, this one has {_show(path)}")
+    hosts = _read_hosts(scheme, where) if where else ()
+    if not hosts and scheme != "rdzv":
+        raise ValueError(f"it names no host, as in '{scheme}://host:{rule.port}'")
+    return Endpoint(scheme, hosts, path, options)
+
+
+def _known_scheme(name: str) -> str:
+    scheme = name.lower()
+    if scheme in _SCHEMES:
+        return scheme
+    if not _SCHEME.fullmatch(name):
+        raise ValueError(f"{_show(name)} is not a scheme; the schemes are {', '.join(_SCHEMES)}")
+    if scheme in _ALSO_CALLED:
+        raise ValueError(f"unknown scheme {name!r}: did you mean {_ALSO_CALLED[scheme]!r}?")
+    raise ValueError(f"unknown scheme {name!r}{_hint(scheme, tuple(_SCHEMES))}")
+
+
+def _read_hosts(scheme: str, text: str) -> tuple[tuple[str, int], ...]:
+    hosts_max = _SCHEMES[scheme].hosts_max
+    parts = text.split(",")
+    if len(parts) > hosts_max:
+        raise ValueError(
+            "several hosts are for etcd:// only, where they are one cluster; name the one that serves"
+            if hosts_max == 1
+            else f"it names {len(parts)} hosts, at most {hosts_max} are allowed"
+        )
+    hosts = [_read_host_port(scheme, part) for part in parts]
+    if len(set(hosts)) < len(hosts):
+        raise ValueError("it names one host twice")
+    if hosts[0][1]:
+        return tuple(hosts)
+    return ()
+
+
+def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
+    default = _SCHEMES[scheme].port
+    if text.startswith("["):
+        address, end, port = text[1:].partition("]")
+        if not end or ":" not in address or (port and not port.startswith(":")):
+            raise ValueError(f"brackets are for an IPv6 address, as in '[::1]:{default}'")
+        port = port[1:] if port else str(default)
+    elif text.count(":") > 1:
+        raise ValueError(f"write an IPv6 address in brackets, as in '[::1]:{default}'")
+    else:
+        address, mark, port = text.partition(":")
+        port = port if mark else str(default)
+    host = parse_host(address)
+    if not _DIGITS.fullmatch(port) or int(port) > 65535:
+        raise ValueError(f"port {_show(port)} is not a number from 1 to 65535")
+    if int(port) == 0 and not (scheme == "rdzv" and _is_loopback(host)):
+        # torch's `localhost:0` is the one exception: it means "this machine only", where any port will do.
+        raise ValueError("port 0 means any port, which other machines cannot find; give one from 1 to 65535")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+def _memory_name(text: str) -> str:
+    name = text.rstrip("/")
+    if name and not _HOST.fullmatch(name):
+        raise ValueError(f"{_show(name)} is not a name for an engine in memory (letters, digits, '.', '-' and '_')")
+    return name
+
+
+def _file_path(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError(f"a file is named by its whole path, as in 'file:///{text or 'path'}'")
+    path = _unquote(text)
+    if path.endswith("/"):
+        raise ValueError("it names a directory; name a file in it")
+    return path
+
+
+def _unquote(text: str) -> str:
+    try:
+        plain = unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError(f"its path {_show(text)} is not UTF-8") from None
+    if not plain.isprintable():
+        raise ValueError(f"its path {_show(text)} has control characters in it")
+    return plain
+
+
+def _read_query(text: str) -> tuple[tuple[str, str], ...]:
+    if not text:
+        return ()
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict")
+    except ValueError:
+        raise ValueError(f"its query {_show(text)} is not of the form name=value&name=value") from None
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"its query gives {name!r} twice")
+    return tuple(pairs)
+
+
+def _hint(name: str, known: tuple[str, ...]) -> str:
+    """What may be meant, or what there is."""
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f": did you mean {close[0]!r}?"
+    return f"; there is {', '.join(known)}" if known else "; there is none"
+
+
+def _show(text: str) -> str:
+    """Quoted, and cut where nobody would read on."""
+    return repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")

@@ -1,0 +1,104 @@
+"""Which driver an endpoint asks for."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+from .config.settings import Settings
+from .engines.port import Driver
+from .errors import SettingsError
+from .system.node import LocalNode
+
+USER_ENV = "RDZV_ETCD_USER"
+PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
+NO_RUN_ID = "none"
+
+_ELSEWHERE = {"c10d": ("rdzv.torchrun.rendezvous.c10d_endpoint", "torch")}
+"""Schemes whose driver lives above this layer, because it needs a package that is imported only there: module, package."""
+
+
+def open_driver(settings: Settings) -> Driver:
+    """The driver for the engine that the endpoint names. It connects later, and imports only what that engine needs."""
+    endpoint = settings.endpoint
+    if endpoint.scheme == "memory":
+        from .engines.memory import MemoryDriver  # noqa: PLC0415
+
+        endpoint.options()
+        return MemoryDriver(endpoint.path)
+    if endpoint.scheme == "rdzv":
+        from .engines.embedded.hosting import HostingDriver  # noqa: PLC0415
+        from .engines.embedded.trust import Trust  # noqa: PLC0415
+
+        endpoint.options()
+        return HostingDriver(
+            endpoint,
+            run_id=settings.run_id,
+            is_host=settings.is_host,
+            max_nodes=settings.max_nodes,
+            linger_s=settings.linger,
+            stay_s=settings.serve_on,
+            read_timeout_s=settings.read_timeout,
+            trust=Trust.of(settings),
+        )
+    if endpoint.scheme in {"etcd", "etcds"}:
+        return _open_etcd(settings)
+    if endpoint.scheme == "file":
+        return _open_file(settings)
+    return _open_elsewhere(settings)
+
+
+def _open_etcd(settings: Settings) -> Driver:
+    try:
+        from .engines.etcd.client.credentials import Credentials  # noqa: PLC0415
+        from .engines.etcd.driver import EtcdDriver  # noqa: PLC0415
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "grpc":
+            raise
+        raise SettingsError(
+            f"endpoint {str(settings.endpoint)!r}: etcd needs grpcio, which is not installed; `pip install 'rdzv[etcd]'`"
+        ) from None
+    endpoint = settings.endpoint
+    if settings.run_id == NO_RUN_ID:
+        raise SettingsError(
+            f"run_id is {NO_RUN_ID!r}, which is what torchrun says when none was given, and an etcd is shared: "
+            "give each job an id of its own"
+        )
+    tls = endpoint.scheme == "etcds"
+    if not tls and (settings.tls_ca or settings.tls_cert):
+        raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and tls_ca or tls_cert is set: write etcds://")
+    access = Credentials(
+        tls=tls,
+        ca=settings.tls_ca,
+        cert=settings.tls_cert,
+        key=settings.tls_key,
+        user=endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, ""),
+        password_file=settings.token_file,
+        password=os.environ.get(PASSWORD_ENV, ""),
+    )
+    if settings.token_file and not access.user:
+        raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
+    return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
+
+
+def _open_file(settings: Settings) -> Driver:
+    from .engines.register.backend import BlockingRegister  # noqa: PLC0415
+    from .engines.register.driver import RegisterDriver  # noqa: PLC0415
+    from .engines.register.file import FileBackend  # noqa: PLC0415
+
+    endpoint = settings.endpoint
+    endpoint.options()
+    register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
+    return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
+
+
+def _open_elsewhere(settings: Settings) -> Driver:
+    module, needs = _ELSEWHERE[settings.endpoint.scheme]
+    try:
+        driver: Driver = import_module(module).open_driver(settings)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != needs:
+            raise
+        problem = f"endpoint {str(settings.endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
+        raise SettingsError(problem) from error
+    return driver

@@ -1,0 +1,268 @@
+"""Who serves: the driver that connects to the endpoint and, where the endpoint means this machine, hosts the server.
+
+Whoever can bind the endpoint's address may serve there; a successful bind proves that the address is ours, which no host
+name does. `is_host` says it where it cannot be proven (a service address that nobody can bind), or forbids it. In order:
+
+1. Connect to every address of the endpoint. If anybody answers, whoever it is, we do not serve.
+2. Bind the port on all interfaces, since a machine's own name may mean loopback to itself. It can be bound once.
+3. Dial the endpoint. Serve only if our own server answers, and no other: many machines can bind "localhost", and a name may
+   have many addresses. Until then our server turns everybody away. Of two who see each other both step back and try again.
+
+When an agent's server is gone, another process of that machine takes the address over by the same steps; it starts empty and
+is re-told. A server that stands by itself (`rdzv serve`) is not replaced: it will be restarted, and needs its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+
+from ...config.endpoint import Endpoint
+from ...config.settings import UNNAMED
+from ...errors import SettingsError
+from ...system.addresses import is_here
+from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, connect
+from .client import Greeter, RemoteDriver, logger
+from .connection import ClientConnection
+from .dial import greet
+from .frames import Hello, Welcome
+from .limits import Limits
+from .server import Server
+from .trust import Trust
+
+STAY_S = 60.0
+"""How long who serves stays for the others when it could go."""
+AT_ONCE_S = 2.0
+"""Those who end together are gone by then; whoever waits for longer is told for whom."""
+
+_users: dict[Server, set[HostingDriver]] = {}
+"""The servers that serve in this process, and which drivers here use them. All of one server are in one loop."""
+
+
+class HostingDriver(RemoteDriver):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        run_id: str,
+        is_host: bool | None = None,
+        max_nodes: int = 1,
+        linger_s: float = 1.0,
+        read_timeout_s: float = 10.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        stay_s: float = STAY_S,
+        limits: Limits | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        """`stay_s`: how long `close` waits for others that are still connected to the server hosted here."""
+        super().__init__(
+            endpoint,
+            run_id=run_id,
+            linger_s=linger_s,
+            read_timeout_s=read_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            trust=trust,
+        )
+        self.server: Server | None = None
+        """The one hosted here, once there is one."""
+        self._is_host = is_host
+        self._max_nodes = max_nodes
+        self._stay_s = stay_s
+        self._limits = limits
+        self._stands_alone = False
+        self._closed = False
+        self._hosting = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Stop serving, but not before the others have gone, or `stay_s` have passed.
+
+        Others in this loop that use the same server need not be waited for: the last of them stops it.
+        """
+        self._closed = True
+        async with self._hosting:
+            server, self.server = self.server, None
+            for shared, users in tuple(_users.items()):
+                users.discard(self)
+                if not users:
+                    del _users[shared]
+                    await self._stop(shared)
+            if server is not None and not server.is_open:
+                await server.stop()
+
+    async def _stop(self, server: Server) -> None:
+        telling = asyncio.get_running_loop().call_later(AT_ONCE_S, self._tell_why_it_stays, server)
+        try:
+            if not await server.drained(self._stay_s):
+                logger.warning(
+                    "stopped serving run %r at %s after %g s, although %s connections were left",
+                    self.run_id, self.endpoint, self._stay_s, len(server.peers),
+                )  # fmt: skip
+        finally:
+            telling.cancel()
+            await server.stop()
+
+    def _tell_why_it_stays(self, server: Server) -> None:
+        logger.warning(
+            "this process serves run %r and stays until the others have left (connections: %s), for at most %g s: "
+            "whoever ends it now ends the server too",
+            self.run_id, len(server.peers), self._stay_s,
+        )  # fmt: skip
+
+    # ---- dialling
+
+    async def addresses(self) -> list[Address]:
+        """For one machine, wherever our own server is."""
+        if self.named.is_one_machine and self.server is not None:
+            return await self._resolver.resolve(self.server.bind[0], self.server.port, self.connect_timeout_s)
+        return await super().addresses()
+
+    async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+        """Connect; if nobody is there and we may, serve and connect then."""
+        try:
+            link, welcome = await self._dial_or_host(hello)
+        except DialFailed as failed:
+            raise self.unreachable(failed) from None
+        self._stands_alone = not welcome.only_run
+        if self._stands_alone and self.run_id == UNNAMED:
+            link.close()
+            raise SettingsError(
+                f"the run has no id ({UNNAMED!r}), and the server at {self.endpoint} keeps the runs of others too: "
+                "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
+            )
+        if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
+            await self._give_up_server()  # The endpoint means another one after all.
+        for server, users in _users.items():
+            if server.id == welcome.server and server.loop is asyncio.get_running_loop():
+                users.add(self)
+        return link, welcome
+
+    async def _dial_or_host(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+        try:
+            return await self.dial_named(hello)
+        except DialFailed as failed:
+            if failed.answered and not self._is_pending:
+                raise
+            nobody = failed
+        async with self._hosting:
+            await self._host(nobody)
+        return await self.dial_named(hello)
+
+    @property
+    def _is_pending(self) -> bool:
+        """Our server is there, but the endpoint has not been seen to mean it."""
+        return self.server is not None and not self.server.is_open
+
+    # ---- hosting
+
+    async def _host(self, nobody: DialFailed) -> None:
+        """Serve, or raise DialFailed with why nobody does and we do not either."""
+        if self.server is not None and self.server.is_open:
+            return
+        if self._closed or self._is_host is False or self._stands_alone:
+            raise nobody
+        if self.trust.certificates is not None and not self.trust.certificates.can_serve:
+            raise DialFailed(f"{nobody.problem}; this node cannot serve, because it has no tls_cert", answered=False)
+        server = self.server
+        if server is None:
+            if not self._is_host and not self.named.is_one_machine:
+                await self._prove_it_is_ours(nobody)
+            server = await self._start(nobody)
+            self.server = server
+        try:
+            serves = await self._is_meant(server)
+        except BaseException:
+            await self._give_up_server()
+            raise
+        if serves:
+            server.admit()
+            _users[server] = {self}
+            self._announce(server)
+            return
+        if not self._is_host:
+            await self._give_up_server()
+        raise DialFailed(
+            f"{nobody.problem}; a server was started here at port {server.port}, but the endpoint does not lead to it "
+            "(yet): check that its name means this machine and that no firewall is between",
+            answered=False,
+        )
+
+    async def _prove_it_is_ours(self, nobody: DialFailed) -> None:
+        addresses = await self.addresses()
+        if not any(is_here(family, str(where[0])) for family, where in addresses):
+            raise nobody
+
+    async def _start(self, nobody: DialFailed) -> Server:
+        host, port = self._to_bind()
+        server = Server(
+            (host, port),
+            run_id=self.run_id,
+            linger_s=self.linger_s,
+            limits=self._limits,
+            is_open=False,
+            trust=self.trust,
+        )
+        try:
+            await server.start()
+        except OSError as error:
+            remedy = ""
+            if error.errno == errno.EADDRINUSE:
+                problem = f"{nobody.problem}; port {port} is taken by another process here, which does not answer (yet)"
+                remedy = "if it is none of ours, choose another port for all nodes"
+            else:
+                problem = f"{nobody.problem}; port {port} cannot be bound here ({error.strerror or error})"
+            raise DialFailed(problem, answered=False, remedy=remedy) from None
+        return server
+
+    def _to_bind(self) -> tuple[str, int]:
+        """All interfaces, unless nobody else could mean this machine by the endpoint anyway."""
+        if self.named.is_one_machine:
+            return "127.0.0.1", 0
+        (host, port), *_ = self.named.hosts
+        return (host if self.named.is_loopback else ""), port
+
+    async def _is_meant(self, server: Server) -> bool:
+        """Dialling the endpoint leads to this server, and to no other. Raises DialFailed if another one is there."""
+        try:
+            addresses = await self.addresses()
+        except DialFailed:
+            return False
+        found = set(await asyncio.gather(*(self._probe(address) for address in addresses)))
+        others = found - {"", server.id}
+        if others:
+            raise DialFailed(f"another server is there: {', '.join(sorted(others))}", answered=False)
+        return server.id in found
+
+    async def _probe(self, address: Address) -> str:
+        """Who is there: a server's id, or what is wrong with it; empty: nobody."""
+        try:
+            sock = await connect(address, self.connect_timeout_s)
+            hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
+            link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
+        except DialFailed as failed:
+            if failed.untrusted:
+                raise  # If it is our own server, nobody else would trust it either.
+            return failed.problem if failed.answered else ""
+        link.close()
+        return welcome.server
+
+    async def _give_up_server(self) -> None:
+        server, self.server = self.server, None
+        if server is not None:
+            await server.stop()
+
+    def _announce(self, server: Server) -> None:
+        logger.info("serving run %r at %s (port %s)", self.run_id, self.endpoint, server.port)
+        if self.named.is_loopback and self._max_nodes > 1:
+            logger.warning(
+                "endpoint %s means this machine only: members on other machines will not find this server; "
+                "if max_nodes %s are on several, name the host that serves",
+                self.endpoint, self._max_nodes,
+            )  # fmt: skip
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_users.clear)

@@ -1,0 +1,218 @@
+"""TLS between a stream and one end of a connection.
+
+Not asyncio's own: that answers nobody who does not speak TLS, tells the server nothing about who failed, and keeps a buffer of
+256 KiB for each of thousands of connections. Here the first bytes are looked at, so that one who speaks in the clear gets a
+sentence; a connection counts from its first moment, not from the end of its handshake; and until something has come it costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ssl
+from contextlib import suppress
+from typing import Any, cast
+
+from .frames import FramedProtocol
+from .trust import Certificates, explain
+
+_RECORDS = (0x15, 0x16)
+"""What the first byte of TLS can be: an alert, or a handshake."""
+
+
+class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
+    """To the stream a protocol, to the end a transport: the end is connected at once and heard when it is safe."""
+
+    __slots__ = (
+        "_certificates", "_digest", "_end", "_heard", "_host", "_in", "_out", "_over", "_paused", "_queue", "_raw", "_ready",
+        "_tls",
+    )  # fmt: skip
+
+    _raw: asyncio.Transport
+    _tls: ssl.SSLObject | None
+
+    def __init__(self, end: FramedProtocol, certificates: Certificates, host: str | None = None) -> None:
+        """`host`: whom we call, to be found in its certificate; None: we were called."""
+        super().__init__()
+        self._end = end
+        self._certificates = certificates
+        self._host = host if host is None else certificates.name or host
+        self._tls = None
+        self._digest = b""
+        self._heard = self._ready = self._paused = self._over = False
+        self._queue: list[bytes] = []
+
+    # ---- the stream's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Who calls speaks first."""
+        self._raw = cast("asyncio.Transport", transport)
+        self._end.connection_made(self)
+        if self._host is None:
+            return
+        try:
+            self._begin()
+        except ValueError as error:  # No certificate can be for such a name.
+            self._over = True
+            self._end.insecure(f"{self._host!r} cannot be looked for in its certificate: {error}", True)
+        else:
+            self._shake_hands()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """However it ended."""
+        self._over = True
+        self._queue.clear()
+        self._end.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The end's own: what is in it is copied before it is used again."""
+        return self._end.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So much has come, encrypted."""
+        data = self._end.get_buffer(-1)[:nbytes]
+        if not self._heard:
+            self._heard = True
+            if data[0] not in _RECORDS:
+                self._over = True
+                self._end.in_the_clear(self._raw, bytes(data[:64]))
+                return
+        if self._over:
+            return
+        if self._tls is None:
+            self._begin()
+        self._in.write(data)
+        if self._ready:
+            self._read()
+        else:
+            self._shake_hands()
+
+    def pause_writing(self) -> None:
+        """Passed on."""
+        self._end.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Passed on."""
+        self._end.resume_writing()
+
+    # ---- TLS
+
+    def _begin(self) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        if self._host is None:
+            context, self._digest = self._certificates.server()
+            self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        else:
+            context = self._certificates.client()
+            self._tls = context.wrap_bio(self._in, self._out, server_hostname=self._host)
+
+    def _shake_hands(self) -> None:
+        assert self._tls is not None, "begun before"
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            self._fail(error)
+            return
+        self._ready = True
+        if self._host is not None:
+            self._digest = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
+        # With our last word of the handshake, not after it: were we refused for that, a later segment would meet a closed
+        # connection, and what is lost then is the reason.
+        queue, self._queue = self._queue, []
+        self._encrypt(b"".join(queue))
+        self._flush()
+        self._read()
+
+    def _read(self) -> None:
+        assert self._tls is not None, "begun before"
+        buffer = self._end.get_buffer(-1)
+        try:
+            while not self._paused and not self._over and not self._raw.is_closing():
+                size = cast("int", self._tls.read(len(buffer), buffer))  # With a buffer it is the number of bytes.
+                if not size:
+                    break
+                self._end.buffer_updated(size)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self._raw.close()
+        except ssl.SSLError as error:
+            self._fail(error)
+            return
+        self._flush()
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        """What TLS itself tells the other side is sent before we hang up."""
+        self._flush()
+        self._over = True
+        problem, is_trust = explain(error, self._host or "")
+        self._end.insecure(problem, is_trust)
+
+    def _encrypt(self, data: bytes) -> None:
+        assert self._tls is not None, "begun before"
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+
+    def _flush(self) -> None:
+        if self._out.pending and not self._raw.is_closing():
+            self._raw.write(self._out.read())
+
+    # ---- the end's side
+
+    def write(self, data: Any) -> None:
+        """Before the handshake is over it waits."""
+        if self._over:
+            return
+        if not self._ready:
+            self._queue.append(bytes(data))
+            return
+        self._encrypt(data)
+        self._flush()
+
+    def close(self) -> None:
+        """Say goodbye, and close when all has been sent."""
+        if self._ready and not self._over and self._tls is not None:
+            with suppress(ssl.SSLError):
+                self._tls.unwrap()
+            self._flush()
+        self._raw.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self._raw.abort()
+
+    def is_closing(self) -> bool:
+        """Passed on."""
+        return self._raw.is_closing()
+
+    def pause_reading(self) -> None:
+        """Nothing more is decrypted either."""
+        self._paused = True
+        self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        """What has come already is read first, but not within this call: its caller may be reading."""
+        self._paused = False
+        self._raw.resume_reading()
+        asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._ready and not self._over:
+            self._read()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Also `binding`: what both sides know of this channel and nobody in between can have."""
+        return self._digest if name == "binding" else self._raw.get_extra_info(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Passed on."""
+        self._raw.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Passed on."""
+        return self._raw.get_write_buffer_size()

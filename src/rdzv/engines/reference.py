@@ -1,0 +1,470 @@
+"""The reference engine: the port's semantics as plain data and rules. One thread, no clock, no asyncio.
+
+The embedded server is this engine behind sockets, the simulator is it behind a hostile network, and the memory driver
+shares it within one process. Its costs do not depend on who else is there: a transaction pays for its own keys, a
+commit for the watchers of what it changed, and a passing moment for the leases that end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from .leases import Leases
+from .port import (
+    AllCreated,
+    Batch,
+    Case,
+    Compare,
+    Created,
+    Delete,
+    DeletePrefix,
+    Equals,
+    Event,
+    Gap,
+    Get,
+    Item,
+    LeaseGone,
+    List,
+    Modified,
+    Operation,
+    Order,
+    Outcome,
+    Put,
+)
+
+
+class _Directory:
+    """The keys up to one last '/', in the order of their creation.
+
+    Deleted keys stay in the lists until they are the majority, which is what makes a deletion cheap; `created` says
+    whether an entry still means the key that exists. It is sorted, so "the newest before revision r" needs no walk.
+    """
+
+    __slots__ = ("created", "keys", "live")
+
+    def __init__(self) -> None:
+        self.created: list[int] = []
+        self.keys: list[str] = []
+        self.live = 0
+
+    def walk(self, items: dict[str, Item], newest: bool, below: int) -> Iterator[Item]:
+        """Its items created before revision `below` (0: all)."""
+        end = bisect_left(self.created, below) if below else len(self.keys)
+        for index in range(end - 1, -1, -1) if newest else range(end):
+            item = items.get(self.keys[index])
+            if item is not None and item.created == self.created[index]:
+                yield item
+
+    def sweep(self, items: dict[str, Item]) -> None:
+        """Forget deleted keys, if they are many."""
+        if len(self.keys) > 2 * self.live + 16:
+            left = list(self.walk(items, newest=False, below=0))
+            self.created = [item.created for item in left]
+            self.keys = [item.key for item in left]
+
+
+class _Tree:
+    """All items, by key and by directory."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Item] = {}
+        self._directories: dict[str, _Directory] = {}
+        self._names: list[str] = []
+
+    def put(self, item: Item) -> None:
+        """Add the item, or put it in place of the one with its key."""
+        if item.key not in self.items:
+            name = item.key[: item.key.rfind("/") + 1]
+            directory = self._directories.get(name)
+            if directory is None:
+                directory = self._directories[name] = _Directory()
+                insort(self._names, name)
+            directory.created.append(item.created)
+            directory.keys.append(item.key)
+            directory.live += 1
+        self.items[item.key] = item
+
+    def remove(self, key: str) -> None:
+        """Remove an item that is there."""
+        del self.items[key]
+        name = key[: key.rfind("/") + 1]
+        directory = self._directories[name]
+        directory.live -= 1
+        if directory.live:
+            directory.sweep(self.items)
+        else:
+            del self._directories[name]
+            del self._names[bisect_left(self._names, name)]
+
+    def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
+        """As `List` says. Items created at one revision come in no particular order, unless that is by key."""
+        # Any, too: those who each watch somebody they found should not all have found the oldest.
+        newest = order is Order.NEWEST or order is Order.ANY
+        found: list[Item] = []
+        sources = 0
+        for directory, whole in self._within(prefix):
+            room = limit if order is not Order.KEY else 0
+            for item in directory.walk(self.items, newest, below):
+                if (whole or item.key.startswith(prefix)) and (not after or item.key > after):
+                    found.append(item)
+                    room -= 1
+                    if room == 0:
+                        break
+            sources += 1
+        if order is Order.KEY:
+            found.sort(key=lambda item: item.key)
+        elif sources > 1 and order is not Order.ANY:
+            found.sort(key=lambda item: item.created, reverse=newest)
+        return tuple(found[:limit] if limit else found)
+
+    def empty(self, prefix: str, since: int) -> bool:
+        """No key that was created after revision `since` has that prefix."""
+        for directory, whole in self._within(prefix):
+            for item in directory.walk(self.items, newest=True, below=0):
+                if item.created <= since:
+                    break
+                if whole or item.key.startswith(prefix):
+                    return False
+        return True
+
+    def _within(self, prefix: str) -> Iterator[tuple[_Directory, bool]]:
+        """The directories that can hold keys with that prefix, and whether all of their keys have it."""
+        name = prefix[: prefix.rfind("/") + 1]
+        if name != prefix and name in self._directories:
+            yield self._directories[name], False
+        for index in range(bisect_left(self._names, prefix), len(self._names)):
+            if not self._names[index].startswith(prefix):
+                return
+            yield self._directories[self._names[index]], True
+
+
+class _Watcher:
+    """Who is told of changes after revision `seen`. A change that two of its targets match is told once."""
+
+    __slots__ = ("deliver", "keys", "live", "prefixes", "seen")
+
+    def __init__(self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None]) -> None:
+        prefixes = {target for target in targets if target.endswith("/")}
+        self.prefixes: tuple[str, ...] = ()
+        self.keys = frozenset(targets)
+        if prefixes:
+            self.prefixes = tuple(
+                sorted(one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes))
+            )
+            self.keys = frozenset(one for one in targets if not one.startswith(self.prefixes))
+        self.seen = seen
+        self.deliver = deliver
+        self.live = True
+
+    def wants(self, key: str) -> bool:
+        """The key is one of its targets or below one."""
+        return key in self.keys or key.startswith(self.prefixes) or starred(key) in self.keys
+
+
+class Engine:
+    """See the port's docstring for what it does. Whoever owns it calls it from one thread at a time and passes time.
+
+    A callback may call the engine again; what it changes is told to everybody after the change that it was told itself.
+    It must not raise: the change has happened, and others still wait to be told.
+    """
+
+    def __init__(self, instance: str, *, history_max: int = 65536) -> None:
+        """`history_max`: how many events are kept for watches from the past. A large one counts once per KiB begun."""
+        self.instance = instance
+        self.revision = 1
+        self.leases = Leases()
+        self.observers: list[Callable[[Batch], None]] = []
+        """Called with all of every commit, before the watchers."""
+        self._tree = _Tree()
+        self._owned: dict[int, dict[str, None]] = {}
+        self._history: deque[Batch] = deque()
+        self._history_max = history_max
+        self._history_size = 0
+        self._forgotten = 0
+        self._changed: dict[str, int] = {}
+        self._by_key: dict[str, dict[_Watcher, None]] = {}
+        self._by_prefix: dict[str, dict[_Watcher, None]] = {}
+        self._untold: deque[Batch] = deque()
+        self._telling = False
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._tree.items)
+
+    def load(self, items: Iterable[Item], revision: int) -> None:
+        """Start with these items, which come in the order of their creation, instead of empty. Nobody watches yet."""
+        self.revision = self._forgotten = revision
+        for item in items:
+            self._tree.put(item)
+            if item.lease:
+                self._owned.setdefault(item.lease, {})[item.key] = None
+
+    def items(self) -> Iterable[Item]:
+        """All there is, in the order of creation."""
+        return self._tree.items.values()
+
+    def get(self, key: str) -> Item | None:
+        """One item."""
+        return self._tree.items.get(key)
+
+    # ---- transactions
+
+    def txn(
+        self,
+        compares: Iterable[Compare] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+        instead: Sequence[Case] = (),
+    ) -> Outcome:
+        """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before anything changed."""
+        cases = (Case(tuple(compares), tuple(then)), *instead)
+        branches = (*(case.then for case in cases), tuple(otherwise))
+        for branch in branches:
+            refuse_double_writes(branch)
+        taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
+        operations = branches[-1 if taken is None else taken]
+        for operation in operations:
+            if type(operation) is Put and operation.lease and operation.lease not in self.leases:
+                msg = f"lease {operation.lease} has ended: {operation.key} cannot be put under it"
+                raise LeaseGone(msg)
+        events: list[Event] = []
+        reads = tuple([self._apply(operation, events) for operation in operations])
+        revision = self.revision + 1 if events else self.revision
+        outcome = Outcome(taken is not None, revision, reads, taken or 0)
+        self._commit(events)
+        return outcome
+
+    def _holds(self, compare: Compare) -> bool:
+        items = self._tree.items
+        if type(compare) is Created:
+            item = items.get(compare.key)
+            return (item.created if item else 0) == compare.revision
+        if type(compare) is Modified:
+            item = items.get(compare.key)
+            return (item.modified if item else 0) == compare.revision
+        if type(compare) is Equals:
+            item = items.get(compare.key)
+            return item is not None and item.value == compare.value
+        if type(compare) is AllCreated:
+            return all(
+                (item.created if (item := items.get(key)) else 0) == revision
+                for key, revision in compare.revisions.items()
+            )
+        return self._tree.empty(compare.prefix, compare.since)
+
+    def _apply(self, operation: Operation, events: list[Event]) -> tuple[Item, ...]:
+        tree = self._tree
+        if type(operation) is Put:
+            self._put(operation, events)
+        elif type(operation) is Get:
+            item = tree.items.get(operation.key)
+            return (item,) if item else ()
+        elif type(operation) is List:
+            wanted = operation
+            return tree.find(wanted.prefix, wanted.order, wanted.limit, wanted.created_below, wanted.after)
+        elif type(operation) is Delete:
+            self._delete(operation.key, events)
+        else:
+            for item in tree.find(operation.prefix, Order.KEY):
+                self._delete(item.key, events)
+        return ()
+
+    def _put(self, put: Put, events: list[Event]) -> None:
+        former = self._tree.items.get(put.key)
+        revision = self.revision + 1
+        item = Item(put.key, put.value, former.created if former else revision, revision, put.lease)
+        self._tree.put(item)
+        events.append(Event(put.key, revision, item))
+        left = former.lease if former else 0
+        if left != put.lease:
+            if left:
+                self._disown(left, put.key)
+            if put.lease:
+                self._owned.setdefault(put.lease, {})[put.key] = None
+
+    def _delete(self, key: str, events: list[Event]) -> None:
+        item = self._tree.items.get(key)
+        if item is None:
+            return
+        self._tree.remove(key)
+        events.append(Event(key, self.revision + 1, None))
+        if item.lease:
+            self._disown(item.lease, key)
+
+    def _disown(self, lease: int, key: str) -> None:
+        """The lease has no say over the key any more. An ended one has not had any since it ended."""
+        owned = self._owned.get(lease, {})
+        owned.pop(key, None)
+        if not owned:
+            self._owned.pop(lease, None)
+
+    # ---- leases
+
+    def grant(self, ttl_s: float, lease: int = 0) -> int:
+        """See `Leases.grant` for what the longest step of time has to do with `ttl_s`."""
+        return self.leases.grant(ttl_s, lease)
+
+    def renew(self, lease: int) -> None:
+        """Start its time anew; LeaseGone if it has ended."""
+        self.leases.renew(lease)
+
+    def revoke(self, lease: int) -> None:
+        """End it and delete its keys."""
+        if self.leases.revoke(lease):
+            self._bury(lease)
+
+    def pass_time(self, elapsed_s: float) -> None:
+        """Let time pass for the leases, and delete the keys of those that end: one revision for each lease."""
+        for lease in self.leases.pass_time(elapsed_s):
+            self._bury(lease)
+
+    def _bury(self, lease: int) -> None:
+        events: list[Event] = []
+        for key in self._owned.pop(lease, ()):
+            self._delete(key, events)
+        self._commit(events)
+
+    # ---- watches
+
+    def subscribe(self, targets: Sequence[str], since: int, deliver: Callable[[Batch], None]) -> Callable[[], None]:
+        """Deliver every change of the targets after revision `since`, and give a function that ends it.
+
+        What happened already is delivered before this returns, as one batch, or Gap is raised. Then one batch per
+        commit, the same object to all who get the same events, so that it can be encoded once.
+        """
+        if not self._forgotten <= since <= self.revision:
+            msg = f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}"
+            raise Gap(msg)
+        watcher = _Watcher(targets, self.revision, deliver)
+        for index, names in ((self._by_key, watcher.keys), (self._by_prefix, watcher.prefixes)):
+            for name in names:
+                index.setdefault(name, {})[watcher] = None
+        missed = self._missed(watcher, since)
+        if missed:
+            deliver(Batch(self.revision, missed))
+        return lambda: self._unsubscribe(watcher)
+
+    def _unsubscribe(self, watcher: _Watcher) -> None:
+        if not watcher.live:
+            return
+        watcher.live = False
+        for index, names in ((self._by_key, watcher.keys), (self._by_prefix, watcher.prefixes)):
+            for name in names:
+                del index[name][watcher]
+                if not index[name]:
+                    del index[name]
+
+    def _missed(self, watcher: _Watcher, since: int) -> tuple[Event, ...]:
+        """From the end of the history backwards: most watches begin near it."""
+        if not watcher.prefixes and all(self._changed.get(key, 0) <= since for key in watcher.keys):
+            return ()
+        missed: list[Event] = []
+        for batch in reversed(self._history):
+            if batch.revision <= since:
+                break
+            missed.extend(event for event in reversed(batch.events) if watcher.wants(event.key))
+        return tuple(reversed(missed))
+
+    def compact(self, revision: int) -> None:
+        """Forget the changes up to and including that revision: watches from before it get a Gap."""
+        while self._history and self._history[0].revision <= revision:
+            self._forget_oldest()
+        self._forgotten = max(self._forgotten, min(revision, self.revision))
+
+    def _forget_oldest(self) -> None:
+        batch = self._history.popleft()
+        self._forgotten = batch.revision
+        for event in batch.events:
+            self._history_size -= _size(event)
+            for name in (event.key, starred(event.key)):
+                if self._changed.get(name) == batch.revision:
+                    del self._changed[name]
+
+    def _commit(self, events: list[Event]) -> None:
+        if not events:
+            return
+        self.revision += 1
+        batch = Batch(self.revision, tuple(events))
+        self._history.append(batch)
+        for event in events:
+            self._history_size += _size(event)
+            self._changed[event.key] = self._changed[starred(event.key)] = self.revision
+        while self._history_size > self._history_max:
+            self._forget_oldest()
+        self._untold.append(batch)
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                self._tell(self._untold.popleft())
+        finally:
+            self._telling = False
+
+    def _tell(self, batch: Batch) -> None:
+        for observer in tuple(self.observers):
+            observer(batch)
+        found: dict[_Watcher, dict[int, None]] = {}
+        above: dict[str, list[dict[_Watcher, None]]] = {}
+        for index, event in enumerate(batch.events):
+            for name in (event.key, starred(event.key)):
+                for watcher in self._by_key.get(name, ()):
+                    found.setdefault(watcher, {})[index] = None
+            if not self._by_prefix:
+                continue
+            name = event.key[: event.key.rfind("/") + 1]
+            if name not in above:
+                above[name] = [self._by_prefix[one] for one in _ancestors(name) if one in self._by_prefix]
+            for watchers in above[name]:
+                for watcher in watchers:
+                    found.setdefault(watcher, {})[index] = None
+        parts = {tuple(range(len(batch.events))): batch} if found else {}
+        for watcher, indices in found.items():
+            if not watcher.live or watcher.seen >= batch.revision:
+                continue
+            part = parts.get(chosen := tuple(indices))
+            if part is None:
+                part = parts[chosen] = Batch(batch.revision, tuple([batch.events[index] for index in indices]))
+            watcher.deliver(part)
+
+
+def starred(key: str) -> str:
+    """The key with a star for its directory's own name: the target by which it is watched wherever that directory is."""
+    end = key.rfind("/")
+    return key if end < 0 else f"{key[: key.rfind('/', 0, end) + 1]}*{key[end:]}"
+
+
+def _ancestors(directory: str) -> list[str]:
+    found = []
+    end = directory.find("/") + 1
+    while end:
+        found.append(directory[:end])
+        end = directory.find("/", end) + 1
+    return found
+
+
+def _size(event: Event) -> int:
+    return 1 + len(event.item.value) // 1024 if event.item else 1
+
+
+def refuse_double_writes(operations: Sequence[Operation]) -> None:
+    """A mistake of the caller's in any case, so it is refused whether or not the branch is taken and the keys exist."""
+    writes = [operation for operation in operations if type(operation) is not Get and type(operation) is not List]
+    if len(writes) < 2:
+        return
+    keys: set[str] = set()
+    prefixes: tuple[str, ...] = ()
+    for write in writes:
+        if type(write) is DeletePrefix:
+            name = write.prefix
+            twice = name.startswith(prefixes) or any(other.startswith(name) for other in (*prefixes, *keys))
+            prefixes += (name,)
+        else:
+            name = write.key
+            twice = name in keys or name.startswith(prefixes)
+            keys.add(name)
+        if twice:
+            msg = f"{name} would be written twice in one transaction"
+            raise ValueError(msg)

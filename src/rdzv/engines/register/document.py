@@ -1,0 +1,275 @@
+"""What a register holds: the whole engine as one value, and how a change of it is prepared.
+
+A compare-and-set register can do one thing: replace its value if it is still the one that was read. So the value is
+everything: the keys, the leases, and a log of the latest changes, from which watches are told. Whoever wants to write loads
+the reference engine from the value, lets it apply the transactions, and offers the result.
+
+The value may come from anybody: it is measured before it is read, decoded strictly into the types below, and never
+executed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from ...errors import Incompatible, LimitExceeded
+from ..port import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, leases_of
+from ..reference import Engine
+
+MAGIC = b"rdzv register 1\n"
+"""How every state begins, so that nothing else is taken for one."""
+STATE_MAX = 1 << 20
+"""Bytes. It goes over the wire twice with every write, so this is far above what can be fast: some 200 members."""
+LOG_EVENTS_MAX = 256
+LOG_BYTES_MAX = 64 * 1024
+"""How much of the past is kept for watches: a burst of joins between two looks. Who is further behind lists again."""
+ELSEWHERE = -1
+"""Instead of a count of beats: the lease is renewed outside the document, in a key of its own."""
+
+_WHAT = "the state in the register"
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Foreign = {b"\x80": "a pickle, as torch's own handler writes it: give the two groups different run ids"}
+
+
+class StoredLease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A promise to renew. `beats` counts renewals: an observer that sees it unchanged for `ttl_s` may end the lease."""
+
+    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    beats: Annotated[int, msgspec.Meta(ge=ELSEWHERE)]
+
+
+class _Logged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One change. `item`: what the key became; True: what it still is; False: it was deleted."""
+
+    revision: _Count
+    key: str
+    item: Item | bool
+
+
+class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All of an engine, at one moment."""
+
+    instance: str
+    serial: _Count
+    """How many swaps there have been."""
+    writer: str
+    """Random, and new for each attempt: no two states are equal, so whoever finds its own there knows that it won."""
+    revision: _Count
+    items: list[Item]
+    """In the order of creation."""
+    leases: dict[int, StoredLease]
+    log: list[_Logged]
+    forgotten: _Count
+    """Up to which revision changes are no longer in the log."""
+
+
+_decoder = msgspec.msgpack.Decoder(Document)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(document: Document) -> bytes:
+    """The document as the register's value."""
+    state = MAGIC + _encoder.encode(document)
+    if len(state) > STATE_MAX:
+        raise LimitExceeded("the run's state in the register", len(state), STATE_MAX)
+    return state
+
+
+def decode(state: object) -> Document:
+    """The document in a register's value, or Incompatible with the reason."""
+    if not isinstance(state, bytes):
+        raise Incompatible(_WHAT, f"its backend gives {type(state).__name__} instead of bytes")
+    if len(state) > STATE_MAX:
+        raise Incompatible(_WHAT, f"it has {len(state)} bytes, at most {STATE_MAX} are allowed")
+    if not state.startswith(MAGIC):
+        raise Incompatible(_WHAT, f"it is not rdzv's, or of another version: it begins with {_start(state)}")
+    try:
+        document = _decoder.decode(state[len(MAGIC) :])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Incompatible(_WHAT, f"it is damaged: {error}") from None
+    if not _is_sound(document):
+        raise Incompatible(_WHAT, "it is damaged: its parts do not agree")
+    return document
+
+
+def _is_sound(document: Document) -> bool:
+    """What the engine and the watches rely on: everything is in order."""
+    last = 0
+    for item in document.items:
+        if not last <= item.created <= item.modified <= document.revision:
+            return False
+        last = item.created
+    last = document.forgotten
+    written = {item.key: item.modified for item in document.items} if document.log else {}
+    for logged in document.log:
+        if not last <= logged.revision <= document.revision:
+            return False
+        if logged.item is True and written.get(logged.key) != logged.revision:
+            return False
+        last = logged.revision
+    return True
+
+
+def _start(state: bytes) -> str:
+    return _Foreign.get(state[:1], "") or repr(state[: len(MAGIC)])
+
+
+class Draft:
+    """A document with changes that are not written yet: all of them, or none, will be."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.leases = dict(document.leases)
+        self.changed = False
+        self._changes: list[Batch] = []
+        self._compacted = False
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Loaded when it is needed: most swaps of a quiet run only count renewals."""
+        engine = Engine(self.document.instance, history_max=0)
+        engine.load(self.document.items, self.document.revision)
+        for id, lease in self.leases.items():
+            engine.leases.adopt(id, lease.ttl_s)
+        engine.observers.append(self._changes.append)
+        return engine
+
+    def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation],
+        unborn: dict[int, StoredLease],
+        instead: Sequence[Case] = (),
+    ) -> Outcome:
+        """Judge and apply. A lease of `unborn` is born by the first put under it, so that both are one swap."""
+        branches = (then, *(case.then for case in instead), otherwise)
+        born = {lease for lease in leases_of(branches) if lease in unborn and lease not in self.leases}
+        for id in born:
+            self.engine.leases.adopt(id, unborn[id].ttl_s)
+        before, used = self.engine.revision, set()
+        try:
+            outcome = self.engine.txn(compares, then, otherwise, instead)
+            used = leases_of([branches[outcome.case if outcome.succeeded else -1]])
+        finally:
+            for id in born - used:
+                self.engine.leases.revoke(id)
+        self.leases.update((id, unborn[id]) for id in born & used)
+        self.changed |= self.engine.revision > before
+        return outcome
+
+    def renew(self, id: int) -> None:
+        """Count a beat; LeaseGone if it has ended."""
+        lease = self.leases.get(id)
+        if lease is None:
+            msg = f"lease {id} has ended"
+            raise LeaseGone(msg)
+        if lease.beats != ELSEWHERE:
+            self.leases[id] = StoredLease(lease.ttl_s, lease.beats + 1)
+            self.changed = True
+
+    def end(self, id: int, beats: int | None = None) -> None:
+        """End the lease, if it is there, and (given) has not beaten since."""
+        lease = self.leases.get(id)
+        if lease is None or (beats is not None and lease.beats != beats):
+            return
+        self.engine.revoke(id)
+        del self.leases[id]
+        self.changed = True
+
+    def compact(self) -> None:
+        """Forget all changes up to now."""
+        self._compacted = self.changed = True
+
+    def finish(self, writer: str) -> Document:
+        """The document to offer. The draft goes on from it."""
+        former = self.document
+        items, log, revision = former.items, former.log, former.revision
+        if self._changes:
+            engine = self.engine
+            items, revision = list(engine.items()), engine.revision
+            log = [*_superseded(log, former, engine)]
+            log += [_logged(event, engine) for batch in self._changes for event in batch.events]
+            log = _trim(log)
+        if self._compacted:
+            log = []
+        self.document = Document(
+            instance=former.instance,
+            serial=former.serial + 1,
+            writer=writer,
+            revision=revision,
+            items=items,
+            leases=dict(self.leases),
+            log=log,
+            forgotten=log[0].revision - 1 if log else revision,
+        )
+        self._changes.clear()
+        self.changed = self._compacted = False
+        return self.document
+
+
+def first_document(instance: str, writer: str) -> Document:
+    """Of an engine in which nothing has happened."""
+    return Document(instance, 1, writer, 1, [], {}, [], 1)
+
+
+def read_log(document: Document, since: int) -> tuple[Batch, ...]:
+    """The changes after that revision, as far as they are known."""
+    log = document.log
+    start = bisect_right(log, since, key=lambda logged: logged.revision)
+    if start == len(log):
+        return ()
+    items = {item.key: item for item in document.items}
+    batches: list[Batch] = []
+    events: list[Event] = []
+    for logged in log[start:]:
+        if events and events[-1].revision != logged.revision:
+            batches.append(Batch(events[-1].revision, tuple(events)))
+            events = []
+        item = items[logged.key] if logged.item is True else logged.item or None
+        events.append(Event(logged.key, logged.revision, item))
+    batches.append(Batch(events[-1].revision, tuple(events)))
+    return tuple(batches)
+
+
+def _superseded(log: Iterable[_Logged], document: Document, engine: Engine) -> Iterator[_Logged]:
+    """The log so far. A value that no longer stands among the items goes where it is still needed."""
+    former: dict[str, Item] = {}
+    for logged in log:
+        if logged.item is not True or _stands(logged.key, logged.revision, engine):
+            yield logged
+            continue
+        former = former or {item.key: item for item in document.items}
+        yield _Logged(logged.revision, logged.key, former[logged.key])
+
+
+def _stands(key: str, revision: int, engine: Engine) -> bool:
+    item = engine.get(key)
+    return item is not None and item.modified == revision
+
+
+def _logged(event: Event, engine: Engine) -> _Logged:
+    """A value that still stands is written once, among the items."""
+    if event.item is None:
+        return _Logged(event.revision, event.key, False)
+    return _Logged(event.revision, event.key, True if _stands(event.key, event.revision, engine) else event.item)
+
+
+def _trim(log: list[_Logged]) -> list[_Logged]:
+    """Forget the oldest. The newest changes stay, however large: most who watch have seen all before them."""
+    room, keep = LOG_BYTES_MAX, len(log)
+    while keep and len(log) - keep < LOG_EVENTS_MAX and room > 0:
+        keep -= 1
+        item = log[keep].item
+        room -= len(item.value) if isinstance(item, Item) else 0
+    # Whole transactions only, since a watch shows each in one piece; but at least the newest.
+    if keep and log[keep - 1].revision == log[keep].revision:
+        last = log[keep].revision
+        later = bisect_right(log, last, key=lambda logged: logged.revision)
+        keep = later if later < len(log) else bisect_left(log, last, key=lambda logged: logged.revision)
+    return log[keep:]

@@ -1,0 +1,120 @@
+"""A run as one revision shows it, kept up to date by a watch: what the leader judges, and what `status` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgspec
+
+from ..core import wire
+from ..core.keys import Keys
+from ..core.model import Ban, DrainRequest, Head, MemberRecord, RankEntry, RunSettings
+from ..core.view import LiveMember, View
+from ..engines.port import Batch, Item
+from ..errors import Incompatible
+
+
+class RunMirror:
+    """Decoded records by key. A record that cannot be read is left out: one stranger must not stop the run."""
+
+    def __init__(self, keys: Keys, items: Iterable[Item], revision: int) -> None:
+        self.keys = keys
+        self.revision = revision
+        self.settings: Item | None = None
+        self.head: Head | None = None
+        self.head_item: Item | None = None
+        self.members: dict[str, LiveMember] = {}
+        self.tables: dict[str, dict[str, RankEntry]] = {}
+        self.asked: dict[str, str] = {}
+        self.banned: dict[str, str] = {}
+        for item in items:
+            self._apply(item.key, item)
+
+    def apply(self, batch: Batch) -> None:
+        """Go to a later revision."""
+        for event in batch.events:
+            self._apply(event.key, event.item)
+        self.revision = max(self.revision, batch.revision)
+
+    def _apply(self, key: str, item: Item | None) -> None:
+        keys = self.keys
+        if key.startswith(keys.members):
+            self._member(key[len(keys.members) :], item)
+        elif key.startswith(keys.ranks):
+            table, _, id = key[len(keys.ranks) :].partition("/")
+            self._line(table, id, item)
+        elif key == keys.head:
+            # Not lenient: whoever cannot read the head cannot take part at all.
+            self.head = None if item is None else wire.decode(Head, item.value)
+            self.head_item = item
+        elif key == keys.settings:
+            self.settings = item
+        elif key.startswith(keys.asks):
+            self._note(self.asked, key[len(keys.asks) :], item, DrainRequest)
+        elif key.startswith(keys.bans):
+            self._note(self.banned, keys.host_of_ban(key), item, Ban)
+
+    def _member(self, id: str, item: Item | None) -> None:
+        self.members.pop(id, None)
+        if item is not None:
+            with suppress(Incompatible):
+                self.members[id] = LiveMember(id, wire.decode(MemberRecord, item.value), item.created, item.modified)
+
+    def _line(self, table: str, id: str, item: Item | None) -> None:
+        lines = self.tables.setdefault(table, {})
+        lines.pop(id, None)
+        if item is not None:
+            try:
+                line = wire.decode(RankEntry, item.value)
+            except Incompatible:
+                return
+            # Re-told: the member's key and its line were put in one transaction, so they share the revision.
+            lines[id] = line if line.created else msgspec.structs.replace(line, created=item.created)
+        elif not lines:
+            del self.tables[table]
+
+    def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[DrainRequest | Ban]) -> None:
+        notes.pop(name, None)
+        if item is not None:
+            try:
+                notes[name] = wire.decode(kind, item.value).reason
+            except Incompatible:
+                notes[name] = "no readable reason"
+
+    def view(
+        self,
+        *,
+        settings: RunSettings,
+        me: str,
+        durable: bool,
+        known_s: float,
+        ages: tuple[float, float, float],
+        late: bool = False,
+        incarnation: int = 0,
+        fresh: str = "",
+    ) -> View:
+        """What the rules are asked about."""
+        table = self.head.table if self.head is not None else ""
+        # Without a head nobody knows yet which of the tables told will be the one.
+        orphans = [] if self.head is None else [one for one in self.tables if one != table]
+        return View(
+            settings=settings,
+            me=me,
+            durable=durable,
+            known_s=known_s,
+            revision=self.revision,
+            head=self.head,
+            head_modified=self.head_item.modified if self.head_item is not None else 0,
+            members=self.members,
+            entries=self.tables.get(table, {}),
+            orphans=orphans,
+            asked=self.asked,
+            banned=self.banned,
+            call_age_s=ages[0],
+            sealed_age_s=ages[1],
+            grown_age_s=ages[2],
+            late=late,
+            incarnation=incarnation,
+            fresh=fresh,
+        )

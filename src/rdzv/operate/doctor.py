@@ -1,0 +1,348 @@
+"""What could keep this machine from taking part: each link of the chain from a name to a run is tried, and judged by itself.
+
+The doctor writes nothing, serves nothing and joins nothing. Every finding is *ok*, a *warning* (it may work, but ...) or a
+*problem* (it will not), and whatever is not ok comes with its remedy. docs/errors.md has an entry for every problem's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import ipaddress
+import os
+import re
+import socket
+import ssl
+import statistics
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from .._version import __version__
+from ..config.settings import Settings
+from ..core.keys import Keys
+from ..drivers import USER_ENV, open_driver
+from ..engines.embedded.server_connection import DOCTOR
+from ..engines.embedded.trust import Certificates, Trust
+from ..engines.port import Created, Driver, EngineReset, Get, Put, Session
+from ..errors import RdzvError, SettingsError, Unreachable, Untrusted
+from ..system.addresses import can_be_told, interfaces, is_here, is_loopback, listen, plain
+from ..system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect
+from ..system.node import http_date
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+PROBLEMS = {
+    "RDZV-P01": "The name does not resolve",
+    "RDZV-P02": "There is no way to the address",
+    "RDZV-P03": "The connection is refused",
+    "RDZV-P04": "The packets are dropped",
+    "RDZV-P05": "The port is taken by another program here",
+    "RDZV-P06": "Another program answers",
+    "RDZV-P07": "The two sides do not trust each other",
+    "RDZV-P08": "The engine answers, but does not do what is asked",
+    "RDZV-P09": "torchrun does not find rdzv",
+}
+"""Every problem there is, by its code. A code is never given to another one."""
+SLOW_S = 0.5
+"""An engine whose answers take longer will be taken for dead now and then."""
+CLOCK_S = 2.0
+"""Two clocks read in whole seconds, and the way between them: a smaller difference cannot be told."""
+ANSWER_MAX = 16 * 1024
+TRIES = 5
+TORCH_MIN = (2, 5)
+"""The first with the entry point group `torchrun.handlers`."""
+_NEVER = 2**62
+"""A revision that no key has."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the doctor's."""
+
+    level: str
+    topic: str
+    text: str
+    remedy: str = ""
+    code: str = ""
+
+
+def problem(code: str, topic: str, text: str, remedy: str) -> Finding:
+    """One that has an entry in the documentation."""
+    assert code in PROBLEMS, code
+    return Finding(PROBLEM, topic, text, remedy, code)
+
+
+class Doctor:
+    """Examines the way from here to one endpoint."""
+
+    def __init__(self, settings: Settings, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._settings = settings
+        self._endpoint = settings.endpoint
+        self._timeout_s = connect_timeout_s
+        self._resolver = Resolver()
+        self._is_etcd = self._endpoint.scheme in ("etcd", "etcds")
+        self._would_serve = False
+        self._reached = False
+
+    async def examine(self) -> AsyncIterator[Finding]:
+        """From the outside in; what cannot be tried any more after a problem is left out. Raises SettingsError."""
+        driver = open_driver(self._settings)
+        try:
+            yield await self._own_name()
+            for finding in self._endpoint_itself():
+                yield finding
+            for host, port in self._endpoint.hosts:
+                async for finding in self._host(host, port):
+                    yield finding
+            if self._reached or not self._endpoint.hosts:
+                async for finding in self._engine(driver):
+                    yield finding
+            for finding in torch_findings():
+                yield finding
+        finally:
+            await driver.close()
+
+    # ---- names
+
+    async def _own_name(self) -> Finding:
+        """A machine's own name may mean loopback to itself (Debian's 127.0.1.1): harmless here, but not everywhere."""
+        name = socket.gethostname()
+        try:
+            addresses = await self._resolver.resolve(name, 0, self._timeout_s)
+        except DialFailed:
+            text = f"this machine is {name!r}, which it cannot resolve itself"
+            remedy = "rdzv does not need it; other programs may: add it to the hosts file"
+            return Finding(WARNING, "own name", text, remedy)
+        found = [plain(str(where[0])) for _, where in addresses]
+        if all(map(is_loopback, found)):
+            text = f"this machine is {name!r}, which means {', '.join(found)} to itself: others cannot use that"
+            remedy = (
+                "rdzv tells others the address of its connection instead; for other programs let the hosts file name a real "
+                "address, or give local_addr"
+            )
+            return Finding(WARNING, "own name", text, remedy)
+        return Finding(OK, "own name", f"this machine is {name!r}, which means {', '.join(found)}")
+
+    def _endpoint_itself(self) -> Iterator[Finding]:
+        if not self._endpoint.hosts:
+            yield Finding(OK, "endpoint", f"{self._endpoint} names no host: nothing lies between")
+        elif self._endpoint.is_loopback:
+            text = f"{self._endpoint} means this machine only"
+            yield Finding(WARNING, "endpoint", text, "if nodes are on several machines, name the host that serves")
+
+    async def _host(self, host: str, port: int) -> AsyncIterator[Finding]:
+        try:
+            addresses = await self._resolver.resolve(host, port, self._timeout_s)
+        except DialFailed as failed:
+            remedy = "check the spelling; mend DNS or the hosts file, or give an address; a name that comes later is waited for"
+            yield problem("RDZV-P01", "name", failed.problem, remedy)
+            return
+        found = [plain(str(where[0])) for _, where in addresses]
+        families = " and ".join(sorted({f"IPv{ipaddress.ip_address(one).version}" for one in found}))
+        yield Finding(OK, "name", f"{host} means {', '.join(dict.fromkeys(found))} ({families})")
+        if not self._endpoint.is_loopback and any(map(is_loopback, found)):
+            yield Finding(
+                WARNING, "name", f"{host} means this machine itself here; other machines may see another address under it",
+                "see that it means the same host everywhere, or give an address",
+            )  # fmt: skip
+        tried = await asyncio.gather(*(self._address(address, port) for address in addresses))
+        works = any(finding.level == OK for findings in tried for finding in findings if finding.topic in ("port", "serving"))
+        for findings in tried:
+            for finding in findings:
+                # One address of several that works is enough; the others cost time.
+                yield _milder(finding) if works else finding
+
+    # ---- addresses
+
+    async def _address(self, address: Address, port: int) -> list[Finding]:
+        family, where = address
+        shown = f"[{where[0]}]:{port}" if ":" in str(where[0]) else f"{where[0]}:{port}"
+        source = _source(address)
+        if not source:
+            remedy = "this machine has no route or no address of that family: use the other family, or mend the routes"
+            return [problem("RDZV-P02", "route", f"there is no way from here to {where[0]}", remedy)]
+        here = is_here(family, str(where[0]))
+        names = dict(interfaces())
+        through = f"through {names[source]} ({source})" if source in names else f"from {source}"
+        findings = [Finding(OK, "route", f"{where[0]} is {'this node' if here else 'reached ' + through}")]
+        try:
+            sock = await connect(address, self._timeout_s)
+        except DialFailed as failed:
+            return [*findings, self._not_connected(failed, shown, port, here=here)]
+        sock.close()
+        self._reached = True
+        return [*findings, Finding(OK, "port", f"somebody accepts connections at {shown}")]
+
+    def _not_connected(self, failed: DialFailed, shown: str, port: int, *, here: bool) -> Finding:
+        if here and self._endpoint.scheme == "rdzv":
+            return self._could_serve(port, shown)
+        if "no answer" in failed.problem:
+            remedy = "a firewall drops the packets, or the host is off: open the port between the nodes, or choose another one"
+            return problem("RDZV-P04", "port", failed.problem, remedy)
+        if "refused" in failed.problem:
+            remedy = "start the node or service that serves there, or correct the port: the host is up, and nobody listens"
+            return problem("RDZV-P03", "port", failed.problem, remedy)
+        remedy = "the network says that there is no such way: check the address and this machine's routes"
+        return problem("RDZV-P02", "route", failed.problem, remedy)
+
+    def _could_serve(self, port: int, shown: str) -> Finding:
+        try:
+            for listener in listen("" if not self._endpoint.is_loopback else self._endpoint.hosts[0][0], port):
+                listener.close()
+        except OSError as error:
+            text = f"nobody answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
+            remedy = "end the program that has the port (ss -ltnp shows it), or choose another port for all nodes"
+            return problem("RDZV-P05", "serving", text, remedy)
+        self._would_serve = True
+        return Finding(OK, "serving", f"nobody serves at {shown} yet; this machine can bind it, so a member here would serve")
+
+    # ---- the engine
+
+    async def _engine(self, driver: Driver) -> AsyncIterator[Finding]:
+        yield self._trust()
+        try:
+            session = await driver.connect()
+        except Untrusted as error:
+            remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
+            yield problem("RDZV-P07", "trust", error.problem, remedy)
+            return
+        except SettingsError as error:  # An etcd that does not let this user do it.
+            remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
+            yield problem("RDZV-P08", "engine", error.problem, remedy)
+            return
+        except Unreachable as error:
+            if self._is_etcd:
+                remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
+                yield problem("RDZV-P08", "engine", error.problem, remedy)
+                return
+            remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
+            yield problem("RDZV-P06", "engine", error.problem, remedy)
+            return
+        try:
+            kept = "keeps its records through a restart" if session.durable else "keeps its records in memory"
+            yield Finding(OK, "engine", f"an engine answers; it {kept} (place {session.place})")
+            async for finding in self._use(session):
+                yield finding
+            for host, port in self._endpoint.hosts:
+                date = await self._date(host, port)
+                if date:
+                    yield clock_finding(f"{host}:{port}", date, http_date())
+        finally:
+            with suppress(RdzvError):
+                await session.close()
+
+    async def _date(self, host: str, port: int) -> str:
+        """What its clock says, in the words of HTTP; empty: it does not tell.
+
+        Our server tells everybody who speaks HTTP in the clear, and etcd is a web server; it says so in every answer.
+        """
+        context: ssl.SSLContext | None = None
+        if self._endpoint.scheme == "etcds":
+            given = self._settings
+            context = Certificates(given.tls_ca, given.tls_cert, given.tls_key).client()
+        elif self._endpoint.scheme not in ("rdzv", "etcd"):
+            return ""
+        answer = b""
+        with suppress(OSError, asyncio.TimeoutError):
+            answer = await asyncio.wait_for(_ask_http(host, port, context), self._timeout_s)
+        found = re.search(rb"\r\ndate: *([^\r]{1,40})\r\n", answer, re.IGNORECASE)
+        return found[1].decode("latin-1") if found else ""
+
+    def _trust(self) -> Finding:
+        trust = Trust.of(self._settings)
+        tls = "with TLS" if trust.certificates is not None or self._endpoint.scheme == "etcds" else "without TLS"
+        if self._is_etcd:
+            user = self._endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, "")
+            return Finding(OK, "trust", f"this node comes {tls} and {f'as {user!r}' if user else 'without a name'}")
+        if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
+            text = f"this node comes {tls} and without a secret: whoever reaches the port can take part"
+            return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")
+        secret = "with" if trust.secret is not None else "without"
+        return Finding(OK, "trust", f"this node comes {tls} and {secret} a secret")
+
+    async def _use(self, session: Session) -> AsyncIterator[Finding]:
+        """Read, and be allowed to write: judged by a write whose condition never holds."""
+        keys = Keys(self._settings.run_id)
+        own = keys.run + "doctor"
+        took: list[float] = []
+        loop = asyncio.get_running_loop()
+        try:
+            for _ in range(TRIES):
+                began_at = loop.time()
+                seen = await session.txn([Created(own, _NEVER)], [Put(own, b"")], [Get(keys.settings)])
+                took.append(loop.time() - began_at)
+        except (RdzvError, EngineReset, ValueError) as error:
+            said = error.sentence if isinstance(error, RdzvError) else str(error)
+            text = f"a read and a write that would change nothing are refused: {said}"
+            yield problem("RDZV-P08", "engine", text, "give this user the right to read and write the keys of rdzv")
+            return
+        usual_s = statistics.median(took)
+        if usual_s > SLOW_S:
+            text = f"it takes {usual_s:.1f} s to answer"
+            yield Finding(WARNING, "engine", text, "look for load or a slow disk there; a short lease will not hold")
+        else:
+            yield Finding(OK, "engine", f"it may be read and written, and answers in {usual_s * 1000:.1f} ms")
+        there = "is kept there" if seen.item(0) is not None else "is not kept there yet: nobody has joined it"
+        yield Finding(OK, "run", f"run {self._settings.run_id!r} {there}")
+        told = self._settings.local_addr or session.local_host
+        if told and can_be_told(told):
+            yield Finding(OK, "address", f"others would be told to reach this node at {told}")
+        elif not self._endpoint.is_loopback and self._endpoint.hosts:
+            text = f"others would be told to reach this node at {told or 'its name'}, which means something only here"
+            yield Finding(WARNING, "address", text, "give local_addr, an address of this node that others can reach")
+
+
+def _milder(finding: Finding) -> Finding:
+    if finding.level != PROBLEM:
+        return finding
+    remedy = "other addresses of the name work; this one costs time"
+    return msgspec.structs.replace(finding, level=WARNING, code="", remedy=remedy)
+
+
+def _source(address: Address) -> str:
+    """Which address of this machine a connection would come from; empty: there is no way. Nothing is sent."""
+    family, where = address
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where if where[1] else (where[0], 9, *where[2:]))
+        return plain(str(probe.getsockname()[0]))
+    return ""
+
+
+async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    try:
+        writer.write(DOCTOR)
+        return await reader.read(ANSWER_MAX)
+    finally:
+        writer.close()
+
+
+def clock_finding(where: str, theirs: str, ours: str) -> Finding:
+    """The one place where two machines' clocks are compared: to be read, and nothing follows from it (G10)."""
+    try:
+        ahead_s = (parsedate_to_datetime(theirs) - parsedate_to_datetime(ours)).total_seconds()
+    except (TypeError, ValueError):
+        return Finding(OK, "clock", f"{where} tells no time that can be read")
+    if abs(ahead_s) <= CLOCK_S:
+        return Finding(OK, "clock", f"the clock of {where} and this machine's agree to about {CLOCK_S:g} s")
+    way = "ahead of" if ahead_s > 0 else "behind"
+    text = f"the clock of {where} is {abs(ahead_s):.0f} s {way} this machine's"
+    return Finding(OK, "clock", f"{text}; rdzv depends on neither, but logs and certificates do")
+
+
+def torch_findings() -> Iterable[Finding]:
+    """Whether torchrun would find us. Nothing of torch is imported."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return [Finding(OK, "torch", "torch is not installed here, and only torchrun needs it")]
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < TORCH_MIN:
+        text = f"torch {version} is too old to find rendezvous plug-ins"
+        return [problem("RDZV-P09", "torch", text, f"use torch {'.'.join(map(str, TORCH_MIN))} or newer, or `rdzv run`")]
+    found = {one.name for one in importlib.metadata.entry_points(group="torchrun.handlers")}
+    if "rdzv" not in found:
+        text = f"torch {version} is here, but rdzv {__version__} is not installed as its plug-in"
+        return [problem("RDZV-P09", "torch", text, "install rdzv with pip where torch is: a path to its source is not enough")]
+    return [Finding(OK, "torch", f"torch {version} finds the backends {', '.join(sorted(found))} (rdzv {__version__})")]

@@ -1,0 +1,100 @@
+"""The socket where rank 0 will serve, bound before anybody has a rank.
+
+A member binds a fresh one for every round it wants to be in and puts the address in its record; the seal copies rank 0's into
+the head. So the address is part of what was agreed on, belongs to a port that is really held, and is never one of a former
+round.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+
+from ..errors import SettingsError
+
+_open: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
+
+
+class Bootstrap:
+    """An address agreed on; on the member that bound it also the listening socket, until it is taken or released."""
+
+    def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
+        self.host = host
+        self.port = port
+        self._listener = listener
+        if listener is not None:
+            _open.add(self)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        held = ", held here" if self._listener is not None else ""
+        return f"<Bootstrap {self}{held}>"
+
+    @property
+    def held(self) -> bool:
+        """We hold the listening socket."""
+        return self._listener is not None
+
+    def take_socket(self) -> socket.socket:
+        """Hand over the listening socket; whoever gets it closes it."""
+        if self._listener is None:
+            problem = f"bootstrap address {self}: its socket is not held here (not rank 0, or taken or released before)"
+            raise SettingsError(problem)
+        listener, self._listener = self._listener, None
+        return listener
+
+    def release(self) -> None:
+        """Close the socket, so that the port can be bound by whoever serves there. Harmless if it is not held."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def parse(address: str) -> Bootstrap:
+    """The address as a head carries it."""
+    host, _, port = address.rpartition(":")
+    return Bootstrap(host.strip("[]"), int(port))
+
+
+def bind(host: str, ports: tuple[int, int]) -> Bootstrap:
+    """Bind on all interfaces, since the name others know us by may resolve to loopback here; `host` is what they are told."""
+    low, high = ports
+    problem: OSError | None = None
+    for port in range(low, high + 1):
+        try:
+            listener = _listen(host, port)
+        except OSError as error:
+            problem = error
+            continue
+        return Bootstrap(host, listener.getsockname()[1], listener)
+    raise SettingsError(
+        f"bootstrap_port {low}..{high}: no port could be bound on this host ({problem}); give a free port or a wider range"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listening already, so that a peer quicker than whoever will serve is queued and not refused."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        loopback = host in ("127.0.0.1", "localhost", "::1")
+        listener.bind((host if loopback else "", port))
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _forget_in_child() -> None:
+    """A forked worker that outlives its agent must not keep the port occupied."""
+    for bootstrap in list(_open):
+        bootstrap.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

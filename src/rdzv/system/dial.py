@@ -1,0 +1,152 @@
+"""Connect to a host by name: resolve it, then open a TCP connection to one of its addresses.
+
+Names are resolved anew at every attempt, because a name may mean another address by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeAlias, cast
+
+CONNECT_TIMEOUT_S = 3.0
+"""Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
+ADDRESSES_MAX = 16
+NO_NAME = "check the name, DNS and the hosts file, or give an address"
+NOBODY = "start the node that serves there, or correct the port"
+SILENCE = "a firewall drops the packets or the host is off: open the port between the nodes"
+_REMEDIES = {errno.ECONNREFUSED: NOBODY, errno.EHOSTUNREACH: "the host is off, or the network between is cut"}
+
+Where: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
+Address: TypeAlias = "tuple[int, Where]"
+"""Family, and what `connect` takes."""
+
+
+class DialFailed(Exception):
+    """An attempt to connect failed.
+
+    `answered`: somebody is there, though not whom we want. `passing`: who answered says that it will soon be otherwise.
+    `untrusted`: one of the two does not trust the other, which no further attempt can change. `remedy`: what people can do.
+    """
+
+    def __init__(
+        self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False, remedy: str = ""
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.answered = answered
+        self.passing = passing
+        self.untrusted = untrusted
+        self.remedy = remedy
+
+
+class Resolver:
+    """Resolves names without holding anything up: a resolver that hangs is asked once, not once per attempt."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], asyncio.Future[list[Address]]] = {}
+
+    async def resolve(self, host: str, port: int, timeout_s: float) -> list[Address]:
+        """The addresses, in the system's order of preference. Raises DialFailed."""
+        with suppress(ValueError):
+            ip = ipaddress.ip_address(host)
+            return [(socket.AF_INET, (host, port)) if ip.version == 4 else (socket.AF_INET6, (host, port, 0, 0))]
+        asked = self._asked.get((host, port))
+        if asked is None:
+            asked = self._asked[host, port] = self._ask(host, port)
+            asked.add_done_callback(lambda _: self._asked.pop((host, port), None))
+        done, _ = await asyncio.wait([asked], timeout=timeout_s)
+        if not done:
+            raise DialFailed(f"host {host!r} was not resolved within {timeout_s:g} s", answered=False, remedy=NO_NAME)
+        try:
+            found = asked.result()
+        except OSError as error:
+            problem = f"host {host!r} does not resolve: {_reason(error)}"
+            raise DialFailed(problem, answered=False, remedy=NO_NAME) from None
+        return found
+
+    def _ask(self, host: str, port: int) -> asyncio.Future[list[Address]]:
+        """In a thread that nobody waits for when the program ends; asyncio's own would be waited for."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Address]] = loop.create_future()
+
+        def settle(found: list[Address] | OSError) -> None:
+            if future.done():
+                return
+            if isinstance(found, OSError):
+                future.set_exception(found)
+                future.exception()  # It is no defect if nobody waits for it any more.
+            else:
+                future.set_result(found)
+
+        def ask() -> None:
+            answer: list[Address] | OSError
+            try:
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                found = dict.fromkeys((int(entry[0]), cast("Where", entry[4])) for entry in entries)
+                answer = list(found)[:ADDRESSES_MAX]
+            except OSError as error:
+                answer = error
+            except UnicodeError as error:
+                answer = OSError(str(error))
+            with suppress(RuntimeError):  # The loop is closed: nobody wants to know.
+                loop.call_soon_threadsafe(settle, answer)
+
+        try:
+            threading.Thread(target=ask, name=f"rdzv resolves {host}", daemon=True).start()
+        except RuntimeError as error:  # The system has no room for a thread.
+            settle(OSError(str(error)))
+        return future
+
+
+async def connect(address: Address, timeout_s: float) -> socket.socket:
+    """A connected socket. Raises DialFailed."""
+    family, where = address
+    try:
+        # The protocol is named so that asyncio sets TCP_NODELAY (see `listen`).
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except OSError as error:
+        raise DialFailed(f"{show_address(where)}: {_reason(error)}", answered=False) from None
+    try:
+        sock.setblocking(False)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, where), timeout_s)
+        _refuse_ourselves(sock)
+    except asyncio.TimeoutError:
+        sock.close()
+        problem = f"{show_address(where)}: no answer within {timeout_s:g} s"
+        raise DialFailed(problem, answered=False, remedy=SILENCE) from None
+    except OSError as error:
+        sock.close()
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        raise DialFailed(f"{show_address(where)}: {_reason(error)}", answered=False, remedy=remedy) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _refuse_ourselves(sock: socket.socket) -> None:
+    """With nobody there, a connection from a port that happens to be the same can meet itself."""
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError(0, "nobody is there")
+
+
+def _reason(error: OSError) -> str:
+    """As part of a sentence. The system's own words: asyncio's and the resolver's differ from them."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def show_address(address: Sequence[object] | None) -> str:
+    """Format a socket address as host:port, with brackets around IPv6."""
+    if not address:
+        return "unknown address"
+    host, port = str(address[0]), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

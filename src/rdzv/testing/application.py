@@ -1,0 +1,191 @@
+"""What runs on a simulated machine: an application around the real member, which keeps a record of all that it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..core.member import Change, ChangeKind
+from ..core.model import NO_ROUND, RoundId
+from ..engines.port import EngineReset
+from ..errors import (
+    Banned,
+    Closed,
+    Drained,
+    EngineMoved,
+    Evicted,
+    JoinTimeout,
+    RoundOver,
+    SettingsError,
+    StoreTimeout,
+    Unreachable,
+)
+from ..member.member import Member
+from ..member.world import AsyncWorld
+from ..system.timers import Wakeup
+from .history import Acted, Changed, ClosedTold, EvictedTold, Given
+from .nodes import SimNode
+from .scenario import NodePlan
+
+if TYPE_CHECKING:
+    from .cluster import SimCluster
+
+
+class Application:
+    """It trains, stops when told, and ends some day."""
+
+    def __init__(self, stage: SimCluster, life: NodePlan, node: SimNode) -> None:
+        self.stage = stage
+        self.life = life
+        self.node = node
+        self.settings = stage.scenario.settings(life)
+        self.member = Member(stage.driver(node), self.settings, node)
+        self.bell = Wakeup(node)
+        self.order = ""
+        """What somebody wants of it: drain, finish."""
+        self.holds: RoundId = NO_ROUND
+        self._trained_s = 0.0
+        self._began_at = node.now()
+
+    def act(self, what: str, detail: str = "") -> None:
+        """Put on record what it did."""
+        self.stage.history.add(Acted(actor=self.node.name, what=what, detail=detail, round=self.holds))
+
+    def command(self, order: str) -> None:
+        """Interrupt its training."""
+        self.order = self.order or order
+        self.bell.ring()
+
+    async def run(self) -> None:
+        """Its life."""
+        while True:
+            self.act("ready" if self.holds != NO_ROUND else "joined")
+            try:
+                world = await self.member.join()
+            except Evicted as evicted:
+                self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))
+                self.holds = NO_ROUND
+                continue
+            except Closed as closed:
+                self._told_closed(closed)
+                break
+            except (Drained, Banned, SettingsError, EngineMoved, JoinTimeout) as error:
+                self.act("refused", f"{type(error).__name__}: {error}")
+                break
+            self._given(world)
+            watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
+            ending = await self._train(world)
+            watcher.cancel()
+            if ending and not await self._end(ending):
+                break
+        await self.member.leave()
+        self.act("gone")
+
+    def _given(self, world: AsyncWorld) -> None:
+        self.holds = RoundId(world.era, world.round)
+        self.stage.history.add(Given.of(self.node.name, world))
+
+    async def _watch(self) -> None:
+        """Put on record the moment it is told, whatever its workers are doing."""
+        change = await self.member.wait_changed()
+        if change is not None:
+            self._told(change)
+            self.bell.ring()
+
+    def _told(self, change: Change) -> None:
+        seen = Changed(actor=self.node.name, round=self.holds, kind=change.kind.value, reason=change.reason)
+        self.stage.history.add(seen)
+
+    async def _train(self, world: AsyncWorld) -> str:
+        """Until something happens; what, if it is not a change of the round."""
+        await self._use_store(world)
+        life, began_at = self.life, self.node.now()
+        limits = {
+            "done": life.train_s - self._trained_s,
+            "fail": life.fail_every_s,
+            "give up": None if life.give_up_after_s is None else life.give_up_after_s - (began_at - self._began_at),
+            "leave": None if life.leave_after_s is None else life.leave_after_s - (began_at - self._began_at),
+        }
+        ending, limit_s = min(((name, s) for name, s in limits.items() if s is not None), key=lambda pair: pair[1])
+        while self.member.changed is None and not self.order:
+            left_s = limit_s - (self.node.now() - began_at)
+            if left_s <= 0:
+                return ending
+            waited_at = self.node.now()
+            await self.bell.wait(min(left_s, 5.0))
+            if life.closes and self.node.now() - waited_at > self.settings.lease + 5.0:
+                return "close"
+        self._trained_s += self.node.now() - began_at
+        change = self.member.changed
+        if change is None:
+            return self.order
+        if change.kind is ChangeKind.EVICTED:
+            self._told(change)  # Perhaps it was told of something else before, and this is all that it will hear of it.
+        await Wakeup(self.node).wait(life.stop_s)
+        return ""
+
+    async def _use_store(self, world: AsyncWorld) -> None:
+        """Say who we are, count ourselves, and read what rank 0 says: all of it must be of this round."""
+        store = world.store
+        store.set_timeout(4.0)
+        with suppress(RoundOver, StoreTimeout, Unreachable, EngineReset, Evicted):
+            await store.set(f"from/{world.rank}", world.table)
+            count = await store.add("count", 1)
+            if count > world.size:
+                self.act("store mixed", f"counted {count} members in a world of {world.size}")
+            said = await store.get("from/0")
+            if said.decode() != world.table:
+                self.act("store mixed", f"read {said!r} in {world.table}")
+
+    async def _end(self, ending: str) -> bool:
+        """Do it; whether its life goes on."""
+        member = self.member
+        try:
+            if ending == "fail":
+                self.act("workers failed")
+                await Wakeup(self.node).wait(min(self.life.stop_s, 1.0))
+                return True
+            if ending in ("done", "finish"):
+                self.act("done")
+                await member.done()
+                return await self._linger()
+            if ending == "close":
+                self.act("closing")
+                await member.close_run("finished after a long sleep")
+                self.act("closed")
+            elif ending == "drain":
+                self.act("drained")
+                await member.drain("SIGTERM")
+                await Wakeup(self.node).wait(self.life.stop_s)
+            elif ending == "give up":
+                self.act("failed")
+                await member.leave(failed=True, reason="exit code 1")
+            else:
+                self.act("left")
+        except Evicted as evicted:
+            self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))
+            self.holds = NO_ROUND
+            return True
+        except Closed as closed:
+            self._told_closed(closed)
+        except RoundOver:
+            return True
+        except (SettingsError, Banned, EngineMoved) as error:
+            self.act("refused", f"{type(error).__name__}: {error}")
+        return False
+
+    async def _linger(self) -> bool:
+        """Done: wait for the others. If the round breaks, those who are not done go on without us."""
+        waited_s = 0.0
+        while waited_s < 600.0 and self.member.changed is None and not self.stage.closed:
+            await self.bell.wait(1.0)
+            waited_s += 1.0
+        # It is in no hurry, and nobody may wait for it.
+        await Wakeup(self.node).wait(4.0)
+        return False
+
+    def _told_closed(self, closed: Closed) -> None:
+        self.stage.history.add(
+            ClosedTold(actor=self.node.name, member=self.life.name, reason=closed.reason, success=closed.success)
+        )

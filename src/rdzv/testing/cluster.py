@@ -1,0 +1,315 @@
+"""The stage of a simulated run: machines with the real member on them, engines, and the hand that hurts them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..core import wire
+from ..core.keys import Keys
+from ..core.model import MemberRecord as Record
+from ..core.model import RunSettings
+from ..engines.port import Driver, EngineReset, Get, Item, List
+from ..engines.register.driver import RegisterDriver
+from ..errors import RdzvError
+from ..operate import commands
+from .application import Application
+from .driver import READ_TIMEOUT_S, SimDriver
+from .history import Fault, History
+from .network import SimNetwork
+from .nodes import SimNode
+from .register import RegisterServer, SimRegister
+from .scenario import FaultPlan, NodePlan, Scenario
+from .server import SimServer
+from .targeted_faults import AMBUSHES, TargetedFault
+from .virtual_loop import VirtualLoop
+
+CALLBACKS_MAX = 2_000_000
+"""Ten times what the busiest runs need: more is a loop without end."""
+
+
+class SimCluster:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario, *, register: bool = False) -> None:
+        """`register`: the run is kept in a compare-and-set register, in every second one of them with counters."""
+        self.scenario = scenario
+        self.register = register
+        self.loop = VirtualLoop()
+        self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311
+        self.history = History(self.loop)
+        self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
+        self.engine = self._server("engine")
+        self.servers = [self.engine]
+        self.routes: dict[str, SimServer] = {}
+        self.network.route = lambda node: self.routes.get(node.name, self.engine)
+        self.apps: dict[str, Application] = {}
+        self.agreed: dict[str, RunSettings] = {}
+        """By machine: the settings it was started with."""
+        self.operator = SimNode(self.loop, "operator", scenario.seed)
+        self._born = 0
+        self.isolated = 0
+
+    def _server(self, name: str) -> SimServer:
+        kind = RegisterServer if self.register else SimServer
+        drawn = self.scenario
+        server = kind(self.network, name, drawn.seed, tick_s=0.4, writes_max=drawn.writes_max, stars=drawn.stars)
+        self.history.follow(server)
+        return server
+
+    def driver(self, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> Driver:
+        """How that machine gets to the engine."""
+        if not self.register:
+            return SimDriver(self.network, node, read_timeout_s=read_timeout_s)
+        register = SimRegister(self.network, node, beats=self.scenario.seed % 2 == 1)
+        return RegisterDriver(register, node, timeout_s=read_timeout_s)
+
+    @property
+    def closed(self) -> bool:
+        """The run has been closed; looked at from outside, to let lingering applications go."""
+        found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
+        return found is not None and b'"phase":"closed"' in found.value
+
+    def play(self) -> History:
+        """Run it to its end."""
+        self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
+        return self.history
+
+    async def _play(self) -> None:
+        for life in self.scenario.lives:
+            self.loop.call_at(life.start_at, self.start, life)
+        hands = [
+            self.loop.create_task(self._inflict(trouble, index), name=f"trouble {index} {trouble.kind}")
+            for index, trouble in enumerate(self.scenario.troubles)
+        ]
+        await self._until(self.scenario.calm_at)
+        for hand in hands:
+            await hand
+        self.history.add(Fault(kind="calm", target=""))
+        await self._until(max(self.scenario.end_at, self.loop.time() + 30.0))
+        self.history.add(Fault(kind="finish", target=""))
+        for app in list(self.apps.values()):
+            app.command("finish")
+        await self._until(self.loop.time() + 30.0)
+
+    async def _until(self, at: float) -> None:
+        await asyncio.sleep(max(0.0, at - self.loop.time()))
+
+    # ---- members
+
+    def start(self, life: NodePlan) -> Application:
+        """Start a process for that member, on its host; a second one of a name is a restart."""
+        self._born += 1
+        name = life.name if life.name not in self.apps else f"{life.name}.{self._born}"
+        node = SimNode(self.loop, name, self.scenario.seed, host=f"host-{life.name}")
+        if self.isolated:
+            self.network.cut(node, self.engine)
+        app = Application(self, life, node)
+        self.apps[name] = app
+        self.agreed[name] = app.settings.agreed()
+        node.spawn(app.run(), "app").add_done_callback(_look)
+        return app
+
+    def living(self, name: str = "") -> list[Application]:
+        """Applications whose machine lives, of that member if given."""
+        return [app for app in self.apps.values() if not app.node.dead and name in ("", app.life.name)]
+
+    def present(self) -> list[tuple[Item, str]]:
+        """Every member's key on the engine, and the machine it belongs to."""
+        keys = Keys("sim")
+        owners = {(app.node.host, app.node.pid): name for name, app in self.apps.items()}
+        items = self.engine.engine.txn((), [List(keys.members)], ()).reads[0]
+        records = [(item, wire.decode(Record, item.value)) for item in items]
+        return [(item, owners.get((record.host, record.pid), "?")) for item, record in records]
+
+    # ---- faults
+
+    async def _inflict(self, trouble: FaultPlan, index: int) -> None:
+        await self._until(trouble.at)
+        targets = self.living(trouble.target)
+        app = targets[-1] if targets else None
+        if trouble.kind in AMBUSHES:
+            TargetedFault(self, trouble.kind)
+            return
+        kind = trouble.kind.replace(" ", "_")
+        deed: Callable[[Application | None, FaultPlan], object] = getattr(self, f"_{kind}")
+        target = app.node.name if app is not None else trouble.target
+        self.history.add(Fault(kind=trouble.kind, target=target, detail=f"for {trouble.lasts_s} s"))
+        heal = deed(app, trouble)
+        if asyncio.iscoroutine(heal):
+            heal = await heal
+        await asyncio.sleep(trouble.lasts_s)
+        if callable(heal):
+            done = heal()
+            if asyncio.iscoroutine(done):
+                await done
+        self.history.add(Fault(kind=trouble.kind, target=target, stop=True, detail=f"#{index}"))
+
+    def _crash(self, app: Application | None, _: FaultPlan, silent: bool = False) -> Callable[[], object] | None:
+        if app is None:
+            return None
+        app.node.crash(silent=silent)
+        return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
+
+    def _power_cut(self, app: Application | None, trouble: FaultPlan) -> Callable[[], object] | None:
+        return self._crash(app, trouble, silent=True)
+
+    def _pause(self, app: Application | None, _: FaultPlan) -> Callable[[], object] | None:
+        if app is None:
+            return None
+        app.node.pause()
+        return app.node.resume
+
+    def _cut(self, app: Application | None, _: FaultPlan, *ways: str) -> Callable[[], object] | None:
+        if app is None:
+            return None
+        server = self.network.route(app.node) or self.engine
+        self.network.cut(app.node, server, *ways)  # type: ignore[arg-type]
+
+        def heal() -> None:
+            if not self.isolated:
+                self.network.heal(app.node, server, *ways)  # type: ignore[arg-type]
+
+        return heal
+
+    def _cut_requests(self, app: Application | None, trouble: FaultPlan) -> Callable[[], object] | None:
+        return self._cut(app, trouble, "requests")
+
+    def _cut_answers(self, app: Application | None, trouble: FaultPlan) -> Callable[[], object] | None:
+        return self._cut(app, trouble, "answers")
+
+    def _reset(self, app: Application | None, _: FaultPlan) -> None:
+        if app is not None:
+            self.network.reset(app.node)
+
+    def _reset_all(self, _app: Application | None, _: FaultPlan) -> None:
+        self.network.reset()
+
+    def _lose_request(self, app: Application | None, _: FaultPlan) -> None:
+        if app is not None:
+            self.network.break_next(app.node, self.engine, "requests")
+
+    def _lose_answer(self, app: Application | None, _: FaultPlan) -> None:
+        if app is not None:
+            self.network.break_next(app.node, self.engine, "answers")
+
+    def _engine_restart(self, _app: Application | None, _: FaultPlan) -> None:
+        self.engine.restart()
+
+    def _engine_crash(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+        self.engine.crash()
+        return self.engine.restart
+
+    def _engine_stall(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+        self.engine.pause()
+        return self.engine.resume
+
+    def _engine_slow(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+        self.engine.slow_s = self.rng.uniform(0.01, 0.5)
+        return lambda: setattr(self.engine, "slow_s", 0.0)
+
+    def _engine_isolated(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+        for app in self.living():
+            self.network.cut(app.node, self.engine)
+        self.isolated += 1
+
+        def heal() -> None:
+            self.isolated -= 1
+            for app in self.living():
+                self.network.heal(app.node, self.engine)
+
+        return heal
+
+    def _watch_gap(self, _app: Application | None, _: FaultPlan) -> None:
+        self.engine.drop_watches()
+
+    def _compact(self, _app: Application | None, _: FaultPlan) -> None:
+        self.engine.forget()
+        self.network.reset()
+
+    def _second_engine(self, app: Application | None, _: FaultPlan) -> Callable[[], object]:
+        """The endpoint's name leads some machines elsewhere, while the first engine serves the others."""
+        second = self._server(f"engine-{len(self.servers) + 1}")
+        self.servers.append(second)
+        moved = [one for one in self.living() if one is app or self.rng.random() < 0.4]
+        for one in moved:
+            self.history.add(Fault(kind="moved", target=one.node.name, detail=second.name))
+            self.routes[one.node.name] = second
+            self.network.reset(one.node, self.engine)
+
+        def back() -> None:
+            for one in moved:
+                self.history.add(Fault(kind="moved", target=one.node.name, stop=True))
+                self.routes.pop(one.node.name, None)
+            second.crash()
+
+        return back
+
+    def _newcomer(self, _app: Application | None, _: FaultPlan) -> None:
+        self.start(self._fresh_life())
+
+    def _newcomer_first(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+        """The engine comes back empty, and somebody who knows nothing is there before all others."""
+        nodes = [app.node for app in self.living()]
+        for node in nodes:
+            self.network.cut(node, self.engine)
+        self.engine.restart()
+        self.start(self._fresh_life())
+
+        def heal() -> None:
+            for node in nodes:
+                self.network.heal(node, self.engine)
+
+        self.loop.call_later(self.rng.uniform(0.0, 2.0), heal)
+        return heal
+
+    def _fresh_life(self) -> NodePlan:
+        self._born += 1
+        return NodePlan(f"n{self._born}", self.loop.time(), 10_000.0, 0.3)
+
+    def _stranger(self, _app: Application | None, _: FaultPlan) -> None:
+        """Somebody was started with other settings."""
+        life = self._fresh_life()
+        life.options = {"last_call": 99.0, "regroup": 88.0}
+        self.start(life)
+
+    def _drain(self, app: Application | None, _: FaultPlan) -> None:
+        if app is not None:
+            app.command("drain")
+
+    def _drain_all(self, _app: Application | None, _: FaultPlan) -> None:
+        for app in self.living():
+            app.command("drain")
+
+    async def _operate(self, deed: str, *args: str) -> None:
+        """Through a session like anybody's; an operator whose engine is away gives up."""
+        with suppress(RdzvError, EngineReset):
+            driver = self.driver(self.operator, read_timeout_s=2.0)
+            session = await driver.connect()
+            await getattr(commands, deed)(session, "sim", *args)
+            await session.close()
+            await driver.close()
+
+    def _ask(self, app: Application | None, _: FaultPlan) -> None:
+        if app is not None:
+            self.operator.spawn(self._operate("drain", app.node.host, "maintenance"))
+
+    def _ban(self, app: Application | None, _: FaultPlan) -> Callable[[], object] | None:
+        if app is None:
+            return None
+        host = app.node.host
+        self.operator.spawn(self._operate("ban", host, "bad memory"))
+        return lambda: self.operator.spawn(self._operate("unban", host))
+
+    def _operator_close(self, _app: Application | None, _: FaultPlan) -> None:
+        self.operator.spawn(self._operate("close", "wrong data", "operator"))
+
+
+def _look(exited: asyncio.Future[None]) -> None:
+    """A crash is no failure of the run; an application's own error is."""
+    if not exited.cancelled() and exited.exception() is not None:
+        error = exited.exception()
+        assert error is not None, "just looked"
+        raise error

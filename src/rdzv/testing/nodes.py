@@ -1,0 +1,122 @@
+"""The machines of a simulated run: each with a clock, random numbers and a life of its own.
+
+A machine is the process of one member. Its clock runs a little fast or slow and starts billions of seconds away from
+every other one, so that comparing two of them is grossly wrong, and an instant that left its machine is recognised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from ..system.bootstrap import Bootstrap
+from ..system.timers import Timer
+from .virtual_loop import Process, VirtualLoop
+
+T = TypeVar("T")
+
+OFFSETS_S = (1e9, 9e9)
+RATES = (0.99, 1.01)
+LATE_S = 4e-6
+"""Timers are this late: a clock with such an offset has no finer steps, and no timer may be early by its own clock."""
+
+
+class SimNode(Process):
+    """Implements `rdzv.machine.Machine`, and can be paused, resumed and crashed."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        seed: int | str = 0,
+        *,
+        host: str = "",
+        rate: float | None = None,
+        offset_s: float | None = None,
+    ) -> None:
+        """`name` is unique in the run; a machine that comes back after a crash is a new one with the same `host`."""
+        super().__init__(loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
+        self.host = host or name
+        self.pid = self.rng.randrange(2, 1 << 22)
+        self.rate = self.rng.uniform(*RATES) if rate is None else rate
+        self.offset_s = self.rng.uniform(*OFFSETS_S) if offset_s is None else offset_s
+        self.dead = False
+        self.on_crash: list[Callable[[bool], None]] = []
+        """For what outlives a process, such as its sockets: told, once it is dead, whether that was silent."""
+        self._exits: dict[asyncio.Future[Any], None] = {}
+
+    # ---- what a member sees
+
+    def now(self) -> float:
+        """This machine's clock, which goes on while it is paused."""
+        return self.offset_s + self.rate * self.loop.time()
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """By this machine's clock."""
+        return self.loop.call_later(max(0.0, delay_s) / self.rate + LATE_S, callback, context=self.context)
+
+    def token(self) -> str:
+        """64 bits, as a real machine's, but from the seed."""
+        return f"{self.rng.getrandbits(64):016x}"
+
+    def jitter(self) -> float:
+        """From the seed."""
+        return self.rng.random()
+
+    def stamp(self) -> str:
+        """None: what is written must follow from the seed."""
+        return ""
+
+    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
+        """No socket. Where there is a choice the port is new, so that an address of a former round shows."""
+        low, high = ports if ports[0] else (20_000, 59_999)
+        return Bootstrap(host, low + next(self.loop.serial) % (high - low + 1))
+
+    # ---- what a scenario does to it
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> asyncio.Future[T]:
+        """Run the coroutine on this machine; gives its exit as seen from outside: cancelled if the machine crashes."""
+        if self.dead:
+            coro.close()
+            msg = f"{self.name} is dead"
+            raise RuntimeError(msg)
+        task: asyncio.Task[T] = self.context.copy().run(self.loop.create_task, coro, name=name or None)
+        exited: asyncio.Future[T] = self.loop.create_future()
+        self._exits[exited] = None
+        self.loop.watch_over(exited, f"exit of {task.get_name()}")
+
+        def end(task: asyncio.Task[T]) -> None:
+            self._exits.pop(exited, None)
+            if exited.done():
+                return
+            if task.cancelled():
+                exited.cancel()
+            elif (error := task.exception()) is not None:
+                exited.set_exception(error)
+            else:
+                exited.set_result(task.result())
+
+        task.add_done_callback(end, context=self.loop.outside)
+        return exited
+
+    def crash(self, *, silent: bool = False) -> None:
+        """Like SIGKILL: nothing of it runs any more, not even cleaning up, and its connections drop.
+
+        `silent`: like a power cut, so that nobody hears of it from the network. Tasks are unwound after the run's end,
+        when they can reach nothing and are not observed.
+        """
+        if self.dead:
+            return
+        self.dead = True
+        self.pause()
+        for tell in self.on_crash:
+            tell(silent)
+        for exited in list(self._exits):
+            exited.cancel()
+
+    def resume(self) -> None:
+        """Go on after a pause. Nothing brings back the dead, except for being unwound."""
+        if not self.dead or self.loop.unwinding:
+            super().resume()

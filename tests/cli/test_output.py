@@ -1,0 +1,132 @@
+"""The shell tools within this process: what they say and how they end, where no second process is needed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rdzv import __version__
+from rdzv.cli.exit_codes import ExitCode, exit_code_of
+from rdzv.cli.main import app
+from rdzv.errors import (
+    Banned,
+    Closed,
+    Drained,
+    EngineMoved,
+    JoinTimeout,
+    NotFound,
+    RoundOver,
+    SettingsError,
+    Unreachable,
+    Untrusted,
+)
+
+_numbers = itertools.count()
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def alone():
+    """Options of a run of one, of an id that nobody else has."""
+    run_id = f"inside-{next(_numbers)}"
+    return ["memory://", "--run-id", run_id, "--nnodes", "1", "--conf", "last_call=0.1"]
+
+
+def test_the_version_is_shown():
+    assert invoke("--version").stdout == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
+def test_every_command_has_help(command):
+    shown = invoke(command, "--help")
+    assert shown.exit_code == 0
+    assert "Usage" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("x"), ExitCode.USAGE),
+        (JoinTimeout("r", 1.0, "x"), ExitCode.TIMEOUT),
+        (Closed("r", "x"), ExitCode.CLOSED),
+        (Closed("r", "x", success=True), ExitCode.OK),
+        (Unreachable("e", "x"), ExitCode.UNREACHABLE),
+        (EngineMoved("r", "a", "b"), ExitCode.UNREACHABLE),
+        (Drained("r", "m", "x"), ExitCode.REFUSED),
+        (Banned("r", "h", "x"), ExitCode.REFUSED),
+        (Untrusted("e", "x"), ExitCode.REFUSED),
+        (NotFound("r", "x"), ExitCode.ABSENT),
+        (RoundOver(1, "x"), ExitCode.FAILED),
+    ],
+)
+def test_every_error_has_its_code(error, code):
+    assert exit_code_of(error) is code
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["join", "memory://", "--run-id", "t", "--nnodes", "3:2"], "min_nodes is 3 and max_nodes is 2"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "2:"], "--nnodes is '2:'"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "x"], "--conf is 'x'"),
+        (["run", "memory://", "--run-id", "t", "--nnodes", "1"], "rdzv run needs a program"),
+        (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
+        (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
+        (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
+        (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
+        (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
+        (["serve", "--conf", "token=4711"], "a secret is not given as an argument"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "token=4711"], "a secret is not given as an argument"),
+    ],
+)
+def test_a_mistake_is_said_in_one_sentence(words, sentence):
+    done = invoke(*words)
+    assert done.exit_code == ExitCode.USAGE
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "4711" not in done.stderr
+
+
+def test_nobody_is_let_over_to_another_engine_without_force():
+    """And it is said what would be done."""
+    done = invoke("adopt", "memory://", "--run-id", "t")
+    assert done.exit_code == ExitCode.USAGE
+    assert re.fullmatch(
+        r"rdzv: members of run 't' would follow to the engine at memory\S+; make sure that the one they knew is gone, then "
+        r"give --force: if it still serves others, the run is split \[RDZV-E01\]\n", done.stderr,
+    )  # fmt: skip
+    done = invoke("adopt", "memory://", "--run-id", "t", "--force")
+    assert (done.exit_code, done.stderr) == (ExitCode.OK, "")
+    assert re.fullmatch(r"members of run 't' may follow to memory\S+ for 3600 s from now\n", done.stdout)
+
+
+def test_who_waits_in_vain_is_told_for_what():
+    done = invoke("join", "memory://", "--run-id", "vain", "--nnodes", "2", "--conf", "join_timeout=0.2", "--json")
+    assert done.exit_code == ExitCode.TIMEOUT
+    assert "waiting for 1 more" in done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["kind"] == "present"
+
+
+def test_a_program_that_succeeds_ends_the_run():
+    options = alone()
+    program = "import os; assert os.environ['RDZV_ROUND'] == '1'"
+    assert invoke("run", *options, "--", sys.executable, "-c", program).exit_code == 0
+    again = invoke("join", *options)
+    assert (again.exit_code, again.stderr) == (ExitCode.OK, "")
+
+
+def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
+    """Its exit code is ours."""
+    program = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit(7)"
+    done = invoke("run", *alone(), "--max-restarts", "2", "--", sys.executable, "-c", program)
+    assert done.exit_code == 7
+    assert "the program failed: exit code 7" in done.stderr
+    assert (tmp_path / "tries").read_text() == "xxx"

@@ -1,0 +1,75 @@
+"""How members come in (T1): by how many attempts, and whom they watch afterwards."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from rdzv.errors import SettingsError
+from rdzv.member.registration import Registration
+from support.memory_members import Party, join, run
+
+
+@pytest.fixture
+def attempts(monkeypatch) -> collections.Counter[str]:
+    """How often each host tried."""
+    counted: collections.Counter[str] = collections.Counter()
+    right = Registration._ways
+
+    def ways(self, seen):
+        counted[self._presence.record.host] += 1
+        return right(self, seen)
+
+    monkeypatch.setattr(Registration, "_ways", ways)
+    return counted
+
+
+def test_the_first_and_all_others_come_by_one_attempt_one_after_the_other_or_together(attempts):
+    async def scenario():
+        async with Party(3, 3) as party:
+            await party.form("a", "b", "c")
+        async with Party(30, 30) as party:
+            await join(*(party.member(f"n{index}") for index in range(30)))
+        assert set(attempts.values()) == {1}
+        assert len(attempts) == 33
+
+    run(scenario)
+
+
+def test_who_brings_more_than_itself_looks_first(attempts):
+    """A higher incarnation may have a closed head to replace."""
+
+    async def scenario():
+        async with Party(2, 2) as party:
+            await join(party.member("a", incarnation=1), party.member("b", incarnation=1))
+            assert sorted(attempts.values()) == [1, 2]
+
+    run(scenario)
+
+
+def test_who_was_told_other_settings_is_refused_by_name(attempts):
+    async def scenario():
+        async with Party(1, 3) as party:
+            await party.form("a")
+            with pytest.raises(SettingsError, match=r"settle is 9 here and 0\.1 in the run"):
+                await party.member("b", settle=9).join()
+            assert attempts["b"] == 2
+
+    run(scenario)
+
+
+def test_everybody_but_the_leader_watches_somebody_who_came_earlier_and_few_the_same_one():
+    async def scenario():
+        async with Party(64, 64) as party:
+            members = [party.member(f"n{index}") for index in range(64)]
+            await join(*members)
+            presences = sorted((member._presence for member in members), key=lambda one: one.created)
+            created = {one.keys.member(one.id): one.created for one in presences}
+            leader, *others = presences
+            assert leader.duty is not None
+            assert leader._predecessor == ""
+            assert all(created[one._predecessor] < one.created and one.duty is None for one in others)
+            assert max(collections.Counter(one._predecessor for one in others).values()) < 16
+
+    run(scenario)

@@ -1,0 +1,253 @@
+"""The doctor, on what a machine of its own can be made to show: servers, strangers, silence and wrong secrets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import re
+import socket
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from rdzv.cli.main import app
+from rdzv.config.endpoint import Endpoint
+from rdzv.config.secret import Secret
+from rdzv.config.settings import Settings
+from rdzv.engines.embedded.server import Server
+from rdzv.engines.embedded.trust import Trust
+from rdzv.errors import Unreachable
+from rdzv.operate import doctor
+from rdzv.operate.doctor import Doctor, Finding, clock_finding, torch_findings
+from rdzv.system.dial import DialFailed
+
+SECRET = "a secret that is long enough"
+
+
+def examined(endpoint, **options):
+    """What is found, by topic; the last of each topic."""
+
+    async def examine():
+        settings = Settings.make(endpoint, run_id="t", min_nodes=1, max_nodes=1, is_host=False, **options)
+        return [finding async for finding in Doctor(settings, connect_timeout_s=0.5).examine()]
+
+    return {finding.topic: finding for finding in asyncio.run(examine())}
+
+
+def beside_a_server(trust=None, **options):
+    async def examine():
+        server = Server(("127.0.0.1", 0), trust=trust)
+        await server.start()
+        try:
+            settings = Settings.make(
+                f"127.0.0.1:{server.port}", run_id="t", min_nodes=1, max_nodes=1, is_host=False, **options
+            )
+            return {finding.topic: finding async for finding in Doctor(settings).examine()}
+        finally:
+            await server.stop()
+
+    return asyncio.run(examine())
+
+
+@contextmanager
+def stranger(backlog=1):
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
+        yield listener, f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_server_that_works_is_found_to_work():
+    found = beside_a_server()
+    assert {topic for topic, finding in found.items() if finding.level != "ok"} <= {"endpoint", "own name", "torch"}
+    assert found["engine"].text.startswith("it may be read and written, and answers in ")
+    assert found["run"].text == "run 't' is not kept there yet: nobody has joined it"
+    assert found["trust"].text == "this node comes without TLS and without a secret"
+
+
+def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no_cause_for_complaint(caplog):
+    for trust, token in ((None, None), (Trust(Secret(SECRET)), SECRET)):
+        found = beside_a_server(trust=trust, token=token)["clock"]
+        assert re.fullmatch(r"the clock of 127\.0\.0\.1:\d+ and this machine's agree to about 2 s", found.text)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ("Wed, 01 Jul 2026 12:00:02 GMT", "the clock of s and this machine's agree to about 2 s"),
+        ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither, but logs"),
+        ("Wed, 01 Jul 2026 11:59:50 GMT", "is 10 s behind this machine's"),
+        ("soon", "s tells no time that can be read"),
+    ],
+)
+def test_a_clock_that_differs_is_information_and_nothing_else(theirs, said):
+    finding = clock_finding("s", theirs, "Wed, 01 Jul 2026 12:00:00 GMT")
+    assert (finding.level, said in finding.text) == ("ok", True)
+
+
+def test_a_secret_that_is_missing_is_a_problem_with_its_remedy():
+    found = beside_a_server(trust=Trust(Secret(SECRET)))
+    assert (found["trust"].level, found["trust"].code) == ("problem", "RDZV-P07")
+    assert "secret" in found["trust"].text
+    assert "token_file" in found["trust"].remedy
+    assert "engine" not in found
+    assert beside_a_server(trust=Trust(Secret(SECRET)), token=SECRET)["engine"].level == "ok"
+
+
+def test_where_nobody_serves_this_machine_would():
+    with stranger() as (_, place):
+        pass
+    found = examined(place)
+    assert found["serving"] == Finding(
+        "ok", "serving", f"nobody serves at {place} yet; this machine can bind it, so a member here would serve"
+    )
+
+
+def test_a_port_that_another_program_has_is_a_problem():
+    """It has the port and does not listen: so nobody answers, and we could not serve."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        found = examined(f"127.0.0.1:{holder.getsockname()[1]}")
+    assert found["serving"].code == "RDZV-P05"
+    assert "address already in use" in found["serving"].text
+
+
+def test_a_stranger_is_a_problem():
+    async def examine():
+        async def greet(reader, writer):
+            writer.write(b"SSH-2.0-OpenSSH_9.0\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        async with server:
+            endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            settings = Settings.make(endpoint, run_id="t", min_nodes=1, max_nodes=1, is_host=False)
+            return {finding.topic: finding async for finding in Doctor(settings).examine()}
+
+    found = asyncio.run(examine())
+    assert found["port"].level == "ok"
+    assert found["engine"].code == "RDZV-P06"
+
+
+def test_a_name_that_does_not_resolve_is_a_problem():
+    found = examined("no-such-host.invalid:29400")
+    assert (found["name"].level, found["name"].code) == ("problem", "RDZV-P01")
+
+
+@pytest.mark.parametrize(
+    ("failed", "code"),
+    [("1.2.3.4:5: connection refused", "RDZV-P03"), ("1.2.3.4:5: no answer within 3 s", "RDZV-P04"),
+     ("1.2.3.4:5: network is unreachable", "RDZV-P02")],
+)  # fmt: skip
+def test_how_a_connection_fails_tells_what_to_do(monkeypatch, failed, code):
+    async def fail(*_):
+        raise DialFailed(failed, answered=False)
+
+    monkeypatch.setattr(doctor, "connect", fail)
+    monkeypatch.setattr(doctor, "is_here", lambda *_: False)
+    found = examined("127.0.0.1:29400")
+    assert [finding.code for finding in found.values() if finding.level == "problem"] == [code]
+
+
+def test_an_address_without_a_way_to_it_is_a_problem_unless_another_works(monkeypatch):
+    monkeypatch.setattr(doctor, "_source", lambda _: "")
+    assert examined("127.0.0.1:29400")["route"].code == "RDZV-P02"
+    assert doctor._milder(Finding("problem", "route", "x", "y", "RDZV-P02")).level == "warning"
+
+
+class Odd:
+    """A session that refuses, or is slow."""
+
+    instance = place = local_host = "odd"
+    durable = True
+
+    def __init__(self, *, refuses=False, wait_s=0.0):
+        self.refuses, self.wait_s = refuses, wait_s
+
+    async def txn(self, *_):
+        await asyncio.sleep(self.wait_s)
+        if self.refuses:
+            raise Unreachable("etcd", "permission denied")
+        from rdzv.engines.port import Outcome
+
+        return Outcome(False, 1, ((),))
+
+
+@pytest.mark.parametrize(("odd", "level", "said"), [(Odd(refuses=True), "problem", "permission denied"),
+                                                   (Odd(wait_s=0.01), "warning", "to answer")])  # fmt: skip
+def test_an_engine_that_refuses_or_is_slow_is_said_to_be(monkeypatch, odd, level, said):
+    async def use():
+        settings = Settings.make("node1:29400", run_id="t", min_nodes=1, max_nodes=1)
+        return [finding async for finding in Doctor(settings)._use(odd)]
+
+    monkeypatch.setattr(doctor, "SLOW_S", 0.001)
+    found = asyncio.run(use())
+    assert (found[0].level, said in found[0].text) == (level, True)
+    if level == "warning":
+        assert found[-1].topic == "address"
+        assert "means something only here" in found[-1].text
+
+
+@pytest.mark.parametrize(
+    ("version", "backends", "level", "said"),
+    [
+        (None, [], "ok", "torch is not installed here"),
+        ("2.13.0+cpu", ["rdzv"], "ok", "torch 2.13.0+cpu finds the backends rdzv"),
+        ("2.13.0", [], "problem", "is not installed as its plug-in"),
+        ("2.4.1", ["rdzv"], "problem", "too old"),
+    ],
+)
+def test_whether_torchrun_would_find_us_is_told_without_torch(monkeypatch, version, backends, level, said):
+    def find(_):
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError
+        return version
+
+    entries = [importlib.metadata.EntryPoint(name, "x", "torchrun.handlers") for name in backends]
+    monkeypatch.setattr(importlib.metadata, "version", find)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+    (finding,) = torch_findings()
+    assert (finding.level, said in finding.text) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("means", "level", "said"),
+    [(["127.0.1.1"], "warning", "which means 127.0.1.1 to itself: others cannot use that"),
+     (["10.0.0.1", "127.0.0.1"], "ok", "which means 10.0.0.1, 127.0.0.1"), ([], "warning", "which it cannot resolve itself")],
+)  # fmt: skip
+def test_what_the_own_name_means_is_told(monkeypatch, means, level, said):
+    async def resolve(*_):
+        if not means:
+            raise DialFailed("no", answered=False)
+        return [(socket.AF_INET, (address, 0)) for address in means]
+
+    examiner = Doctor(Settings.make("memory://", run_id="t", min_nodes=1, max_nodes=1))
+    monkeypatch.setattr(examiner._resolver, "resolve", resolve)
+    finding = asyncio.run(examiner._own_name())
+    assert (finding.level, said in finding.text) == (level, True)
+
+
+def test_a_name_that_means_this_machine_here_is_warned_about(monkeypatch):
+    async def resolve(*_):
+        return [(socket.AF_INET, ("127.0.1.1", 29400))]
+
+    async def examine():
+        examiner = Doctor(Settings.make("node1:29400", run_id="t", min_nodes=1, max_nodes=1))
+        monkeypatch.setattr(examiner._resolver, "resolve", resolve)
+        assert Endpoint.parse("node1:29400").hosts
+        return [finding async for finding in examiner._host("node1", 29400)]
+
+    found = asyncio.run(examine())
+    assert "node1 means this machine itself here" in found[1].text
+
+
+def test_the_command_shows_it_to_people_and_programs_and_ends_with_1_if_there_is_a_problem():
+    words = ["doctor", "no-such-host.invalid:29400"]
+    shown, said = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
+    assert (shown.exit_code, said.exit_code) == (1, 1)
+    assert "problem  name        host 'no-such-host.invalid' does not resolve" in shown.stdout
+    assert "[RDZV-P01]\n                     -> check the spelling" in shown.stdout
+    findings = [json.loads(line) for line in said.stdout.splitlines()]
+    assert next(one["topic"] for one in findings if one["level"] == "problem") == "name"
+    assert CliRunner().invoke(app, ["doctor", "memory://"]).exit_code in (0, 1)

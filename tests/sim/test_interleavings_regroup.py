@@ -1,0 +1,337 @@
+"""Holes of the protocol's first draft that concern how a round ends and the next one is formed, played with the real member.
+
+The numbers are those of the list of holes that the protocol was attacked with; T-numbers are those of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rdzv.core import rules, wire
+from rdzv.core.member import ChangeKind
+from rdzv.core.model import CauseKind, Phase
+from rdzv.core.model import MemberRecord as Record
+from rdzv.core.view import View
+from rdzv.engines.port import Created, Get, Put
+from rdzv.errors import Closed, Drained, Evicted, RoundOver
+from rdzv.member.member import Member
+from rdzv.member.presence import Presence
+from rdzv.operate import commands
+from support.scripted_members import KEYS, closing, record
+from support.scripted_simulation import EPSILON_S, by_hand, in_rules, with_settings
+
+# ---- H7: stragglers
+
+
+def stragglers_are_waited_for_without_end():
+    hour = {rule: with_settings(rule, regroup=3600.0) for rule in (rules.evict_stragglers, rules.keep_waiting)}
+    return [in_rules(hour)]
+
+
+@by_hand(min_nodes=2, max_nodes=4, regroup=8.0, catches={stragglers_are_waited_for_without_end: "did not happen within"})
+async def test_h07_a_straggler_is_evicted_after_a_while_and_comes_back_as_new(hands):
+    """B's agent hangs and keeps its lease. After regroup its key is deleted, and only then round 2 is sealed (T8)."""
+    a, c, d = hands.start("a", "c", "d")
+    b = hands.player("b")
+    await hands.all(b.join())
+    b.stop_s = 20.0
+    d.crash()
+    broken_at = await hands.until(lambda: hands.phase is Phase.BROKEN)
+    sealed_at = await hands.until(lambda: hands.sealed == 2)
+    waited_s = sealed_at - broken_at
+    assert 8.0 * 0.98 < waited_s < 8.0 * 1.02 + EPSILON_S, f"sealed after {waited_s} s, when b was to be evicted after 8"
+    assert b.key is None, "it was left out and yet stays present"
+    await hands.until(lambda: a.is_in and c.is_in)
+    await hands.until(lambda: b.look().kind is ChangeKind.EVICTED)
+    assert "workers not stopped within 8 s" in b.look().reason
+    await hands.pass_time(20.0)
+    assert (hands.sealed, a.rounds) == (2, [1, 2])
+    world, *_ = await hands.all(b.join())
+    assert (world.round, hands.seated) == (3, ["a", "c", "b"])
+
+
+def stragglers_are_given_thirty_seconds():
+    return [in_rules({rules.evict_stragglers: with_settings(rules.evict_stragglers, regroup=30.0)})]
+
+
+@by_hand(min_nodes=2, max_nodes=4, regroup=75.0, catches={stragglers_are_given_thirty_seconds: "were restarted twice"})
+async def test_h07_members_that_need_a_minute_to_stop_cost_the_others_one_restart(hands):
+    """They are waited for, since coming back later as newcomers would mean another restart for everybody."""
+    a, b, c, d = await hands.form("a", "b", "c", "d")
+    b.stop_s = c.stop_s = 60.0
+    d.crash()
+    await hands.pass_time(100.0)
+    assert (a.kinds, a.rounds) == (["round"], [1, 2]), "the others were restarted twice"
+    assert (b.rounds, c.rounds) == ([1, 2], [1, 2])
+    assert 60.0 * 0.98 < hands.seals()[1][0] - hands.breaks()[0][0] < 60.0 * 1.02 + EPSILON_S
+
+
+# ---- H8: a close by somebody who has no say any more
+
+
+def members_close_like_operators():
+    async def close_run(self, reason=""):
+        session = await self._driver.connect()
+        await commands.close(session, self._settings.run_id, reason, self._name)
+
+    return [(Member, "close_run", close_run)]
+
+
+@by_hand(min_nodes=2, max_nodes=4, regroup=8.0, catches={members_close_like_operators: "expected Evicted"})
+async def test_h08_an_evicted_member_cannot_close_the_run(hands):
+    """B sits in its exit barrier while the others evict it and go on; then it is finished and closes (T11)."""
+    a, c, d = hands.start("a", "c", "d")
+    b = hands.player("b")
+    await hands.all(b.join())
+    d.crash()
+    await hands.until(lambda: hands.sealed == 2 and b.key is None)
+    await hands.until(lambda: b.member._evicted)
+    await hands.raises(Evicted, b.close())
+    await hands.pass_time(1.0)
+    assert hands.phase is Phase.SEALED
+    assert (a.kinds, c.kinds) == (["round"], ["round"])
+
+
+def a_close_compares_no_key():
+    return [(Presence, "own_guard", property(lambda _presence: Created("no such key", 0)))]
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={a_close_compares_no_key: "expected Evicted"})
+async def test_h08_a_member_evicted_while_its_close_is_under_way_cannot_close(hands):
+    """It was present when it sent it. The close compares its key at the moment it would take effect."""
+    a, c = hands.start("a", "c")
+    b = hands.player("b")
+    await hands.all(b.join())
+    hands.before(closing, lambda _: b.expire())
+    await hands.raises(Evicted, b.close())
+    await hands.until(lambda: a.holds(2) and c.holds(2))
+    assert hands.phase is Phase.SEALED
+
+
+def any_round_may_be_closed():
+    right = Presence.close_run
+    return [(Presence, "close_run", lambda self, cause, _holds: right(self, cause, None))]
+
+
+@by_hand(min_nodes=2, max_nodes=4, catches={any_round_may_be_closed: "expected RoundOver"})
+async def test_h08_a_member_that_was_done_cannot_close_a_later_round(hands):
+    """A is done with round 1, and alive; the others had to go on without it. Its round is not the head's."""
+    a = hands.player("a")
+    joining = a.join()
+    b, c, d = hands.start("b", "c", "d")
+    await hands.all(joining)
+    await hands.until(lambda: b.is_in and c.is_in and d.is_in)
+    await hands.all(a.done())
+    d.crash()
+    await hands.until(lambda: b.holds(2) and c.holds(2))
+    await hands.raises(RoundOver, a.close())
+    assert hands.phase is Phase.SEALED
+    assert (b.kinds, c.kinds) == (["round"], ["round"])
+
+
+# ---- H22: several writers of one key
+
+
+def an_operator_writes_the_members_record():
+    async def drain(session, run_id, who, reason):
+        listed = await session.txn(then=[commands.List(KEYS.members)])
+        for item in listed.reads[0]:
+            one = wire.decode(Record, item.value)
+            if one.name == who:
+                await session.txn(then=[Get(KEYS.settings)])
+                await session.txn(then=[Put(item.key, wire.encode(msgspec.structs.replace(one, drain=reason)))])
+        return [who]
+
+    return [(commands, "drain", drain)]
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={an_operator_writes_the_members_record: "expected Drained"})
+async def test_h22_an_operators_drain_and_the_members_own_put_do_not_undo_each_other(hands):
+    """They cross: the operator asks while the member's ready put is under way. The ask has a key of its own."""
+    a, c = hands.start("a", "c")
+    b = hands.player("b")
+    await hands.all(b.join())
+    own = b.hold(record)
+    joining = b.join()
+    await hands.until(lambda: own.held)
+    lease = b.key.lease
+    asking = hands.operate("drain", "b", "maintenance")
+    await hands.until(lambda: asking.done() or hands.read(commands.List(KEYS.asks)).reads[0])
+    own.open()
+    assert await asking == ["b"]
+    await hands.raises(Drained, joining)
+    await hands.until(lambda: a.holds(2) and c.holds(2))
+    assert hands.seated == ["a", "c"]
+    assert b.key.lease == lease, "its lease was dropped"
+    await hands.all(b.leave())
+    assert b.key is None
+    await hands.pass_time(1.0)
+    assert (a.rounds, c.rounds) == ([1, 2], [1, 2])
+
+
+def an_ask_is_not_heard():
+    return [(View, "is_draining", lambda _view, live: bool(live.record.drain))]
+
+
+@by_hand(min_nodes=2, max_nodes=3, catches={an_ask_is_not_heard: "sealed in: a, b, c"})
+async def test_h22_a_member_asked_to_drain_after_its_ready_put_is_not_in_the_next_round(hands):
+    """The other way round: its put has arrived, then the ask; the leader sees both, in two keys."""
+    a, c = hands.start("a", "c")
+    b = hands.player("b")
+    await hands.all(b.join())
+    a.stop_s = 3.0
+    joining = b.join()
+    await hands.until(lambda: b.record.left.number == 1)
+    hands.put_ask(b, "maintenance")
+    await hands.raises(Drained, joining)
+    await hands.until(lambda: a.holds(2) and c.holds(2))
+    assert hands.seated == ["a", "c"], f"sealed in: {', '.join(hands.seated)}"
+
+
+# ---- H24: what a member is told is a function of the present
+
+
+@by_hand(min_nodes=2, max_nodes=4, catches={"ready is not tied to a round": "told once|did not happen"})
+async def test_h24_a_second_loss_while_the_first_is_dealt_with_costs_no_second_restart(hands):
+    """D is lost, and while B stops its workers C is lost too: one break, one notice, one new round."""
+    a, b, c, d = await hands.form("a", "b", "c", "d")
+    b.stop_s = 4.0
+    d.crash()
+    await hands.until(lambda: a.told and b.told)
+    await hands.pass_time(1.0)
+    c.crash()
+    await hands.until(lambda: a.is_in and b.is_in)
+    await hands.pass_time(10.0)
+    assert (a.kinds, a.rounds, b.kinds, b.rounds) == (["round"], [1, 2], ["round"], [1, 2]), "not told once"
+    assert hands.seated == ["a", "b"]
+
+
+@by_hand(min_nodes=2, max_nodes=3, settle=4.0, catches={"spare disturbs the round": "told of a spare"})
+async def test_h24_nobody_is_told_of_newcomers_that_are_not_let_in(hands):
+    """Neither while they gather, nor when they are gone again before that is over, nor when there is no room for them."""
+    a, b = await hands.form("a", "b")
+    (c,) = await hands.come("c")
+    await hands.pass_time(1.0)
+    c.crash()
+    await hands.pass_time(10.0)
+    assert (a.kinds, b.kinds, hands.sealed) == ([], [], 1)
+    hands.start("d")
+    await hands.until(lambda: a.holds(2) and b.holds(2))
+    hands.start("e", "f")
+    await hands.pass_time(10.0)
+    assert (a.kinds, b.kinds, hands.sealed) == (["round"], ["round"], 2), "told of a spare"
+
+
+# ---- H25: leaving after success looks like a loss
+
+
+def a_line_is_not_marked():
+    right = Presence.go
+    return [(Presence, "go", lambda self, table, _mark: right(self, table, {}))]
+
+
+@by_hand(min_nodes=2, max_nodes=2, catches={a_line_is_not_marked: "disturbed in its last step"})
+async def test_h25_a_member_that_is_done_and_goes_is_not_lost(hands):
+    """It marks its line as it goes; B, in its last step, hears nothing; when B is done too, the run closes with success."""
+    a, b = await hands.form_by_hand("a", "b")
+    await hands.all(a.done())
+    await hands.all(a.leave())
+    assert a.key is None
+    await hands.pass_time(5.0)
+    assert (b.told, hands.phase) == ([], Phase.SEALED), "b was disturbed in its last step"
+    await hands.all(b.done())
+    await hands.until(lambda: hands.phase is Phase.CLOSED)
+    assert hands.head.cause.kind is CauseKind.SUCCESS
+    await hands.pass_time(1.0)
+    assert b.member.changed is None
+    closed = await hands.raises(Closed, b.join())
+    assert closed.success
+
+
+@by_hand(min_nodes=3, max_nodes=3, catches={"success closes too early": "closed before all were done"})
+async def test_h25_the_run_is_not_closed_before_all_are_done(hands):
+    """Two of three are not enough; and in a closed run nobody is lost any more."""
+    a, b, c = await hands.form_by_hand("a", "b", "c")
+    await hands.all(a.done(), b.done())
+    await hands.pass_time(2.0)
+    assert hands.phase is Phase.SEALED, "closed before all were done"
+    await hands.all(c.done())
+    await hands.until(lambda: hands.phase is Phase.CLOSED)
+    b.crash()
+    await hands.pass_time(10.0)
+    assert (a.told, c.told, hands.phase) == ([], [], Phase.CLOSED)
+
+
+@by_hand(min_nodes=1, max_nodes=2, catches={"loss is not published": "did not happen within"})
+async def test_h25_a_run_whose_members_all_crashed_goes_on_with_the_next_number(hands):
+    """The head stays sealed. Who comes next leads, breaks it, and forms round 2."""
+    a, b = await hands.form("a", "b")
+    a.crash(silent=True)
+    b.crash(silent=True)
+    await hands.pass_time(20.0)
+    assert hands.sealed == 1
+    (c,) = hands.start("c")
+    await hands.until(lambda: c.is_in)
+    assert (c.rounds, c.world.incarnation) == ([2], a.world.incarnation)
+
+
+@by_hand(min_nodes=2, max_nodes=4, catches={"done member blocks re-forming": "did not happen within"})
+async def test_done_members_do_not_hold_up_those_who_have_to_go_on(hands):
+    """A is done and stays; D is lost; B and C re-form without waiting for A, who has nothing to stop and does not join."""
+    a, b, c, d = hands.player("a"), *hands.start("b", "c", "d")
+    await hands.all(a.join())
+    await hands.until(lambda: b.is_in and c.is_in and d.is_in)
+    await hands.all(a.done())
+    d.crash()
+    broken_at = await hands.until(lambda: hands.phase is Phase.BROKEN)
+    await hands.until(lambda: b.holds(2) and c.holds(2))
+    assert hands.now - broken_at < 2.0
+    assert sorted(hands.seated) == ["b", "c"]
+    await hands.all(a.leave())
+    await hands.pass_time(5.0)
+    assert (b.rounds, c.rounds) == ([1, 2], [1, 2])
+
+
+# ---- H26: a newcomer that flaps
+
+
+def no_host_is_remembered():
+    return [(rules, "_flaps", lambda _view: {})]
+
+
+@by_hand(min_nodes=2, max_nodes=3, settle=2.0, catches={no_host_is_remembered: "let in again after"})
+async def test_h26_a_host_that_is_lost_soon_after_it_came_waits_longer_each_time(hands):
+    """Every time it is let in all others restart, so the third time it waits four times as long as the first."""
+    a, b = await hands.form("a", "b")
+    waits = []
+    for life in range(3):
+        flapping = hands.player(f"c{life}", host="c").start()
+        came_at = await hands.until(lambda one=flapping: one.key)
+        await hands.until(lambda one=flapping: one.is_in and a.is_in)
+        waits.append(hands.breaks()[-1][0] - came_at)
+        flapping.crash()
+        await hands.until(lambda: a.is_in and b.is_in and len(hands.seated) == 2)
+    for wait_s, expected_s in zip(waits, (2.0, 4.0, 8.0), strict=True):
+        assert expected_s * 0.98 < wait_s < expected_s * 1.02 + EPSILON_S, f"let in again after {waits}"
+
+
+# ---- a whole job is told to go
+
+
+def drains_are_not_gathered():
+    return [in_rules({rules.break_for_drains: with_settings(rules.break_for_drains, drain_settle=0.0)})]
+
+
+@by_hand(min_nodes=2, max_nodes=4, catches={drains_are_not_gathered: "a doomed round"})
+async def test_all_members_drain_at_once_and_no_doomed_round_is_formed(hands):
+    """A scheduler signals all nodes within half a second. A round for those whose signal comes last would be in vain."""
+    players = await hands.form_by_hand("a", "b", "c", "d")
+    for player in players:
+        if player.member.changed is not None:
+            player.join()
+        player.drain()
+        await hands.pass_time(0.2)
+    await hands.pass_time(3.0)
+    assert (len(hands.breaks()), [player.kinds for player in players]) == (0, [[], [], [], []]), "a doomed round"
+    await hands.all(*(player.leave() for player in players))
+    assert [head.number for _, head in hands.seals()] == [1]

@@ -1,0 +1,54 @@
+"""A checker that cannot fail is worth nothing: each planted defect must be found within 200 seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.testing.planted_bugs import BUGS, planted
+from rdzv.testing.sim import simulate
+
+SEEDS_MAX = 200
+
+FIRST_TO_TRY = {
+    "done member blocks re-forming": 9,
+    "engine that came back is not told": 33,
+    "engine's return is not waited for": 43,
+    "failure closes although others could go on": 7,
+    "former leader's write is accepted": 36,
+    "leader's gap is not re-listed": 26,
+    "one who came later is watched": 9,
+    "rank table of another attempt is used": 20,
+    "round broken before it was taken is not given up": 147,
+    "round number is reused after a restart": 9,
+    "stragglers are waited for without end": 142,
+}
+"""A seed below SEEDS_MAX that is known to find it, to save time. If it no longer does, all are tried."""
+
+
+def test_there_are_enough_of_them():
+    """Fifteen were asked for."""
+    assert len(BUGS) >= 15
+    assert set(FIRST_TO_TRY) <= set(BUGS)
+
+
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_planted_bug_is_found(bug):
+    """By some checker, in one of the first seeds."""
+    hint = FIRST_TO_TRY.get(bug, 0)
+    assert 0 <= hint < SEEDS_MAX
+    seeds = [hint, *(seed for seed in range(SEEDS_MAX) if seed != hint)]
+    with planted(bug):
+        assert any(simulate(seed).wrong for seed in seeds), f"{bug}: not found in {SEEDS_MAX} seeds"
+
+
+def test_a_planted_bug_is_gone_afterwards():
+    """Else every later test would run on broken code."""
+    with planted("seals below quorum"):
+        assert simulate(0).wrong
+    assert not simulate(0).wrong
+
+
+def test_an_unknown_bug_is_named():
+    """So that a typo plants nothing."""
+    with pytest.raises(ValueError, match="no planted bug is called 'nonsense'"), planted("nonsense"):
+        pass

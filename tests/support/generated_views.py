@@ -1,0 +1,143 @@
+"""Any view of a run, likely or not, for what must hold whatever the rules are shown."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from rdzv.core.model import NO_ROUND, Call, Cause, CauseKind, Era, Phase, RoundId, RoundReport, RunSettings
+from rdzv.core.view import View
+from support.views import STATES, view
+
+CALLS = {
+    Phase.OPEN: (Call.NONE, Call.LAST),
+    Phase.SEALED: (Call.NONE, Call.SETTLE),
+    Phase.BROKEN: (Call.NONE, Call.LAST, Call.REGROUP),
+    Phase.CLOSED: (Call.NONE,),
+}
+"""Which timer can run in which phase: what is drawn, and what is to be kept."""
+
+AGES = ("known_s", "call_age_s", "sealed_age_s", "grown_age_s", "drain_age_s")
+
+# Most parts are picked from lists that are made once, by chance but the same each time: to draw every field of every
+# record anew is slow, and most of what comes of it looks alike to the rules.
+
+chance = random.Random(1)
+pick = chance.choice
+
+INSTANCES = ["e1", "e2", "e3"]
+TIMES = [0.0, 1.0, 2.5, 30.0, 75.0]
+# Halves, so that sums of ages are exact.
+AGE = [0.0, 0.0, 0.5, 0.5, 1.0, 2.5, 3.0, 30.0, 59.5, 60.0, 75.0, 1000.0]
+CAUSE = Cause(kind=CauseKind.LOST, text="x lost")
+
+
+def an_era() -> Era:
+    return Era(chance.randint(1, 3), pick(INSTANCES))
+
+
+def an_agreement() -> RunSettings:
+    unit, low = pick([1, 1, 2, 3]), pick([1, 2, 2, 3])
+    return RunSettings(
+        min_nodes=low,
+        max_nodes=max(low, math.ceil(low / unit) * unit + chance.randint(0, 4)),
+        unit=unit,
+        last_call=pick(TIMES),
+        regroup=pick(TIMES[1:]),
+        settle=pick(TIMES),
+        grow=pick(["settle", "settle", "now", "never"]),
+        grow_every=pick(TIMES),
+        replace_wait=pick(TIMES),
+        drain_settle=pick(TIMES),
+        on_failure=pick(["close", "wait"]),
+    )
+
+
+def a_told() -> RoundReport:
+    return RoundReport(
+        run=pick(["r1", "r1", "r2"]),
+        era=an_era(),
+        number=chance.randint(0, 6),
+        table=pick(["t3", "t3", "t4"]),
+        phase=pick([Phase.OPEN, Phase.SEALED, Phase.SEALED, Phase.BROKEN, Phase.CLOSED]),
+        size=chance.randint(0, 3),
+        rank=chance.randint(-1, 2),
+        digest=pick(["d", "d", "d2"]),
+        incarnation=chance.randint(0, 1),
+        next_era=an_era(),
+        cause=pick([None, CAUSE]),
+    )
+
+
+def a_head(phase: Phase) -> dict[str, Any]:
+    era = an_era()
+    fields = {
+        "era": era,
+        "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
+        "call": pick(CALLS[phase]),
+        "cause": pick([None, CAUSE]),
+        "flaps": pick([{}, {"node-f": 1, "node-g": 30}]),
+    }
+    if phase is not Phase.OPEN:
+        fields |= {"adopted": pick([False, True]), "grown": pick([0, 2]), "number": chance.randint(1, 5)}
+    return fields
+
+
+def some_ages() -> dict[str, float]:
+    return {age: pick(AGE) for age in AGES}
+
+
+AGREED = [an_agreement() for _ in range(300)]
+TOLDS = [a_told() for _ in range(300)]
+HEADS = {phase: [a_head(phase) for _ in range(100)] for phase in Phase}
+MANY_AGES = [some_ages() for _ in range(300)]
+MOODS = ["in", "ready", "ready", "in ready", "in in ready done gone", "in ready drains lost went", " ".join(STATES)]
+"""Which states the members of a table are drawn from: most runs are not in all of them at once."""
+
+
+@st.composite
+def views(draw):
+    """Head, table and what members say are drawn apart, so that they need not fit: the rules must bear with that."""
+    phase = draw(st.sampled_from([None, *Phase, Phase.SEALED, Phase.BROKEN]))
+    mood = ["new", "new", "new", "new_drains"]
+    if phase not in (None, Phase.OPEN):
+        mood = draw(st.sampled_from(MOODS)).split()
+    states = draw(st.lists(st.sampled_from(mood), max_size=5)) + draw(st.sampled_from([[], ["new"], ["new", "new"]]))
+    people = [f"{name}:{state}" for name, state in zip("edcbafg", states, strict=False)][
+        :: draw(st.sampled_from([1, -1]))
+    ]
+    given = {} if phase is None else draw(st.sampled_from(HEADS[phase]))
+    here = NO_ROUND if phase is None else RoundId(given["era"], given.get("number", 0))
+    before = RoundId(Era(1, "e0"), 1)
+    said: dict[str, dict[str, Any]] = {}
+    for word in people:
+        record = said[word[0]] = {"order": {"c": "2", "d": "10"}.get(word[0], "")}
+        if word.endswith(":ready"):
+            record["left"] = draw(st.sampled_from([here, here, here, here, before]))
+    for name in draw(st.lists(st.sampled_from([word[0] for word in people]), max_size=3)) if people else []:
+        said[name] |= {draw(st.sampled_from(["holds", "heard"])): draw(st.sampled_from(TOLDS))}
+    agreed = msgspec.structs.asdict(draw(st.sampled_from(AGREED)))
+    return view(
+        phase,
+        " ".join(people),
+        records=said,
+        lines={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
+        durable=draw(st.booleans()),
+        orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
+        asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),
+        banned=draw(st.sampled_from([{}, {}, {}, {"node-a": "bad memory"}, {"node-e": "bad memory"}])),
+        min=agreed.pop("min_nodes"),
+        max=agreed.pop("max_nodes"),
+        **agreed,
+        **given,
+        **draw(st.sampled_from(MANY_AGES)),
+    )
+
+
+def later(view: View, seconds: float) -> View:
+    """The same, if nothing happens for so long."""
+    return msgspec.structs.replace(view, **{age: getattr(view, age) + seconds for age in AGES})

@@ -1,0 +1,259 @@
+"""A run on paper: the rules with nothing around them but a list of records and a clock that moves when told to.
+
+There is no network, no lease and no race here; every read sees everything. What is left is what the rules themselves
+do, which is what transcripts show and what `test_rules_hold.py` searches for a story that ends badly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
+from rdzv.core.member import TakeResult, WaitingStep, change_for, report, still_ours, take_result, waiting_step
+from rdzv.core.model import (
+    NO_ROUND,
+    Cause,
+    CauseKind,
+    Head,
+    MemberRecord,
+    Phase,
+    RankEntry,
+    RoundId,
+    RoundReport,
+    RunSettings,
+)
+from rdzv.core.rules import lead
+from rdzv.core.view import LiveMember, View
+from support.views import member
+
+LOOKS_MAX = 20
+"""More acts than this without anything happening in between would be a leader that never comes to rest."""
+
+
+@dataclass
+class Person:
+    """A member as it knows itself, which outlives its key and the engine."""
+
+    name: str
+    id: str
+    holds: RoundReport | None = None
+    line: RankEntry | None = None
+    left: RoundId = NO_ROUND
+    heard: Head | None = None
+    heard_rank: int = -1
+    examined: str = ""
+    is_away: bool = False
+    """The engine came back empty, and it has not come back to it yet."""
+
+
+class Story:
+    """One run. Verbs are what members, operators, time and the engine do; `look` is what the leader does."""
+
+    def __init__(self, settings: RunSettings, *, durable: bool = True) -> None:
+        self.settings = settings
+        self.durable = durable
+        self.now = 0.0
+        self.people: dict[str, Person] = {}
+        self._joins = 0
+        self._made = 0
+        self._start_engine()
+
+    def _start_engine(self) -> None:
+        self.revision = 0
+        self.head: Head | None = None
+        self.members: dict[str, LiveMember] = {}
+        self.tables: dict[str, dict[str, RankEntry]] = {}
+        self.asked: dict[str, str] = {}
+        self.banned: dict[str, str] = {}
+        self.known_at = self.call_at = self.sealed_at = self.grown_at = self.now
+        self.drains_at: float | None = None
+
+    # ---- what members do
+
+    def join(self, name: str, **record: Any) -> None:
+        """T1: as new."""
+        person = self.people[name] = Person(name, self._new_id(name))
+        self._put(person, member(name, **record))
+
+    def ready(self, name: str) -> None:
+        """T4: its workers have stopped."""
+        person = self.people[name]
+        if person.holds is not None:
+            person.left = max(person.left, person.holds.round)
+            person.holds = person.line = None
+        record = self.members[person.id].record
+        heard = record.heard or record.holds
+        self._put(person, msgspec.structs.replace(record, left=person.left, holds=None, heard=heard, done=False))
+
+    def put(self, name: str, **record: Any) -> None:
+        """It says so in its record: drain, done."""
+        person = self.people[name]
+        self._put(person, msgspec.structs.replace(self.members[person.id].record, **record))
+
+    def die(self, name: str) -> None:
+        """Its lease ends. It knows nothing of that."""
+        self.members.pop(self.people[name].id, None)
+
+    def go(self, name: str, **mark: Any) -> None:
+        """T11: it marks its line, if it holds a round, and deletes its key."""
+        person = self.people.pop(name)
+        table = self.tables.get(person.holds.table, {}) if person.holds is not None else {}
+        if person.id in table:
+            table[person.id] = msgspec.structs.replace(table[person.id], **mark)
+        self.members.pop(person.id, None)
+
+    def notice(self, name: str) -> str:
+        """What a member does about the head there is: T3, T4, T10, T15."""
+        person, head = self.people[name], self.head
+        live = self.members.get(person.id)
+        if person.is_away:
+            return "is away"
+        if live is None:
+            del self.people[name]
+            return "evicted"
+        if head is not None:
+            known = person.heard is not None and person.heard.table == head.table
+            person.heard, person.heard_rank = head, person.heard_rank if known else -1
+        if person.holds is not None:
+            told = change_for(person.holds, head)
+            return f"told {told.kind.value}: {told.reason}" if told else f"runs round {person.holds.number}"
+        if waiting_step(head, person.left, person.examined) is WaitingStep.WAIT:
+            return "waits"
+        assert head is not None
+        line = self.tables.get(head.table, {}).get(person.id)
+        result = take_result(head, head.table, line, live.created)
+        person.examined = head.table
+        if result is TakeResult.GIVEN and line is not None:
+            person.holds, person.line, person.heard_rank = report(head, line.rank), line, line.rank
+            return f"given rank {line.rank} of {head.size} in round {head.number}"
+        if result is TakeResult.GIVE_UP:
+            person.left = head.round
+            self.ready(name)
+            return f"gives up round {head.number}, which it never took"
+        return "waits"
+
+    # ---- what others do
+
+    def ask(self, name: str, reason: str) -> None:
+        """An operator asks a member to drain."""
+        self.asked[self.people[name].id] = reason
+
+    def ban(self, host: str, reason: str) -> None:
+        """An operator bans a host."""
+        self.banned[host] = reason
+
+    def close(self, reason: str) -> None:
+        """An operator closes the run."""
+        if self.head is not None and self.head.phase is not Phase.CLOSED:
+            self._set_head(close_head(self.head, Cause(kind=CauseKind.CLOSED, text=reason)))
+
+    def forget(self) -> None:
+        """The engine comes back empty, and nobody is there yet."""
+        self._start_engine()
+        for person in self.people.values():
+            person.is_away = True
+
+    def back(self, name: str) -> str:
+        """T13: a member comes to another engine instance and tells what it knows."""
+        person = self.people[name]
+        person.id, person.examined, person.is_away = self._new_id(name), "", False
+        heard = None if person.heard is None else report(person.heard, person.heard_rank)
+        if person.holds is not None and not still_ours(person.holds, self.head):
+            del self.people[name]
+            return "evicted"
+        self._put(person, member(name, holds=person.holds, heard=heard))
+        if person.holds is not None and person.line is not None:
+            person.line = msgspec.structs.replace(person.line, created=self.members[person.id].created)
+            self.tables.setdefault(person.holds.table, {})[person.id] = person.line
+        return "back"
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and nobody looks."""
+        self.now += seconds
+
+    # ---- what the leader does
+
+    def view(self) -> View:
+        """What the leader sees, as `Mirror` and `Sight` would show it."""
+        table = self.head.table if self.head is not None else ""
+        leader = min(self.members.values(), key=lambda live: live.created, default=None)
+        view = View(
+            settings=self.settings,
+            me=leader.id if leader is not None else "",
+            durable=self.durable,
+            known_s=self.now - self.known_at,
+            revision=self.revision,
+            head=self.head,
+            members=dict(self.members),
+            entries=dict(self.tables.get(table, {})),
+            orphans=[] if self.head is None else [one for one in self.tables if one != table],
+            asked=dict(self.asked),
+            banned=dict(self.banned),
+            call_age_s=self.now - self.call_at,
+            sealed_age_s=self.now - self.sealed_at,
+            grown_age_s=self.now - self.grown_at,
+            fresh=f"x{self._made + 1}",
+        )
+        if not view.drains:
+            self.drains_at = None
+            return view
+        if self.drains_at is None:
+            self.drains_at = self.now
+        return msgspec.structs.replace(view, drain_age_s=self.now - self.drains_at)
+
+    def look(self) -> tuple[View, Verdict]:
+        """Judge once and carry the verdict out."""
+        view = self.view()
+        verdict = lead(view)
+        act = verdict.act
+        if isinstance(act, WriteHead):
+            self._set_head(act.head)
+        elif isinstance(act, Seal):
+            self.tables[act.head.table] = dict(act.lines)
+            self.tables.pop(act.former_table, None)
+            self._set_head(act.head)
+        elif isinstance(act, Evict):
+            for id in act.ids:
+                del self.members[id]
+                self.asked.pop(id, None)
+        elif isinstance(act, Sweep):
+            for table in act.tables:
+                del self.tables[table]
+        self.revision += 1
+        return view, verdict
+
+    def rest(self) -> list[tuple[View, Verdict]]:
+        """Look until there is nothing to do; without members nobody looks."""
+        looks: list[tuple[View, Verdict]] = []
+        while self.members:
+            looks.append(self.look())
+            if looks[-1][1].act is None:
+                break
+            assert len(looks) <= LOOKS_MAX, "the leader does not come to rest"
+        return looks
+
+    # ---- how
+
+    def _new_id(self, name: str) -> str:
+        self._joins += 1
+        return f"{name.upper()}{self._joins}"
+
+    def _put(self, person: Person, record: MemberRecord) -> None:
+        self.revision += 1
+        before = self.members.get(person.id)
+        created = before.created if before is not None else self.revision
+        self.members[person.id] = LiveMember(person.id, record, created, self.revision)
+
+    def _set_head(self, head: Head) -> None:
+        """As `Sight` measures ages."""
+        old, self.head = self.head, head
+        self._made += f"x{self._made + 1}" in (head.run, head.table)
+        if old is None or old.run != head.run or old.call_seq != head.call_seq:
+            self.call_at = self.now
+        if old is None or old.table != head.table:
+            self.sealed_at = self.now
+        if old is None or old.grown != head.grown:
+            self.grown_at = self.now

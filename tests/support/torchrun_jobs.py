@@ -1,0 +1,376 @@
+"""Real torchrun agents and their workers on this machine, and what a test needs to know of them.
+
+Agents and workers write what they see, as lines of JSON with the machine's monotonic time, and a test waits for rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+PROGRAMS = Path(__file__).parent / "torchrun_programs"
+AGENT, WORKER = PROGRAMS / "agent.py", PROGRAMS / "worker.py"
+LONG_S = 60.0
+"""No wait of a test is longer unless it says so: one that is has failed."""
+
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T | None], what: str, timeout_s: float = LONG_S, tell: Callable[[], str] = str) -> T:
+    """The first result that is something; if none comes, `tell` says what there was instead."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = look()
+        if result:
+            return result
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{tell()}"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something that an agent or a worker wrote down."""
+
+    at: float
+    node: str
+    event: str
+    pid: int
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Nursery:
+    """A process that has imported torch, and forks agents."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(AGENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._lock = threading.Condition()
+        self._born: list[int] = []
+        self.codes: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            with self._lock:
+                if "code" in said:
+                    self.codes[said["pid"]] = said["code"]
+                else:
+                    self._born.append(said["pid"])
+                self._lock.notify_all()
+
+    def fork(self, **request: object) -> int:
+        assert self._process.stdin is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            assert self._lock.wait_for(lambda: self._born, LONG_S), "torch could not be imported"
+            return self._born.pop()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(LONG_S)
+        self._reader.join(LONG_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Serve:
+    """`rdzv serve`: the engine in a process of its own, which can be stopped, killed and started again."""
+
+    def __init__(self) -> None:
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Serve:  # noqa: PYI034  Self came with 3.11.
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "rdzv", "serve", "--bind", self.endpoint]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == f"serving at {self.endpoint}\n"
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait(LONG_S)
+        self._process.stdout.close()
+
+
+class Agent:
+    """One torchrun, leader of its own process group; its workers have theirs."""
+
+    def __init__(self, job: Job, node: str, pid: int, code: Callable[[], int | None]) -> None:
+        self._job = job
+        self.node = node
+        self.pid = pid
+        self.started_at = time.monotonic()
+        self._code = code
+
+    @property
+    def code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._code()
+
+    @property
+    def out(self) -> str:
+        return (self._job.folder / f"{self.node}.out").read_text()
+
+    def ends(self, timeout_s: float = LONG_S) -> int:
+        """Wait for its exit code."""
+        wait_for(lambda: self.code is not None, f"{self.node} ends", timeout_s, self._job.tell)
+        code = self.code
+        assert code is not None
+        return code
+
+    def signal(self, number: signal.Signals) -> float:
+        """To the agent alone; when that was."""
+        at = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+        return at
+
+    def kill(self) -> float:
+        """SIGKILL to the agent and its workers, as if the node had lost its power; when that was."""
+        workers = self.workers()
+        at = self.signal(signal.SIGKILL)
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return at
+
+    def workers(self) -> list[int]:
+        """Its children that are still there."""
+        return children_of(self.pid)
+
+
+class Job:
+    """An elastic job: a folder for what is written down, an endpoint, and its agents."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nnodes: str = "1:4",
+        *,
+        nursery: Nursery | None = None,
+        backend: str = "rdzv",
+        endpoint: str = "",
+        run_id: str = "job",
+        max_restarts: int = 10,
+        mode: str = "idle",
+        **conf: object,
+    ) -> None:
+        self.folder = folder
+        self.jobs = PROGRAMS
+        folder.mkdir(exist_ok=True)
+        self.nnodes = nnodes
+        self.backend = backend
+        self.endpoint = endpoint or f"127.0.0.1:{free_port()}"
+        self.run_id = run_id
+        self.max_restarts = max_restarts
+        self.mode = mode
+        self.conf = conf
+        self.agents: dict[str, Agent] = {}
+        self._nursery = nursery
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Job:  # noqa: PYI034  Self came with 3.11.
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents.values():
+            if agent.code is None:
+                agent.kill()
+        for pid in {row.pid for row in self.rows("start")}:  # Those whose agent was killed before them.
+            if str(self.folder) in environ_of(pid):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait(LONG_S)
+        for agent in self.agents.values():
+            agent.ends()
+
+    # ---- starting
+
+    def agent(
+        self,
+        node: str,
+        *,
+        mode: str = "",
+        nnodes: str = "",
+        max_restarts: int | None = None,
+        program: Sequence[str] = (),
+        function: str = "",
+        wrap: Sequence[str] = (),
+        container: str = "",
+        netns: str = "",
+        env: dict[str, str] | None = None,
+        **conf: object,
+    ) -> Agent:
+        """Start one. `wrap` is a command to run it under, which costs an import of torch.
+
+        In a `container` it is process 1 on a host of that name; its `pid` is then that of the process outside.
+        """
+        restarts = self.max_restarts if max_restarts is None else max_restarts
+        argv = [
+            f"--nnodes={nnodes or self.nnodes}", "--nproc-per-node=1", f"--max-restarts={restarts}", "--monitor-interval=0.1",
+            f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.run_id}",
+        ]  # fmt: skip
+        settings = {**self.conf, **conf}
+        if settings:
+            argv.append("--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()))
+        argv += program or [str(WORKER)]
+        environ = {
+            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "JOB_DIR": str(self.folder), "JOB_NODE": node,
+            "JOB_MODE": mode or self.mode, "JOB_ARGV": json.dumps(argv), **(env or {}),
+        }  # fmt: skip
+        out = self.folder / f"{node}.out"
+        if self._nursery is not None and not wrap:
+            pid = self._nursery.fork(argv=argv, env=environ, out=str(out), function=function, container=container, netns=netns)
+            codes = self._nursery.codes
+            agent = Agent(self, node, pid, lambda: codes.get(pid))
+        else:
+            with out.open("ab") as file:
+                process = subprocess.Popen(
+                    [*wrap, sys.executable, str(AGENT), *argv], env=environ, stdin=subprocess.DEVNULL, stdout=file,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+            self._processes.append(process)
+            agent = Agent(self, node, process.pid, process.poll)
+        self.agents[node] = agent
+        return agent
+
+    def start(self, *nodes: str, **options: Any) -> list[Agent]:
+        return [self.agent(node, **options) for node in nodes]
+
+    # ---- telling the workers and agents
+
+    def hold(self, node: str) -> None:
+        """Let the agent stand still, once, between getting a world and giving out the ranks in it."""
+        (self.folder / f"{node}.hold").touch()
+
+    def order(self, node: str, code: int = 0) -> None:
+        """Let the node's worker end with that code, once."""
+        self._write(f"{node}.order", code)
+
+    def finish(self) -> None:
+        """Let all workers, also those to come, end with success."""
+        self._write("all.order", 0)
+
+    def _write(self, name: str, code: int) -> None:
+        part = self.folder / f"{name}.part"
+        part.write_text(str(code))
+        part.rename(self.folder / name)
+
+    # ---- what happened
+
+    def rows(self, *events: str, node: str = "", after: float = 0.0) -> list[Row]:
+        """In the order of time."""
+        found = []
+        for path in self.folder.glob(f"{node or '*'}.jsonl"):
+            for line in path.read_text().splitlines():
+                said = json.loads(line)
+                row = Row(said.pop("at"), said.pop("node"), said.pop("event"), said.pop("pid"), said)
+                if row.at > after and (not events or row.event in events):
+                    found.append(row)
+        return sorted(found, key=lambda row: row.at)
+
+    def world(self, nodes: Iterable[str], size: int, *, after: float = 0.0, timeout_s: float = LONG_S) -> dict[str, Row]:
+        """Wait until the newest worker of each of the nodes is in one and the same world of that size."""
+        names = set(nodes)
+
+        def look() -> dict[str, Row] | None:
+            newest = {row.node: row for row in self.rows("start", after=after) if row.node in names}
+            same = {(row.size, row.round, row.master) for row in newest.values()}
+            return newest if set(newest) == names and len(same) == 1 and same.pop()[0] == size else None
+
+        found = wait_for(look, f"{sorted(names)} in a world of {size}", timeout_s, self.tell)
+        ranks = sorted(row.rank for row in found.values())
+        assert len(set(ranks)) == len(names), ranks
+        assert ranks[-1] < size
+        return found
+
+    def world_of(self, size: int, *, after: float = 0.0) -> dict[str, Row]:
+        """Wait until that many workers are in one and the same world, whoever they are."""
+
+        def look() -> dict[str, Row] | None:
+            newest = {row.node: row for row in self.rows("start", after=after)}
+            last = max((row.round for row in newest.values()), default=0)
+            found = {node: row for node, row in newest.items() if row.round == last and row.size == size}
+            return found if len(found) == size else None
+
+        return wait_for(look, f"a world of {size}", tell=self.tell)
+
+    def server(self) -> str:
+        """The node whose agent listens at the endpoint."""
+        port = f":{int(self.endpoint.rpartition(':')[2]):04X}"
+        for node, agent in self.agents.items():
+            with suppress(OSError):
+                mine = Path(f"/proc/{agent.pid}")
+                lines = [line.split() for name in ("tcp", "tcp6") for line in (mine / "net" / name).read_text().splitlines()]
+                sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
+                if any(str(descriptor.readlink()) in sockets for descriptor in (mine / "fd").iterdir()):
+                    return node
+        return ""
+
+    def row(self, event: str, node: str, *, after: float = 0.0, timeout_s: float = LONG_S) -> Row:
+        """Wait for the first of them."""
+        found = wait_for(lambda: self.rows(event, node=node, after=after), f"{node} {event}", timeout_s, self.tell)
+        return found[0]
+
+    def tell(self) -> str:
+        """All that is known, for whoever reads why a test failed."""
+        rows = [f"{row.at:.3f} {row.node} {row.pid} {row.event} {row.fields}" for row in self.rows()]
+        outs = [f"---- {path.name}\n{path.read_text()[-6000:]}" for path in sorted(self.folder.glob("*.out"))]
+        return "\n".join([*rows, *outs])
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def environ_of(pid: int) -> str:
+    """Its environment, to be sure that a number is still the process it was."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,178 @@
+"""Views in few words, so that a test shows what matters for its rule and nothing else.
+
+A run is written as one text, one word per member in the order in which they came: `"a b c:ready d:lost e:new"`. A word
+alone is a member of the head's table that runs its workers or, where there is no table, one that waits to be in the
+first. What may stand behind the colon is in `STATES`. The member called a has the id A and the host node-a, so that a
+rule that mixes these up is found out. Those in the table have the ranks 0, 1, 2 ... in the order in which they are
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rdzv.core.acts import Seal, Verdict
+from rdzv.core.model import Era, Head, MemberRecord, Phase, RankEntry, RoundId, RoundReport, RunSettings
+from rdzv.core.ranks import digest
+from rdzv.core.view import LiveMember, View
+
+ERA = Era(1, "e1")
+NUMBER = 3
+ROUND = RoundId(ERA, NUMBER)
+FIRST_CREATED = 11
+REVISION = 900
+
+# What a member's record says beyond its name, and what its line in the table says: None where it has no key or no line.
+_RUNS: dict[str, Any] = {}
+STATES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
+    "in": (_RUNS, {}),
+    "ready": ({"left": ROUND}, {}),
+    "drains": ({"drain": "SIGTERM"}, {}),
+    "done": ({"done": True}, {}),
+    "lost": (None, {}),
+    "gave_up": (None, {"gave_up": "exit code 1"}),
+    "went": (None, {"went": "scaled down"}),
+    "gone": (None, {"done": True}),
+    "new": (_RUNS, None),
+    "new_drains": ({"drain": "SIGTERM"}, None),
+    # Its line is that of a former life of its key.
+    "again": (_RUNS, {"created": 5}),
+}
+
+
+def member(called: str, **record: Any) -> MemberRecord:
+    """A record as its member would write it."""
+    values = {"name": called, "host": f"node-{called}", "boot": f"node-{called}:29500", **record}
+    return MemberRecord(**values)
+
+
+def live(called: str, created: int = FIRST_CREATED, **record: Any) -> LiveMember:
+    """A member whose key exists."""
+    return LiveMember(called.upper(), member(called, **record), created, created + 100)
+
+
+def entry(name: str, rank: int, created: int = 0, **line: Any) -> RankEntry:
+    """A line of a rank table."""
+    values = {"host": f"node-{name}", "sealed_as": name.upper(), "since": 1, **line}
+    return RankEntry(rank=rank, name=name, created=created, **values)
+
+
+def settings(min: int = 2, max: int = 4, **others: Any) -> RunSettings:
+    """What the run agreed on."""
+    return RunSettings(min_nodes=min, max_nodes=max, **others)
+
+
+_SETTINGS = {"min", "max", *RunSettings.__struct_fields__}
+_HEAD = set(Head.__struct_fields__)
+_AGES = {"age": "call_age_s", "sealed_age": "sealed_age_s", "grown_age": "grown_age_s", "drain_age": "drain_age_s"}
+
+
+def view(phase: Phase | None, people: str = "", **given: Any) -> View:
+    """The run as its leader sees it. What is given goes where its name belongs: settings, head, or view itself.
+
+    `records` and `lines` hold further fields by name, as in `records={"a": {"order": "7"}}`.
+    """
+    records: Mapping[str, Any] = given.pop("records", {})
+    lines: Mapping[str, Any] = given.pop("lines", {})
+    members, entries = _people(phase, people, records, lines)
+    agreed = settings(**{name: given.pop(name) for name in _SETTINGS & set(given)})
+    in_head = {} if phase is None else {name: given.pop(name) for name in _HEAD & set(given)}
+    given = {_AGES.get(name, name): value for name, value in given.items()}
+    if given.pop("young", False):
+        given = {"durable": False, "known_s": 1.0, **given}
+    base = {
+        "settings": agreed,
+        "me": next(iter(members), ""),
+        "revision": REVISION,
+        "head": head(phase, entries, **in_head),
+        "members": members,
+        "entries": entries,
+        "fresh": "fresh",
+    }
+    return View(**{**base, **given})
+
+
+def no_head(people: str = "", **given: Any) -> View:
+    """Nothing is agreed on yet, or it was forgotten."""
+    return view(None, people, **given)
+
+
+def opened(people: str = "", **given: Any) -> View:
+    """Before the first round."""
+    return view(Phase.OPEN, people, **given)
+
+
+def sealed(people: str = "", **given: Any) -> View:
+    """Round 3 runs."""
+    return view(Phase.SEALED, people, **given)
+
+
+def broken(people: str = "", **given: Any) -> View:
+    """Round 3 is over, the next is being formed."""
+    return view(Phase.BROKEN, people, **given)
+
+
+def closed(people: str = "", **given: Any) -> View:
+    """The run is over."""
+    return view(Phase.CLOSED, people, **given)
+
+
+def _people(
+    phase: Phase | None, people: str, records: Mapping[str, Any], lines: Mapping[str, Any]
+) -> tuple[dict[str, LiveMember], dict[str, RankEntry]]:
+    members: dict[str, LiveMember] = {}
+    entries: dict[str, RankEntry] = {}
+    usual = "new" if phase in (None, Phase.OPEN) else "in"
+    for index, word in enumerate(people.split()):
+        name, _, state = word.partition(":")
+        record, line = STATES[state or usual]
+        created = FIRST_CREATED + index
+        if record is not None:
+            members[name.upper()] = live(name, created, **{**record, **records.get(name, {})})
+        if line is not None:
+            values = {"rank": len(entries), "created": created, **line, **lines.get(name, {})}
+            entries[name.upper()] = entry(name, **values)
+    return members, entries
+
+
+def head(phase: Phase | None, entries: Mapping[str, RankEntry], **fields: Any) -> Head | None:
+    """A head of round 3, or of none yet, that has been written seven times."""
+    if phase is None:
+        return None
+    base: dict[str, Any] = {"run": "r1", "era": ERA, "next_era": ERA, "phase": phase, "seq": 7, "call_seq": 5}
+    if phase is not Phase.OPEN:
+        size = len(entries)
+        base |= {"number": NUMBER, "table": "t3", "size": size, "top": size, "boot": "node-a:29500"}
+        base |= {"digest": digest(entries.values()), "seen": 800}
+    return Head(**{**base, **fields})
+
+
+def after(before: View, **changes: Any) -> Head:
+    """The head that the next write makes: `changes` and the counts that every write moves."""
+    assert before.head is not None
+    seq = before.head.seq + 1
+    moved = {"seq": seq}
+    if changes.get("call", before.head.call) is not before.head.call:
+        moved["call_seq"] = seq
+    return msgspec.structs.replace(before.head, **moved, **changes)
+
+
+def seal_of(verdict: Verdict) -> Seal:
+    """The seal that a verdict asks for."""
+    assert isinstance(verdict.act, Seal), verdict
+    return verdict.act
+
+
+def ranks_of(verdict: Verdict) -> dict[str, int]:
+    """Name and rank of those whom a verdict seals in, by rank."""
+    lines = seal_of(verdict).lines.values()
+    return {line.name: line.rank for line in sorted(lines, key=lambda line: line.rank)}
+
+
+def told(number: int = NUMBER, era: Era = ERA, **fields: Any) -> RoundReport:
+    """What a member tells an emptied engine of a round of two."""
+    base: dict[str, Any] = {"run": "r1", "table": f"t{number}", "size": 2, "digest": "d", "next_era": era}
+    return RoundReport(era=era, number=number, **{**base, **fields})

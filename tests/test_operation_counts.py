@@ -1,0 +1,176 @@
+"""What forming, sealing, re-forming and being idle cost, counted on the wire and in the simulator.
+
+Times depend on the machine; these counts do not, and a time that got worse for a reason shows here first. Each bound is what is
+needed, with no room for one frame more per member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import copy
+
+import pytest
+from sim_form import form
+from tap import Tap
+
+from rdzv.config.endpoint import Endpoint
+from rdzv.config.settings import Settings
+from rdzv.engines.embedded.client import RemoteDriver
+from rdzv.engines.embedded.server import Server
+from rdzv.member.member import Member
+from rdzv.system.node import LocalNode
+
+MEMBERS = 50
+LONG_S = 60.0
+JOIN = {"Hello": 1, "Txn": 1, "WatchStart": 1}
+"""All that a member says to come in and be given a world: it comes in, with its lease, and watches. Its line is shown to it."""
+
+
+class Crowd:
+    """Members of one run that reach their server through a relay which counts."""
+
+    def __init__(self, tap, **options):
+        endpoint = Endpoint.parse(tap.address)
+        settings = Settings.make(endpoint, run_id="job", min_nodes=MEMBERS, max_nodes=MEMBERS, **options)
+        self.tap = tap
+        self.members = [
+            Member(RemoteDriver(endpoint, run_id="job"), settings, LocalNode(f"node{number:02}")) for number in range(MEMBERS)
+        ]
+
+    async def join(self):
+        worlds = await asyncio.gather(*(member.join() for member in self.members))
+        assert len({world.rank for world in worlds}) == len(worlds)
+
+    def lines(self):
+        """As they are now: the leader's, and the others'."""
+        assert len(self.tap.lines) == MEMBERS, "one connection per member"
+        lines = copy.deepcopy(self.tap.lines)
+        leader = lines[self.tap.lines.index(self.leader)]
+        return leader, [line for line in lines if line is not leader]
+
+    def know_leader(self):
+        """The one that has watched the run beside what everybody watches."""
+        (self.leader,) = (line for line in self.tap.lines if line.asked["WatchStart"] > 1)
+
+
+def played(story, **options):
+    """The story, told of a crowd over real sockets."""
+
+    async def scenario():
+        server = Server(("127.0.0.1", 0))
+        await server.start()
+        try:
+            async with Tap(f"127.0.0.1:{server.port}") as tap:
+                crowd = Crowd(tap, **options)
+                try:
+                    return await story(crowd)
+                finally:
+                    await asyncio.gather(*(member.leave() for member in crowd.members))
+        finally:
+            await server.stop()
+
+    return asyncio.run(asyncio.wait_for(scenario(), LONG_S))
+
+
+async def until(holds):
+    """All have been told of the first head, for instance: nobody can be waited for but the relay that sees it pass."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+
+
+def worst(lines, count):
+    return max(count(line) for line in lines)
+
+
+def more(counted, allowed):
+    """What was said beyond what may be."""
+    return dict(counted - collections.Counter(allowed))
+
+
+async def all_join(crowd):
+    await crowd.join()
+    crowd.know_leader()
+    return crowd.lines()
+
+
+def test_a_join_is_a_transaction_and_a_watch():
+    leader, others = played(all_join)
+    for line in others:
+        assert not more(line.asked, JOIN)
+    # The run begins with a sealed round, since all are here by then.
+    assert worst(others, lambda line: line.told["WatchNews"]) <= 1
+    assert worst(others, lambda line: line.bytes) <= 2_900
+    # Beyond its own join: one list, with which the run gets its lease, one watch of the run, one write to begin and to seal.
+    assert not more(leader.asked, {"Hello": 1, "Txn": 1 + 2, "WatchStart": 1 + 1})
+    assert leader.bytes <= 2_900 + MEMBERS * 700
+
+
+def test_a_seal_is_one_notice_for_each_member_and_one_write_of_the_leader():
+    async def story(crowd):
+        *early, late = crowd.members
+        waiting = [asyncio.create_task(member.join()) for member in early]
+        await until(lambda: len(crowd.tap.lines) == len(early) and all(line.told["WatchNews"] for line in crowd.tap.lines))
+        crowd.know_leader()
+        crowd.tap.reset()
+        await late.join()
+        await asyncio.gather(*waiting)
+        return crowd.lines()
+
+    leader, others = played(story, lease=60)
+    newcomer = next(line for line in others if line.asked["Hello"])
+    for line in others:
+        if line is not newcomer:
+            assert not line.asked
+            assert not more(line.told, {"WatchNews": 1})
+    assert not more(newcomer.asked, JOIN)
+    assert not more(leader.asked, {"Txn": 1})
+
+
+def test_to_form_again_is_one_put_for_each_member():
+    async def story(crowd):
+        await all_join(crowd)
+        crowd.tap.reset()
+        await crowd.join()
+        return crowd.lines()
+
+    leader, others = played(story)
+    for line in others:
+        assert not more(line.asked, {"Txn": 1})
+    # Its own record and its predecessor's, that the round is broken, that the next one is sealed.
+    assert worst(others, lambda line: line.told["WatchNews"]) <= 4
+    assert worst(others, lambda line: line.bytes) <= 2_100
+    assert not more(leader.asked, {"Txn": 1 + 2})
+
+
+def test_an_idle_member_says_one_word_per_third_of_its_lease_and_hears_one():
+    lease_s, idle_s = 1.5, 3.0
+
+    async def story(crowd):
+        await all_join(crowd)
+        await asyncio.sleep(lease_s / 3)
+        crowd.tap.reset()
+        await asyncio.sleep(idle_s)
+        return crowd.lines()
+
+    leader, others = played(story, lease=lease_s)
+    beats = round(idle_s / (lease_s / 3))
+    for line in (leader, *others):
+        assert set(line.asked) <= {"Renew"}
+        assert set(line.told) <= {"Ok"}
+        assert beats - 2 <= line.asked["Renew"] <= beats + 1
+        assert line.bytes <= (beats + 1) * 20
+
+
+@pytest.mark.parametrize("members", [100, 1000])
+def test_in_the_simulator_too_a_join_costs_what_it_costs_however_many_they_are(members):
+    counters, _, _ = form(members)
+    *others, leader = sorted(counters.values(), key=lambda one: one.bytes)
+    # Lease, coming in and watch, the greeting, and, because it counts until all are gone, the end of the watch and the
+    # goodbye.
+    assert sum(one.operations for one in counters.values()) <= 6 * members + 10
+    assert max(one.operations for one in others) <= 6
+    assert max(one.bytes for one in others) <= 2_400
+    assert leader.operations <= 11
+    assert leader.bytes <= 575 * members + 3_000

@@ -1,0 +1,296 @@
+"""`DynamicRendezvousHandler` as torch documents it, over backends that know nothing of rdzv; several nodes in one process."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+
+from torch.distributed import FileStore, HashStore, TCPStore
+
+import rdzv
+from rdzv.engines.register.document import decode
+from rdzv.errors import SettingsError
+from rdzv.torchrun.agent_store import TERMINAL
+from rdzv.torchrun.rendezvous import (
+    C10dRendezvousBackend,
+    DynamicRendezvousHandler,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeout,
+    RendezvousTimeoutError,
+    create_handler,
+)
+from support.sqlite_backend import SqliteBackend
+
+LONG_S = 30.0
+
+
+class Nodes:
+    """Handlers of one run, each with a backend of its own."""
+
+    def __init__(self, make_backend, low, high, last_call_s=1, join_s=30, **options):
+        self._make = make_backend
+        self._sizes = (low, high)
+        self._timeout = RendezvousTimeout(join=timedelta(seconds=join_s), last_call=timedelta(seconds=last_call_s))
+        self._options = {"settle": "0.1", "grow_every": "0", **options}
+        self.handlers = []
+        self.pool = ThreadPoolExecutor(24)
+
+    def add(self, address="127.0.0.1"):
+        backend = self._make()
+        config = {"last_call_timeout": int(self._timeout.last_call.total_seconds()), **self._options}
+        config["join_timeout"] = int(self._timeout.join.total_seconds())
+        given = RendezvousParameters(backend.name, "", "run", *self._sizes, address, **config)
+        self.handlers.append(create_handler(HashStore(), backend, given))
+        return self.handlers[-1]
+
+    def join(self, *handlers):
+        return [self.pool.submit(handler.next_rendezvous) for handler in handlers or self.handlers]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        list(self.pool.map(lambda handler: handler.shutdown(), self.handlers))
+        self.pool.shutdown()
+
+
+def ranks(futures):
+    infos = [future.result(LONG_S) for future in futures]
+    return [(info.rank, info.world_size) for info in infos]
+
+
+def until(condition):
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    return lambda: SqliteBackend(str(tmp_path / "db"), "run")
+
+
+@pytest.fixture
+def tcp():
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+    def make():
+        make.server = server
+        return C10dRendezvousBackend(TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False), "run")
+
+    return make
+
+
+@pytest.fixture
+def file(tmp_path):
+    return lambda: C10dRendezvousBackend(FileStore(str(tmp_path / "store")), "run")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "tcp", "file"])
+def test_a_full_run_completes_at_once_and_ranks_follow_addresses(kind, request):
+    with Nodes(request.getfixturevalue(kind), 3, 3, last_call_s=600) as nodes:
+        for address in ("127.0.0.10", "127.0.0.2", "127.0.0.1"):
+            nodes.add(address)
+        assert ranks(nodes.join()) == [(2, 3), (1, 3), (0, 3)]
+
+
+def test_the_last_call_is_over_after_its_time(sqlite):
+    with Nodes(sqlite, 2, 3, last_call_s=1) as nodes:
+        began_at = time.monotonic()
+        nodes.add("127.0.0.1")
+        nodes.add("127.0.0.2")
+        assert ranks(nodes.join()) == [(0, 2), (1, 2)]
+        assert time.monotonic() - began_at >= 1
+
+
+def test_who_comes_later_waits_and_is_let_in_by_the_next_round(tcp):
+    with Nodes(tcp, 2, 3) as nodes:
+        first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
+        assert ranks(nodes.join(*first)) == [(0, 2), (1, 2)]
+        assert [handler.num_nodes_waiting() for handler in first] == [0, 0]
+        later = nodes.join(nodes.add("127.0.0.3"))
+        until(lambda: all(handler.num_nodes_waiting() > 0 for handler in first))
+        assert ranks(nodes.join(*first) + later) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_who_is_beyond_the_maximum_is_spare_and_not_needed_when_all_is_done(tcp):
+    with Nodes(tcp, 2, 2) as nodes:
+        first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
+        infos = [future.result(LONG_S) for future in nodes.join(*first)]
+        (spare,) = nodes.join(nodes.add("127.0.0.3"))
+        until(lambda: len(first[0]._rendezvous.status().of("spare")) == 1)
+        assert [handler.num_nodes_waiting() for handler in first] == [0, 0]
+        for info in infos:
+            info.store.add(TERMINAL, 1)
+        with pytest.raises(RendezvousGracefulExitError, match="run 'run' is closed"):
+            spare.result(LONG_S)
+
+
+def test_a_spare_takes_the_place_of_one_that_leaves(sqlite):
+    with Nodes(sqlite, 2, 2) as nodes:
+        one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
+        assert ranks(nodes.join(one, two)) == [(0, 2), (1, 2)]
+        spare = nodes.join(nodes.add("127.0.0.3"))
+        until(lambda: len(one._rendezvous.status().of("spare")) == 1)
+        assert two.shutdown()
+        until(lambda: one.num_nodes_waiting() > 0)
+        assert ranks(nodes.join(one) + spare) == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "tcp"])
+def test_closing_ends_the_run_for_all_who_ask(kind, request):
+    with Nodes(request.getfixturevalue(kind), 2, 2) as nodes:
+        one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
+        ranks(nodes.join(one, two))
+        assert not one.is_closed()
+        outside = nodes.add("127.0.0.3")
+        assert not outside.is_closed()
+        outside.set_closed()
+        assert outside.is_closed()
+        until(lambda: one.is_closed() and two.is_closed())
+        for handler in (one, outside, nodes.add("127.0.0.4")):
+            with pytest.raises(RendezvousClosedError, match="run 'run' is closed: "):
+                handler.next_rendezvous()
+
+
+def test_a_member_closes_the_run(sqlite):
+    with Nodes(sqlite, 1, 1) as nodes:
+        handler = nodes.add()
+        ranks(nodes.join())
+        handler.set_closed()
+        with pytest.raises(RendezvousClosedError, match=r"closed by its program|this handler closed it"):
+            nodes.add().next_rendezvous()
+
+
+def test_who_closes_before_anybody_came_has_closed_it_for_itself(sqlite):
+    with Nodes(sqlite, 1, 1) as nodes:
+        handler = nodes.add()
+        handler.set_closed()
+        assert handler.is_closed()
+        with pytest.raises(RendezvousClosedError, match="this handler closed it"):
+            handler.next_rendezvous()
+
+
+def test_a_timeout_says_who_is_here_and_what_is_missing(sqlite):
+    with Nodes(sqlite, 2, 2, join_s=1) as nodes:
+        nodes.add("127.0.0.1")
+        with pytest.raises(RendezvousTimeoutError, match=r"run 'run' gave no world in .*1 of 2.*min_nodes=2 max_nodes=2"):
+            nodes.join()[0].result(LONG_S)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [(pickle.dumps({"a": 1}), "a pickle, as torch's own handler writes it"), (b"garbage", "it begins with b'garbage'")],
+)
+def test_a_foreign_state_is_a_state_error_and_never_unpickled(sqlite, state, problem):
+    backend = sqlite()
+    backend.set_state(state)
+    with Nodes(sqlite, 1, 1) as nodes:
+        with pytest.raises(RendezvousStateError, match=problem):
+            nodes.add().next_rendezvous()
+        with pytest.raises(RendezvousStateError, match=problem):
+            nodes.add().is_closed()
+    assert backend.get_state()[0] == state
+
+
+def test_an_oversized_or_corrupt_state_is_a_state_error(tcp):
+    with Nodes(tcp, 1, 1) as nodes:
+        handler = nodes.add()
+        for value, problem in ((b"not base64!", "is corrupt"), (b"A" * (5 << 20), "at most 4194304 are allowed")):
+            tcp.server.set("torch.rendezvous.run", value)
+            tcp.server.check(["torch.rendezvous.run"])  # A set is not answered, so it may still be on its way.
+            with pytest.raises(RendezvousStateError, match=problem):
+                handler.is_closed()
+
+
+def test_a_backend_that_cannot_be_reached_is_a_connection_error(tmp_path):
+    class Gone(SqliteBackend):
+        def get_state(self):
+            raise RendezvousConnectionError("the cable is cut")
+
+    with Nodes(lambda: Gone(str(tmp_path / "db"), "run"), 1, 1, join_s=1) as nodes:
+        with pytest.raises(RendezvousConnectionError, match="the cable is cut"):
+            nodes.add().is_closed()
+        with pytest.raises(RendezvousTimeoutError, match="the cable is cut"):
+            nodes.join()[0].result(LONG_S)
+
+
+def test_from_backend_needs_no_parameters():
+    store = HashStore()
+    handler = DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 1)
+    try:
+        info = handler.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1)
+        assert handler.settings.timeout.join == timedelta(seconds=600)
+        info.store.set("k", "v")
+        assert info.store.get("k") == b"v"
+    finally:
+        assert handler.shutdown()
+
+
+def test_handlers_may_be_shut_down_in_any_order():
+    """In the main thread, where each has taken over the descriptor for signals from the one before."""
+    handlers = []
+    for run in ("a", "b"):
+        store = HashStore()
+        handlers.append(DynamicRendezvousHandler.from_backend(run, store, C10dRendezvousBackend(store, run), 1, 1))
+        assert handlers[-1].next_rendezvous().rank == 0
+    assert [handler.shutdown() for handler in handlers] == [True, True]
+
+
+def test_leaving_is_not_closing(tcp):
+    """torch's handler closes the run for all when one shuts down; this one leaves."""
+    with Nodes(tcp, 1, 2) as nodes:
+        one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
+        ranks(nodes.join(one, two))
+        two.shutdown()
+        until(lambda: one.num_nodes_waiting() > 0)
+        assert ranks(nodes.join(one)) == [(0, 1)]
+
+
+def test_a_crowd_in_one_process_forms_with_few_swaps_and_leaves_no_thread(tcp):
+    """More than 24 would be slow for another reason: about every 25th connection to a TCPStore takes 5 s."""
+    with Nodes(tcp, 24, 24, join_s=60) as nodes:
+        for number in range(24):
+            nodes.add(f"127.0.0.{number + 1}")
+        assert ranks(nodes.join()) == [(number, 24) for number in range(24)]
+        state = base64.b64decode(tcp.server.get("torch.rendezvous.run"))
+        assert decode(state).serial < 24
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("rdzv waits")]
+
+
+# ---- endpoints
+
+
+@pytest.mark.parametrize("scheme", ["c10d", "file"])
+def test_the_library_takes_the_endpoint(scheme, free_port, tmp_path):
+    endpoint = f"c10d://127.0.0.1:{free_port}" if scheme == "c10d" else f"file://{tmp_path}/state"
+
+    def member(_):
+        with rdzv.Rendezvous(endpoint, run_id="r", min_nodes=2, max_nodes=2, local_addr="127.0.0.1") as rendezvous:
+            world = rendezvous.join()
+            world.store.set(str(world.rank), b"x")
+            world.store.wait(["0", "1"])
+            return world.rank
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(member, range(2))) == [0, 1]
+
+
+def test_an_endpoint_with_options_that_nobody_knows_is_refused():
+    for endpoint in ("c10d://h:1?x=1", "file:///tmp/x?x=1"):
+        with pytest.raises(SettingsError, match="unknown option 'x'"):
+            rdzv.Rendezvous(endpoint, run_id="r", min_nodes=1, max_nodes=1)

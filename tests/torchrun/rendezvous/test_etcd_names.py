@@ -1,0 +1,370 @@
+"""torch's names on etcd v3: EtcdStore, EtcdRendezvousBackend, EtcdRendezvousHandler, EtcdServer.."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from torch.distributed import DistNetworkError, DistStoreError  # noqa: E402
+from torch.distributed.elastic.rendezvous import (  # noqa: E402
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
+
+import rdzv  # noqa: E402
+from rdzv.engines.etcd.driver import EtcdDriver  # noqa: E402
+from rdzv.engines.etcd.server import EtcdServer as Server  # noqa: E402
+from rdzv.engines.etcd.server import free_ports  # noqa: E402
+from rdzv.engines.port import List, Put  # noqa: E402
+from rdzv.errors import SettingsError  # noqa: E402
+from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend  # noqa: E402
+from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of  # noqa: E402
+from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend  # noqa: E402
+from rdzv.torchrun.rendezvous.etcd_server import EtcdServer  # noqa: E402
+from rdzv.torchrun.rendezvous.etcd_store import EtcdSpace, EtcdStore  # noqa: E402
+
+SRC = Path(rdzv.__file__).parent.parent
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    server = EtcdServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server: EtcdServer) -> Iterator[EtcdClient]:
+    client = server.get_client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return request.node.name
+
+
+def requests(server: EtcdServer) -> int:
+    """How many reads and writes etcd was asked for, as it counts them itself."""
+    with urllib.request.urlopen(f"http://{server.get_endpoint()}/metrics", timeout=DEADLINE_S) as page:
+        text = page.read().decode()
+    counts = re.findall(r'^grpc_server_started_total\{grpc_method="(?:Txn|Range|Put)".*\} (\S+)$', text, re.MULTILINE)
+    return int(sum(map(float, counts)))
+
+
+# ---- the store
+
+
+def test_a_store_has_all_that_torch_asks_of_one(client, prefix):
+    store = EtcdStore(client, prefix, timedelta(seconds=30))
+    store.set("text", "one")
+    store.set("with/slashes/", b"\x00\xff")
+    assert (store.get("text"), store.get("with/slashes/")) == (b"one", b"\x00\xff")
+    assert (store.add("n", 2), store.add("n", 40), store.get("n")) == (2, 42, b"42")
+    assert store.compare_set("c", "", "first") == b"first"
+    assert store.compare_set("c", "wrong", "second") == b"first"
+    assert store.compare_set("c", "first", "second") == b"second"
+    store.append("c", " and more")
+    assert store.get("c") == b"second and more"
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.multi_get(["b", "a"]) == [b"2", b"1"]
+    assert (store.check(["a", "b"]), store.check(["a", "absent"])) == (True, False)
+    store.wait(["a", "b"], timedelta(seconds=1))
+    assert store.num_keys() == 6
+    assert (store.delete_key("a"), store.delete_key("a"), store.num_keys()) == (True, False, 5)
+    other = store.clone()
+    assert other.get("n") == b"42"
+    assert other.timeout == timedelta(seconds=30)
+    assert EtcdStore(client, prefix + "2").num_keys() == 0
+
+
+def test_ten_thousand_keys_are_written_waited_for_and_counted(client, prefix):
+    store = EtcdStore(client, prefix, timedelta(seconds=60))
+    names = [f"key/{n}" for n in range(10_000)]
+    store.multi_set(names, [name.encode() * 2 for name in names])
+    assert store.num_keys() == 10_000
+    assert store.multi_get(names) == [name.encode() * 2 for name in names]
+    store.wait(names)
+
+
+def test_a_wait_is_woken_by_a_watch_and_asks_nothing_meanwhile(server, client, prefix):
+    store = EtcdStore(client, prefix, timedelta(seconds=60))
+    store.set("already", "there")
+    before = requests(server)
+    with ThreadPoolExecutor(8) as pool:
+        waits = [pool.submit(store.multi_get, ["already", f"later{n % 2}"]) for n in range(8)]
+        time.sleep(1.5)
+        # Each reads once before it watches; the driver may ask a few times for the revision that is reached.
+        assert requests(server) - before <= 3 * len(waits)
+        began_at = time.monotonic()
+        other = EtcdStore(server.get_client(), prefix)
+        other.multi_set(["later0", "later1"], ["0", "1"])
+        assert [wait.result(DEADLINE_S)[1] for wait in waits] == [b"%d" % (n % 2) for n in range(8)]
+        assert time.monotonic() - began_at < 3 * 1.0
+    other.client.close()
+
+
+def test_what_does_not_come_in_time_is_torchs_error_and_names_the_store_and_the_key(client, prefix):
+    store = EtcdStore(client, prefix, timedelta(seconds=0.3))
+    for wait in (lambda: store.get("absent"), lambda: store.wait(["absent"], timedelta(seconds=0.3))):
+        with pytest.raises(DistStoreError) as caught:
+            wait()
+        assert str(caught.value).startswith(f"etcd store {prefix!r}: 'absent' not set within 0.3 s; ")
+
+
+def test_many_writers_count_each_other_exactly_once(client, prefix):
+    store = EtcdStore(client, prefix, timedelta(seconds=60))
+    with ThreadPoolExecutor(16) as pool:
+        counts = sorted(pool.map(lambda _: store.add("n", 1), range(100)))
+    assert counts == list(range(1, 101))
+
+
+def test_a_store_that_nobody_uses_any_more_expires(server, client, prefix):
+    """While somebody uses it, it stays for longer than its time."""
+    short = server.get_client()
+    space = EtcdSpace(short, prefix, ttl_s=2)
+    space.multi_set({"k": "v"})
+
+    async def keys() -> int:
+        session = await client.session()
+        return len((await session.txn(then=[List(f"rdzv/store/{prefix}".replace("[", "%5B"))])).reads[0])
+
+    time.sleep(3.5)
+    assert space.multi_get(["k"]) == [b"v"]
+    assert client.run(keys()) >= 2
+    short.close()
+    deadline = time.monotonic() + DEADLINE_S
+    while client.run(keys()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_an_etcd_that_comes_back_empty_is_told_and_then_used(prefix):
+    port = free_ports(1)[0]
+    server = Server(port=port)
+    server.start()
+    client = EtcdClient(server.url, read_timeout_s=1)
+    store, backend = EtcdStore(client, prefix, timedelta(seconds=1)), EtcdRendezvousBackend(client, prefix)
+    store.set("k", "v")
+    assert backend.set_state(b"x")[2]
+    server.stop()
+    server.start()
+    with pytest.raises(DistNetworkError):
+        store.get("k")
+    with pytest.raises(DistStoreError, match="not set within"):
+        store.get("k")
+    store.set("k", "again")
+    assert store.get("k") == b"again"
+    assert until_answered(backend.get_state) is None
+    assert until_answered(lambda: backend.set_state(b"y"))[2]
+    client.close()
+    server.stop()
+
+
+def until_answered(ask: Callable[[], Any]) -> Any:
+    """The first attempt may still be one on the old connection."""
+    try:
+        return ask()
+    except RendezvousConnectionError:
+        return ask()
+
+
+GLOO = """
+import sys
+import torch, torch.distributed as dist
+from datetime import timedelta
+from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
+from rdzv.torchrun.rendezvous.etcd_store import EtcdStore
+
+endpoint, rank = sys.argv[1], int(sys.argv[2])
+store = EtcdStore(EtcdClient(endpoint), "gloo", timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+tensor = torch.tensor([rank + 1.0])
+dist.all_reduce(tensor)
+dist.barrier()
+print(tensor.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_gloo_bootstraps_over_it_in_two_processes(server, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(GLOO)
+    environ = {**os.environ, "PYTHONPATH": str(SRC), "GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(program), server.url, str(rank)], stdout=subprocess.PIPE, text=True, env=environ
+        )
+        for rank in range(2)
+    ]
+    assert [worker.communicate(timeout=DEADLINE_S)[0] for worker in workers] == ["3.0\n"] * 2
+    assert [worker.returncode for worker in workers] == [0, 0]
+
+
+# ---- the backend
+
+
+def test_the_token_fences_the_state(client, prefix):
+    one, other = (EtcdRendezvousBackend(client, "run", key_prefix=prefix) for _ in range(2))
+    assert one.name == "etcd-v3"
+    assert one.get_state() is None
+    assert one.set_state(b"x", token=7) is None, "nothing is there, so no token can be its"
+    state, first, has_set = one.set_state(b"first")
+    assert (state, has_set) == (b"first", True)
+    assert other.set_state(b"me too") == (b"first", first, False)
+    state, second, has_set = other.set_state(b"second", first)
+    assert (state, has_set) == (b"second", True)
+    assert one.set_state(b"late", first) == (b"second", second, False)
+    assert one.set_state(b"late", "no token") == (b"second", second, False)
+    assert one.get_state() == other.get_state() == (b"second", second)
+    assert EtcdRendezvousBackend(client, "run2", key_prefix=prefix).get_state() is None
+
+
+def test_a_backend_refuses_what_cannot_be_right(client, prefix):
+    with pytest.raises(ValueError, match="run id"):
+        EtcdRendezvousBackend(client, "")
+    backend = EtcdRendezvousBackend(client, "run", key_prefix=prefix)
+    with pytest.raises(RendezvousStateError):
+        backend.set_state(bytes(2_000_000))
+
+    async def spoil() -> None:
+        await (await client.session()).txn(then=[Put(f"rdzv/state/{prefix}/run", b"garbage")])
+
+    client.run(spoil())
+    with pytest.raises(RendezvousStateError):
+        backend.get_state()
+
+
+def test_a_backend_whose_etcd_is_away_raises_torchs_error(monkeypatch):
+    monkeypatch.setitem(EtcdDriver.__init__.__kwdefaults__, "connect_timeout_s", 1.0)
+    client = EtcdClient("127.0.0.1:1", read_timeout_s=1)
+    backend = EtcdRendezvousBackend(client, "run")
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(backend.get_state), pool.submit(backend.set_state, b"x")]
+        for call in calls:
+            with pytest.raises(RendezvousConnectionError) as caught:
+                call.result(DEADLINE_S)
+            assert str(caught.value).startswith("engine etcd://127.0.0.1:1 is unreachable after 1 s: ")
+    client.close()
+
+
+def parameters(server: EtcdServer, run_id: str, **config: object) -> RendezvousParameters:
+    return RendezvousParameters("etcd", server.get_endpoint(), run_id, 2, 2, local_addr="127.0.0.1", **config)
+
+
+def both(calls: list[Callable[[], object]]) -> list[object]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        return [future.result(DEADLINE_S) for future in futures]
+
+
+def test_torchs_own_dynamic_rendezvous_runs_on_the_backend(server, prefix):
+    """The code that users have today, with only the import of the backend changed."""
+    made = [etcd_rendezvous_backend.create_backend(parameters(server, prefix)) for _ in range(2)]
+    handlers = [
+        DynamicRendezvousHandler.from_backend(prefix, store, backend, 2, 2, local_addr="127.0.0.1")
+        for backend, store in made
+    ]
+    found = both([handler.next_rendezvous for handler in handlers])
+    assert sorted((info.rank, info.world_size) for info in found) == [(0, 2), (1, 2)]
+    found[0].store.set("k", "v")
+    assert found[1].store.get("k") == b"v"
+    assert all(handler.shutdown() for handler in handlers)
+    for backend, _ in made:
+        backend._client.close()
+
+
+# ---- the handler
+
+
+def test_the_etcd_rendezvous_gives_ranks_a_store_and_extra_data(server, prefix):
+    handlers = [etcd_rendezvous.create_rdzv_handler(parameters(server, prefix)) for _ in range(2)]
+    assert {handler.get_backend() for handler in handlers} == {"etcd"}
+    assert {handler.get_run_id() for handler in handlers} == {prefix}
+    found = both([handler.next_rendezvous for handler in handlers])
+    assert sorted((info.rank, info.world_size) for info in found) == [(0, 2), (1, 2)]
+    assert len({(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in found}) == 1
+    implementations = [handler._rdzv_impl for handler in handlers]
+    assert implementations[0].get_rdzv_state()["status"] == "final"
+    version = int(implementations[0].get_rdzv_state()["version"])
+    implementations[0].store_extra_data(version, "k", "left for you")
+    assert implementations[1].load_extra_data(version, "k", timeout=DEADLINE_S) == "left for you"
+    implementations[0].setup_kv_store(version).set("x", "y")
+    assert implementations[1].setup_kv_store(version).get("x") == b"y"
+    assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+    assert [handler.is_closed() for handler in handlers] == [False, False]
+    assert both([handler.shutdown for handler in handlers]) == [True, True]
+
+
+def test_who_waits_is_counted_and_a_closed_run_refuses(server, client, prefix):
+    members = [
+        etcd_rendezvous.EtcdRendezvous(client, "/torchelastic/p2p", prefix, 1, 1, 30, 0.1) for _ in range(2)
+    ]
+    assert members[0].get_rdzv_state()["status"] == "setup"
+    version, rank, size = members[0].rendezvous_barrier()
+    assert (version, rank, size) == (1, 0, 1)
+    pool = ThreadPoolExecutor(1)
+    waiting = pool.submit(members[1].rendezvous_barrier)
+    deadline = time.monotonic() + DEADLINE_S
+    while members[0].get_rdzv_state()["num_workers_waiting"] != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    members[0].set_closed()
+    with pytest.raises(RendezvousClosedError):
+        waiting.result(DEADLINE_S)
+    pool.shutdown()
+    assert members[0].get_rdzv_state()["status"] == "closed"
+    for member in members:
+        member.member.leave()
+
+
+def test_a_barrier_without_enough_members_times_out_with_torchs_error(client, prefix):
+    alone = etcd_rendezvous.EtcdRendezvous(client, "p", prefix, 2, 2, 0.5, 0.1)
+    with pytest.raises(RendezvousTimeoutError, match="waiting for 1 more"):
+        alone.rendezvous_barrier()
+    alone.member.leave()
+
+
+# ---- the client and the server
+
+
+def test_torchs_keys_say_where_and_by_which_right(tmp_path):
+    found = client_of(
+        RendezvousParameters("etcd", "h1:1,h2", "run", 1, 1, protocol="https", ca_cert="ca.pem", read_timeout="7")
+    )
+    assert (found.endpoint, found.read_timeout_s, found.options) == ("etcds://h1:1,h2:2379", 7.0, {"tls_ca": "ca.pem"})
+    with pytest.raises(SettingsError, match="protocol is 'ftp'"):
+        client_of(RendezvousParameters("etcd", "h1", "run", 1, 1, protocol="ftp"))
+    with pytest.raises(SettingsError, match="is not an etcd's"):
+        EtcdClient("memory://x")
+
+
+def test_the_server_takes_torchs_arguments_and_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(tmp_path / "absent"))
+    with pytest.raises(SettingsError, match="it must be a program"):
+        EtcdServer().start(timeout=5)
+    monkeypatch.delenv("TORCHELASTIC_ETCD_BINARY_PATH")
+    server = EtcdServer(data_dir=str(tmp_path / "data"))
+    server.start(timeout=60, num_retries=3, stderr=subprocess.DEVNULL)
+    assert server.get_endpoint() == f"{server.get_host()}:{server.get_port()}"
+    server.stop()

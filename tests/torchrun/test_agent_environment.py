@@ -1,0 +1,160 @@
+"""What surrounds an agent: its clock, its name, its engine, its run id, and the program that it is part of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.torchrun_jobs import Job, Serve
+
+TOGETHER = {"last_call": 10}
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with Serve() as serving:
+        yield serving
+
+
+def finish(training: Job, nodes) -> None:
+    training.finish()
+    assert {node: training.agents[node].ends() for node in nodes} == dict.fromkeys(nodes, 0), training.tell()
+
+
+# ---- clocks and names
+
+
+def faketime() -> str:
+    """The library that shifts a process's clock; Debian has it in the package `faketime`."""
+    given = os.environ.get("LIBFAKETIME", "")
+    found = [given] if given else [str(path) for path in Path("/usr/lib").glob("**/faketime/libfaketime.so.1")]
+    if not found:
+        pytest.skip("libfaketime is not installed (Debian: `apt-get install faketime`): clocks apart are NOT tested")
+    return found[0]
+
+
+def test_clocks_twenty_seconds_apart_change_nothing(job):
+    """Neither who is in, nor who is lost: longer than a lease after the round, everybody is still there."""
+    library = faketime()
+    training = job("2:2", lease=2)
+    training.agent("a")
+    # All clocks of the process are shifted: with the monotonic one left alone, the library's sleeps fail.
+    training.agent("b", wrap=["env", f"LD_PRELOAD={library}", "FAKETIME=+20s"])
+    rows = training.world("ab", 2)
+    apart_s = (rows["b"].clock - rows["b"].at) - (rows["a"].clock - rows["a"].at)
+    assert 19 < apart_s < 21, "the library works"
+    time.sleep(5)
+    assert training.rows("told") == []
+    finish(training, "ab")
+
+
+def test_two_agents_with_one_host_name_and_one_process_number_are_two_members(job):
+    training = job("2:2")
+    for node in "ab":
+        training.agent(node, container="same")
+    assert {row.host for row in training.rows("contained")} <= {"same"}
+    training.world("ab", 2)
+    assert {row.pid for row in training.rows("joined")} == {1}
+    finish(training, "ab")
+
+
+# ---- the engine
+
+
+def outage(training: Job, serve: Serve, lasts_s: float, *, restarted: bool) -> None:
+    """Nobody is told, nobody is restarted; and afterwards a loss is noticed as ever."""
+    training.start("a", "b", "c")
+    rows = training.world("abc", 3)
+    if restarted:
+        serve.kill()
+        time.sleep(lasts_s)
+        serve.start()
+    else:
+        serve.signal(signal.SIGSTOP)
+        time.sleep(lasts_s)
+        serve.signal(signal.SIGCONT)
+    time.sleep(2)  # Back at the engine, members would hear by now what they must not.
+    assert training.rows("told") == [], training.tell()
+    assert training.rows("start") == sorted(rows.values(), key=lambda row: row.at)
+    killed_at = training.agents["c"].kill()
+    after = training.world("ab", 2, after=killed_at)
+    assert {row.round for row in after.values()} == {2}
+    finish(training, "ab")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["stopped", "restarted"])
+def test_an_outage_of_the_engine_longer_than_a_lease_restarts_nobody(job, serve, restarted):
+    outage(job("2:3", endpoint=serve.endpoint, lease=2, **TOGETHER), serve, 3, restarted=restarted)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("restarted", [False, True], ids=["stopped", "restarted"])
+def test_an_outage_of_twenty_seconds_restarts_nobody(job, serve, restarted):
+    outage(job("2:3", endpoint=serve.endpoint, **TOGETHER), serve, 20, restarted=restarted)
+
+
+# ---- run ids
+
+
+def close_by_failure(training: Job) -> str:
+    """Two nodes, one of which gives up; how its failure is told."""
+    training.start("a", "b", max_restarts=0)
+    rows = training.world("ab", 2)
+    training.order("a", 17)
+    assert {agent.ends() for agent in training.agents.values()} == {1}
+    return f"rank {rows['a'].rank} failed: exit code 17"
+
+
+def test_a_closed_run_id_says_who_closed_it_and_serves_a_later_incarnation_at_once(job, serve):
+    failure = close_by_failure(job("2:2", "first", endpoint=serve.endpoint))
+
+    refused = job("2:2", "refused", endpoint=serve.endpoint)
+    assert refused.agent("late").ends() == 1
+    said = refused.agents["late"].out
+    assert "RendezvousClosedError: run 'job' is closed: " in said
+    assert failure in said
+    assert "the id can be used again 60 s after the close, or at once with a higher incarnation" in said
+
+    requeued = job("2:2", "requeued", endpoint=serve.endpoint)
+    requeued.start("a", "b", env={"SLURM_RESTART_COUNT": "1"})
+    again = requeued.world("ab", 2)
+    assert {row.restarts for row in again.values()} == {0}
+    finish(requeued, "ab")
+
+
+@pytest.mark.soak
+def test_a_closed_run_id_can_be_used_again_when_its_time_is_over(job, serve):
+    close_by_failure(job("2:2", "first", endpoint=serve.endpoint, closed_for=5))
+    time.sleep(6)
+    later = job("2:2", "later", endpoint=serve.endpoint, closed_for=5)
+    later.start("a", "b")
+    later.world("ab", 2)
+    finish(later, "ab")
+
+
+# ---- the program around it
+
+
+@pytest.mark.parametrize("function", ["launch_forked", "launch_spawned", "launch_after_a_failure"])
+def test_the_launcher_as_a_library_returns_what_the_functions_returned(job, function):
+    """In an `except` block too, where every look at the present exception shows that of somebody else."""
+    training = job("2:2")
+    training.start("a", "b", function=f"functions:{function}", env={"PYTHONPATH": str(training.jobs)})
+    assert {agent.ends() for agent in training.agents.values()} == {0}, training.tell()
+    results = {row.node: row.ranks for row in training.rows("result")}
+    ranks = {rank for node in results for rank in results[node].values()}
+    assert (set(results), ranks) == ({"a", "b"}, {0, 1})
+
+
+def test_one_node_needs_no_endpoint(job):
+    training = job("1:1")
+    training.endpoint = ""
+    training.start("a")
+    row = training.world("a", 1)["a"]
+    assert (row.rank, row.round) == (0, 1)
+    finish(training, "a")

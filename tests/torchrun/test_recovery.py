@@ -1,0 +1,147 @@
+"""Losing and gaining nodes under torchrun: who goes on, in which world, and how soon.
+
+A time is three times the figure that is promised, because the machine that tests has other things to do;
+`bench/recover.py` measures.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.torchrun_jobs import Job
+
+TOLD_S = 3 * 1.5
+RETURNED_S = 3 * 0.2
+TRAINING_S = 3 * 6.0
+TRAINING_AFTER_SERVER_S = 3 * 10.0
+
+NODES = ("a", "b", "c")
+QUICK = {"last_call": 1, "settle": 0.5}
+
+
+def form(training: Job, nodes=NODES):
+    training.start(*nodes)
+    return training.world(nodes, len(nodes))
+
+
+def lose(training: Job, victim: str) -> list[str]:
+    """Kill a node and see that the others go on without it, in time."""
+    survivors = [node for node in training.agents if node != victim and training.agents[node].code is None]
+    limit_s = TRAINING_AFTER_SERVER_S if training.server() == victim else TRAINING_S
+    before = training.world([*survivors, victim], len(survivors) + 1)
+    killed_at = training.agents[victim].kill()
+    after = training.world(survivors, len(survivors), after=killed_at, timeout_s=limit_s)
+    assert {row.round for row in after.values()} == {before[victim].round + 1}
+    assert all(row.restarts == before[row.node].restarts for row in after.values()), "no restart is spent on a loss"
+    told = {row.node: row.at - killed_at for row in training.rows("told", after=killed_at)}
+    assert set(told) == set(survivors)
+    if limit_s == TRAINING_S:
+        assert max(told.values()) < TOLD_S
+        joins, joined = training.rows("joins", after=killed_at), training.rows("joined", after=killed_at)
+        assert joined[-1].at - joins[-1].at < RETURNED_S
+    return survivors
+
+
+def finish(training: Job, nodes) -> None:
+    training.finish()
+    assert {node: training.agents[node].ends() for node in nodes} == dict.fromkeys(nodes, 0), training.tell()
+
+
+def test_the_others_go_on_when_a_node_is_killed_and_a_fresh_one_comes_in(job):
+    """Neither rank 0 nor the server; workers that use no collectives, so only the rendezvous can notice."""
+    training = job("2:3", **QUICK)
+    rows = form(training)
+    server = training.server()
+    victim = next(node for node in NODES if rows[node].rank > 0 and node != server)
+    survivors = lose(training, victim)
+    fresh = training.agent("fresh")
+    after = training.world([*survivors, "fresh"], 3, after=fresh.started_at, timeout_s=TRAINING_S)
+    assert after["fresh"].rank == 2
+    between = {row.node: row.rank for row in training.rows("start", after=rows[victim].at) if row.size == 2}
+    assert {node: after[node].rank for node in survivors} == between, "ranks stay when a job grows"
+    finish(training, [*survivors, "fresh"])
+
+
+def test_all_survivors_agree_on_the_new_address_when_rank_0_is_killed_and_when_the_server_is(job):
+    """One after the other, until one is left; the last loss is surely the server's."""
+    training = job("1:3", **QUICK)
+    rows = form(training)
+    rank0 = next(node for node in NODES if rows[node].rank == 0)
+    survivors = lose(training, rank0)
+    again = training.world(survivors, 2)
+    assert {row.master for row in again.values()}.isdisjoint({rows[rank0].master})
+    server = training.server()
+    assert server in survivors
+    survivors = lose(training, server)
+    assert training.server() == survivors[0], "it has taken over the endpoint"
+    finish(training, survivors)
+
+
+def test_a_job_grows_with_the_default_settings(job):
+    """But for the last call, which is 30 s in a first round that is not full."""
+    training = job("1:2", last_call=1)
+    training.start("a")
+    alone = training.world("a", 1)["a"]
+    training.start("b")
+    both = training.world("ab", 2, after=alone.at)
+    assert both["a"].rank == 0
+    assert both["a"].restarts == 0
+    assert both["a"].master != alone.master, "no address of a former round is used again"
+    assert both["a"].reason.endswith(" came to join")
+    assert both["b"].reason == "this node came to join"
+    finish(training, "ab")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(200)
+def test_a_job_grows_with_nothing_but_default_settings(job):
+    training = job("1:2")
+    training.start("a")
+    training.world("a", 1)
+    training.start("b")
+    training.world("ab", 2)
+    finish(training, "ab")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(200)
+def test_workers_that_use_collectives_go_on_too(job):
+    """Their collective fails, which torch judges before it asks the rendezvous: that costs a restart, and no more.
+
+    Not in every test run, because that of examples/elastic_ddp.py shows the same.
+    """
+    training = job("2:3", mode="collectives", **QUICK)
+    rows = form(training)
+    victim = next(node for node in NODES if rows[node].rank > 0 and node != training.server())
+    survivors = [node for node in NODES if node != victim]
+    killed_at = training.agents[victim].kill()
+    after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
+    assert all(row.restarts <= 1 for row in after.values())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_nothing_is_lost_in_twenty_repetitions(job):
+    """The victim is another one each time, so that rank 0 and the server are among them."""
+    training = job("2:3", grow_every=0, **QUICK)
+    form(training)
+    nodes = list(NODES)
+    for turn in range(20):
+        victim = nodes.pop(turn % 3)
+        assert lose(training, victim) == nodes
+        fresh = training.agent(f"fresh{turn}")
+        nodes.append(fresh.node)
+        training.world(nodes, 3, after=fresh.started_at, timeout_s=TRAINING_S)
+    finish(training, nodes)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_twenty_four_agents_form_within_three_seconds_of_the_last_ones_call(job):
+    names = [f"n{number}" for number in range(24)]
+    training = job("24:24")
+    training.start(*names)
+    training.world(names, 24, timeout_s=120)
+    joins, joined = training.rows("joins"), training.rows("joined")
+    assert joined[-1].at - joins[-1].at < 3.0
+    finish(training, names)

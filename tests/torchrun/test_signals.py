@@ -1,0 +1,169 @@
+"""Signals are heard at once, and only ours are ours. Each test is the main thread, as an agent is."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from rdzv.torchrun.signals import DEADLY, SignalListener, deadly, ended_by_sigterm
+
+LONG_S = 20.0
+
+
+class Listener:
+    def __init__(self):
+        self.names = queue.Queue()
+
+    def heard(self, name):
+        self.names.put(name)
+
+
+@pytest.fixture
+def handled():
+    """SIGTERM and SIGUSR1 have a handler, as under torch; the wakeup descriptor is as it was afterwards."""
+    former = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.fixture
+def listener(handled):
+    listener = Listener()
+    ear = SignalListener(weakref.WeakMethod(listener.heard))
+    ear.listen()
+    listener.ear = ear
+    yield listener
+    ear.close()
+
+
+def test_a_deadly_signal_is_heard_whoever_has_its_handler(listener):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert listener.names.get(timeout=LONG_S) == "SIGTERM"
+
+
+def test_other_signals_mean_nothing(listener):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert listener.names.get(timeout=LONG_S) == "SIGTERM"
+    assert listener.names.empty()
+
+
+def test_which_signals_are_deadly_is_for_torchrun_to_say(listener, monkeypatch):
+    assert deadly() == DEADLY
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1")
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert listener.names.get(timeout=LONG_S) == "SIGUSR1"
+
+
+def test_whoever_listened_before_is_told_too_and_gets_its_place_back(handled):
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    theirs.settimeout(LONG_S)
+    signal.set_wakeup_fd(mine.fileno())
+    listener = Listener()
+    ear = SignalListener(weakref.WeakMethod(listener.heard))
+    ear.listen()
+    ear.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert theirs.recv(1) == bytes([signal.SIGTERM])
+    assert listener.names.get(timeout=LONG_S) == "SIGTERM"
+    ear.close()
+    ear.close()
+    assert signal.set_wakeup_fd(-1) == mine.fileno()
+    mine.close()
+    theirs.close()
+
+
+def test_who_took_the_place_over_keeps_it(handled):
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    ear = SignalListener(weakref.WeakMethod(Listener().heard))
+    ear.listen()
+    signal.set_wakeup_fd(mine.fileno())
+    ear.close()
+    assert signal.set_wakeup_fd(-1) == mine.fileno()
+    mine.close()
+    theirs.close()
+
+
+def test_a_listener_that_was_dropped_is_not_told(handled):
+    ear = SignalListener(weakref.WeakMethod(Listener().heard))
+    ear.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    ear.close()
+
+
+def test_outside_the_main_thread_it_is_deaf(handled):
+    listener = Listener()
+    ear = SignalListener(weakref.WeakMethod(listener.heard))
+    thread = threading.Thread(target=lambda: (ear.listen(), ear.close()))
+    thread.start()
+    thread.join(LONG_S)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_forked_childs_signals_are_not_the_agents():
+    program = """if True:
+        import os, queue, signal, weakref
+        from rdzv.torchrun.signals import Ear
+        class Listener:
+            names = queue.Queue()
+            def heard(self, name): self.names.put((os.getpid(), name))
+        listener = Listener()
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        ear = Ear(weakref.WeakMethod(listener.heard))
+        ear.listen()
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(signal.set_wakeup_fd(-1) + 1)
+        assert os.waitpid(child, 0)[1] == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert listener.names.get(timeout=20) == (os.getpid(), "SIGTERM")
+        assert listener.names.empty()
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=120, check=True)
+
+
+# ---- before torch has its handlers
+
+
+def test_while_waiting_sigterm_is_torchs_exception():
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SignalException, match="got SIGTERM while waiting") as caught, ended_by_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.sigval is signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def test_a_handler_that_is_there_is_left_alone(handled):
+    handler = signal.getsignal(signal.SIGTERM)
+    with ended_by_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_handler_that_is_installed_meanwhile_stays():
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with ended_by_sigterm():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, former)
