@@ -1,14 +1,14 @@
-r"""Data-parallel training that goes on when a node is lost or comes: stock PyTorch, nothing of rdzv is imported.
+r"""Data-parallel training that continues when nodes are lost or join: stock PyTorch, without any import of rdzv.
 
 On each node (on one machine: in several shells):
 
     torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=job --nnodes=1:4 --max-restarts=10 \
         elastic_ddp.py --checkpoint shared/model.pt
 
-Kill a node with all its processes and watch the others go on from the last checkpoint; start it again and watch it come
-back in. What makes that work is all here: the world is read anew at every start, the state is loaded before the first
-step, and rank 0 saves it so that a checkpoint is whole or absent. A loss fails the collective under way and with it the
-worker, and each such failure costs one of `--max-restarts`, so leave some.
+Kill a node with all its processes: the others continue from the last checkpoint. Start it again: it joins again. Three
+things make this work. The program reads the world at every start, it loads the state before the first step, and rank 0
+saves a checkpoint completely or not at all. When a node is lost, the collective in progress fails and so does the worker.
+Each such failure uses one of `--max-restarts`, so allow enough of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def batch(step: int, rank: int, size: int, rows: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's share of the step's rows. Which rows a step has depends on the step only, not on the world."""
+    """Return this rank's share of the step's rows. The rows of a step depend only on the step, not on the world."""
     source = torch.Generator().manual_seed(step)
     inputs = torch.randn(rows, 8, generator=source)
     targets = inputs.sum(dim=1, keepdim=True)
@@ -33,7 +33,7 @@ def batch(step: int, rank: int, size: int, rows: int = 64) -> tuple[torch.Tensor
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step to go on from."""
+    """Load the checkpoint, if there is one, and return the step to continue from."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -43,14 +43,14 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Whole or not at all: a node may be killed in the middle of it."""
+    """Save a checkpoint atomically, because the node may be killed while it writes."""
     part = path.with_suffix(f".{os.getpid()}.part")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
     part.replace(path)
 
 
 def train(args: argparse.Namespace) -> None:
-    """All steps that the checkpoint does not have yet."""
+    """Train the steps that the checkpoint does not contain yet."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -59,7 +59,7 @@ def train(args: argparse.Namespace) -> None:
     parallel = DistributedDataParallel(model)
     if rank == 0:
         print(f"world of {size}, from step {step}", flush=True)
-    dist.barrier()  # Nobody saves before all have loaded.
+    dist.barrier()  # All ranks load before rank 0 saves.
     loss = torch.zeros(())
     while step < args.steps:
         inputs, targets = batch(step, rank, size)
@@ -76,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the arguments, join the process group that torchrun's variables name, train."""
+    """Read the arguments, join the process group given by torchrun's variables, and train."""
     parser = argparse.ArgumentParser(description="elastic data-parallel training, on CPUs")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a file that all nodes can reach")
     parser.add_argument("--steps", type=int, default=500)

@@ -1,12 +1,12 @@
-"""An elastic program without torch, and without rdzv in it: all it needs is in the environment that `rdzv run` gives it.
+"""An elastic program without torch, and without any import of rdzv: it reads the environment that `rdzv run` sets.
 
 On each node (on one machine: in several shells):
 
     rdzv run node1:29400 --run-id pi --nnodes 1:4 --max-restarts 10 -- python without_torch.py --progress shared/pi.json
 
-It adds up the area under 4 / (1 + x^2), slice by slice, over all ranks: rank 0 listens at MASTER_ADDR:MASTER_PORT, which
-is its alone in this round, and collects. When a node is lost or comes, every program is stopped and started again in the
-new world, and goes on after the last slice that was written down.
+All ranks together add up the area under 4 / (1 + x^2), slice by slice. Rank 0 listens at MASTER_ADDR:MASTER_PORT, which no
+other program uses in this round, and collects the parts. When a node is lost or joins, `rdzv run` stops every program and
+starts it again in the new world. The program then continues after the last slice in the progress file.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pathlib import Path
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ADDRESS = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 POINTS = 10_000
-"""Per slice."""
+"""The number of points per slice."""
 PATIENCE_S = 60.0
-"""A peer that is silent for so long is gone, and `rdzv run` would have stopped us."""
+"""Timeout for peers. If one is lost, `rdzv run` normally stops this program long before."""
 
 
 def area(piece: int, pieces: int) -> float:
-    """This rank's part of a slice."""
+    """Return this rank's part of a slice."""
     width = 1 / (pieces * POINTS)
     first = piece * POINTS
     return sum(4 / (1 + ((first + n + 0.5) * width) ** 2) for n in range(RANK, POINTS, SIZE)) * width
 
 
 class Peers:
-    """Connections between rank 0 and each of the others."""
+    """Connections between rank 0 and the other ranks."""
 
     def __init__(self) -> None:
         if RANK == 0:
@@ -50,7 +50,7 @@ class Peers:
 
     @staticmethod
     def _dial() -> socket.socket:
-        """Until rank 0's program listens; it may have started later than we."""
+        """Connect to rank 0, and retry while its program does not listen yet."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -61,18 +61,18 @@ class Peers:
                 time.sleep(0.05)
 
     def tell(self, value: float) -> None:
-        """All of them."""
+        """Send a value to all peers."""
         for file in self._files:
             file.write(f"{value!r}\n")
             file.flush()
 
     def hear(self) -> list[float]:
-        """What each of them says."""
-        return [float(file.readline()) for file in self._files]  # A peer that is gone says '', which is no number.
+        """Receive one value from each peer."""
+        return [float(file.readline()) for file in self._files]  # A lost peer gives '', so float() raises.
 
 
 def main() -> None:
-    """Rank 0 says which slice is next and writes down what came of it; a slice below 0 is the end."""
+    """Rank 0 sends the number of the next slice and saves the result. A number below 0 means the end."""
     parser = argparse.ArgumentParser(description="an elastic sum")
     parser.add_argument("--progress", type=Path, required=True, help="a file that all nodes can reach")
     parser.add_argument("--slices", type=int, default=200)

@@ -14,8 +14,12 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(d.relative_to(ROOT)) for d in DOCUMENTS])
 
 WORDS = (
-    "run", "member", "node", "worker", "round", "world", "ready", "quorum", "last call", "sealed", "waiting", "spare", "broken",
-    "done", "closed", "incarnation", "lease", "revision", "leader", "engine", "driver", "secret",
+    "run", "node", "worker", "agent", "member", "slot", "leader", "operator", "incarnation", "round", "ready", "quorum",
+    "unit", "last call", "sealed", "world", "hold", "bootstrap address", "store", "waiting", "newcomer", "spare", "settle",
+    "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",
+    "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "notice", "engine",
+    "embedded server", "endpoint", "driver", "register", "instance", "place", "adopt", "adopted", "retold", "secret", "lease",
+    "linger", "outage grace", "revision", "watch", "guard", "fencing",
 )  # fmt: skip
 
 
