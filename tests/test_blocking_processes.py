@@ -66,7 +66,7 @@ def test_an_interrupt_gets_through_a_join_and_ends_it(tmp_path):
 
 IMPATIENT = """
 import asyncio, os, signal, threading
-from rdzv.portal import Portal
+from rdzv.system.portal import Portal
 
 finished = threading.Event()
 
@@ -195,7 +195,7 @@ def last():
     # Registered first, so it runs last: all that is here now was said by the members as they left.
     from rdzv.core.keys import Keys
     from rdzv.core import wire
-    from rdzv.core.model import Entry
+    from rdzv.core.model import RankEntry
     from rdzv.engines.port import List
     from rdzv.engines.memory import MemoryDriver
 
@@ -204,7 +204,7 @@ def last():
         keys = Keys("job")
         found = await session.txn(then=[List(keys.members), List(keys.ranks)])
         print("members left:", len(found.reads[0]))
-        print(*sorted(wire.decode(Entry, item.value).went for item in found.reads[1]), sep="; ")
+        print(*sorted(wire.decode(RankEntry, item.value).went for item in found.reads[1]), sep="; ")
         await session.close()
 
     asyncio.run(look())

@@ -158,7 +158,7 @@ def test_an_idle_member_says_one_word_per_third_of_its_lease_and_hears_one():
     beats = round(idle_s / (lease_s / 3))
     for line in (leader, *others):
         assert set(line.asked) <= {"Renew"}
-        assert set(line.told) <= {"Ok"}
+        assert set(line.told) <= {"Acknowledged"}
         assert beats - 2 <= line.asked["Renew"] <= beats + 1
         assert line.bytes <= (beats + 1) * 20
 

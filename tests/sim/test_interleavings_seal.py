@@ -83,13 +83,13 @@ async def test_h03_a_round_that_was_broken_before_it_was_taken_holds_up_nobody(h
 
 
 def broken_rounds_are_given():
-    right = presence_module.found
+    right = presence_module.take_result
 
     def found(*given):
         result = right(*given)
         return TakeResult.GIVEN if result is TakeResult.GIVE_UP else result
 
-    return [(presence_module, "found", found)]
+    return [(presence_module, "take_result", found)]
 
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={broken_rounds_are_given: "was given a round that was broken"})
@@ -270,12 +270,12 @@ async def test_h05_a_leader_that_lists_is_not_deceived_by_a_new_life_of_a_key(ha
 
 
 def a_former_life_is_given_its_round():
-    right = presence_module.found
+    right = presence_module.take_result
 
     def found(head, table, line, created):
         return right(head, table, line, created if line is None else line.created)
 
-    return [(presence_module, "found", found)]
+    return [(presence_module, "take_result", found)]
 
 
 @by_hand(

@@ -10,6 +10,7 @@ import pytest
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.embedded import client
+from rdzv.engines.embedded import dial as greeting
 from rdzv.engines.embedded.client import RemoteDriver, local_host
 from rdzv.engines.embedded.frames import Welcome
 from rdzv.errors import Unreachable
@@ -58,8 +59,8 @@ def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waiting():
                 addresses = [(socket.AF_INET, full.getsockname()), (socket.AF_INET, ("127.0.0.1", server.port))]
                 driver = driver_to(server.port)
                 began_at = time.monotonic()
-                found, _ = await dial.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 5.0)
-                assert time.monotonic() - began_at < 3 * dial.STAGGER_S
+                found, _ = await greeting.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 5.0)
+                assert time.monotonic() - began_at < 3 * greeting.STAGGER_S
                 found.close()
 
     run(scenario)

@@ -196,7 +196,7 @@ def test_a_forgotten_one_does_not_stay_among_those_closed_at_a_fork():
 
 FORK = """
     import os, signal, socket, sys
-    from rdzv.bootstrap import bind
+    from rdzv.system.bootstrap import bind
 
     held = bind("127.0.0.1", (0, 0))
     taken = bind("127.0.0.1", (0, 0))

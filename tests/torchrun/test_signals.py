@@ -119,13 +119,13 @@ def test_outside_the_main_thread_it_is_deaf(handled):
 def test_a_forked_childs_signals_are_not_the_agents():
     program = """if True:
         import os, queue, signal, weakref
-        from rdzv.torchrun.signals import Ear
+        from rdzv.torchrun.signals import SignalListener
         class Listener:
             names = queue.Queue()
             def heard(self, name): self.names.put((os.getpid(), name))
         listener = Listener()
         signal.signal(signal.SIGTERM, lambda *_: None)
-        ear = Ear(weakref.WeakMethod(listener.heard))
+        ear = SignalListener(weakref.WeakMethod(listener.heard))
         ear.listen()
         child = os.fork()
         if not child:

@@ -352,7 +352,7 @@ def _never_given_up() -> list[Patch]:
         result = right(*given)
         return member.TakeResult.NOT_OURS if result is member.TakeResult.GIVE_UP else result
 
-    return [(presence_module, "found", found)]
+    return [(presence_module, "take_result", found)]
 
 
 @_bug("stragglers are waited for without end")

@@ -182,6 +182,6 @@ def test_a_session_says_why_it_left_a_mad_server(caplog):
             await session.close()
 
     run(scenario)
-    assert "answer 1, Ok, cannot be read: a Txn was asked for" in caplog.text
+    assert "answer 1, Acknowledged, cannot be read: a Txn was asked for" in caplog.text
 
 

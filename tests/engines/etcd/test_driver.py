@@ -173,9 +173,9 @@ def test_a_forked_child_uses_nothing_of_its_parents_and_the_parent_goes_on(one):
         import asyncio, os, sys
         from rdzv.engines.port import Put
         from rdzv.engines.etcd.driver import EtcdDriver
-        from rdzv.endpoint import Endpoint
+        from rdzv.config.endpoint import Endpoint
         from rdzv.errors import Unreachable
-        from rdzv.engines.etcd.client.credentials import Access
+        from rdzv.engines.etcd.client.credentials import Credentials
 
         def driver():
             return EtcdDriver(Endpoint.parse({one.endpoint("fork")!r}), Credentials())

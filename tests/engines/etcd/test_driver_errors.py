@@ -310,7 +310,7 @@ def test_without_grpcio_the_sentence_has_the_command_that_installs_it(monkeypatc
             raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
         return real(name, *args, **more)
 
-    for name in [one for one in sys.modules if one.startswith(("rdzv.etcd", "rdzv.engines.etcd.driver"))]:
+    for name in [one for one in sys.modules if one.startswith("rdzv.engines.etcd")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SettingsError) as caught:

@@ -38,7 +38,7 @@ PROBE_S = 0.02
 PROBE_TIMEOUT_S = 2.0
 STOP_S = 10.0
 """The guardian gives etcd 5 s to close its files; if it is not gone after this, it is not going to go."""
-_GUARDIAN = Path(__file__).with_name("guardian.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def find_etcd(binary: str = "", environ: Mapping[str, str] | None = None) -> str:
@@ -71,7 +71,7 @@ class SupervisedProcess:
         if stderr is None:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(  # noqa: S603  Who starts a server names its program.
-            [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), folder, *command],
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log if stderr is None else stderr,

@@ -2,7 +2,7 @@
 
 A program of its own, with nothing but the standard library, so that it starts quickly:
 
-    python -I -S guardian.py PARENT FOLDER COMMAND...
+    python -I -S supervisor.py PARENT FOLDER COMMAND...
 
 It prints the process id of the command. The command is ended when the parent closes our standard input or writes to it, or
 when the parent is gone, however it went. FOLDER is removed then, together with what the command kept in it; '' is none.
