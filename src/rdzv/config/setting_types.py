@@ -46,7 +46,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     meaning: str
     raised: str = ""
-    """What gets worse if it is raised, or set; empty: nothing to weigh."""
+    """The cost of raising, or setting, it; empty: none worth naming."""
     allowed: str = ""
     """The end of the sentence "it must be ..."."""
     read: Callable[[Any], object] = str
