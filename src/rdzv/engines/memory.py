@@ -1,7 +1,7 @@
 """The in-process driver: `memory://name` is an engine shared by all threads and event loops of this process.
 
-For tests, for examples, and for thousands of members in one process. A lock makes the engine one-threaded, and the
-event loops of its sessions pass time for it. A forked child has none of these engines: it starts with its own.
+It serves tests, examples, and thousands of members in one process. A lock serializes access to the engine. The event loops
+of its sessions pass time for it. A forked child does not share its parent's engines: it starts with new ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .watch_queue import BACKLOG_MAX
 __all__ = ["Engine", "MemoryDriver", "MemorySession", "MemoryWatch"]
 
 TICK_S = 0.25
-"""How often an event loop looks whether leases have ended."""
+"""Time between two checks for ended leases."""
 STEP_MAX_S = 2 * TICK_S
-"""The most that may pass at once: the rest of a longer pause was a stall of ours, and is credited to all leases."""
+"""Longest step of time: the rest of a longer pause was a stall of this process and is credited to all leases."""
 TXN_MAX = 100_000
-"""Nothing in here limits a transaction; this is for those who split theirs."""
+"""A number for callers that split their transactions; the engine itself has no limit."""
 
 
 class _SharedEngine:
-    """An engine with what it takes to share it."""
+    """An engine with its lock and its timers."""
 
     def __init__(self) -> None:
         self.engine = Engine(secrets.token_hex(8))
@@ -41,13 +41,13 @@ class _SharedEngine:
         self._passed = time.monotonic()
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count a session. Every loop that has one ticks, so that leases end as long as any of them runs."""
+        """Count a session. Every loop with a session ticks, so that leases end as long as any of the loops runs."""
         if loop not in self._sessions:
             self._timers[loop] = loop.call_later(TICK_S, self._tick, loop)
         self._sessions[loop] = self._sessions.get(loop, 0) + 1
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Uncount it; True if nobody is left and nothing is kept. Sessions on a closed loop do not count."""
+        """Uncount a session; True if no session, key or lease is left. Sessions on a closed loop do not count."""
         if loop in self._sessions:
             self._sessions[loop] -= 1
         for other, count in tuple(self._sessions.items()):
@@ -63,7 +63,7 @@ class _SharedEngine:
         self.pass_time()
 
     def pass_time(self) -> None:
-        """Pass what no other loop has passed yet, or as much of it as is no stall."""
+        """Pass the time since the last call from any loop, at most `STEP_MAX_S`."""
         with self.lock:
             now = time.monotonic()
             elapsed_s = min(now - self._passed, STEP_MAX_S)
@@ -72,14 +72,14 @@ class _SharedEngine:
 
 
 class _Registry:
-    """The engines of this process. Every open session's engine is in it."""
+    """The engines of this process by name, at least those with an open session."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _SharedEngine] = {}
         self._lock = threading.Lock()
 
     def enter(self, name: str, loop: asyncio.AbstractEventLoop) -> _SharedEngine:
-        """The engine of that name, new and empty if there is none."""
+        """Return the engine of that name, new and empty if there is none."""
         with self._lock:
             shared = self._engines.get(name)
             if shared is None:
@@ -88,13 +88,13 @@ class _Registry:
             return shared
 
     def leave(self, name: str, shared: _SharedEngine, loop: asyncio.AbstractEventLoop) -> None:
-        """Drop the engine with its last session, unless it keeps something for the next one."""
+        """Drop the engine with its last session, unless it holds keys or leases for the next one."""
         with self._lock:
             if shared.leave(loop) and self._engines.get(name) is shared:
                 del self._engines[name]
 
     def start_anew(self) -> None:
-        """In a forked child: other threads of the parent may have held the locks, and its loops pass no time here."""
+        """Forget all engines in a forked child: their locks may be held, and no loop passes their time."""
         for shared in self._engines.values():
             shared.forked = True
         self._engines = {}
@@ -107,23 +107,22 @@ if hasattr(os, "register_at_fork"):
 
 
 class MemoryDriver:
-    """Reaches the engine of that name in this process. The first to connect makes it, empty."""
+    """Reaches the engine of that name in this process. The first connection makes it."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.endpoint = f"memory://{name}"
 
     async def connect(self) -> MemorySession:
-        """Always possible."""
         loop = asyncio.get_running_loop()
         return MemorySession(self.name, _registry.enter(self.name, loop), loop)
 
     async def close(self) -> None:
-        """Nothing to give up: the engine belongs to the process."""
+        """Do nothing: the engine belongs to the process."""
 
 
 class MemorySession:
-    """Used from the loop it was made on. Its calls answer at once, without giving way to other tasks."""
+    """A session for the loop it was made on. Its calls return at once, without switching to other tasks."""
 
     durable = True
     compares_max = TXN_MAX
@@ -148,27 +147,23 @@ class MemorySession:
         otherwise: Iterable[Operation] = (),
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """See the port."""
         with self._lock():
             return self.engine.txn(compares, then, otherwise, instead)
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
-        """The longest step is added, because one may be due right after this. There is no connection to lose."""
         with self._lock():
-            return self.engine.grant(ttl_s + STEP_MAX_S)
+            return self.engine.grant(ttl_s + STEP_MAX_S)  # The longest step may follow at once.
 
     async def renew(self, lease: int) -> None:
-        """See the port."""
         with self._lock():
             self.engine.renew(lease)
 
     async def revoke(self, lease: int) -> None:
-        """See the port."""
         with self._lock():
             self.engine.revoke(lease)
 
     def watch(self, targets: Sequence[str], since: int) -> MemoryWatch:
-        """Whatever is wrong is said by the watch, as a remote engine could not say it earlier."""
+        """Start a watch. Its reader gets the error if it cannot start, as with a remote engine."""
         watch = MemoryWatch(self)
         try:
             with self._lock():
@@ -179,7 +174,7 @@ class MemorySession:
         return watch
 
     async def close(self) -> None:
-        """Its watches end, too. Closing twice is harmless."""
+        """End the session and its watches. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
@@ -191,7 +186,6 @@ class MemorySession:
         _registry.leave(self.name, self.shared, self.loop)
 
     def unreachable(self) -> Unreachable:
-        """Why nothing can be asked of it any more."""
         problem = "the session is closed"
         if self.shared.forked:
             problem = "it belongs to the process that this one was forked from; connect anew for one of this process"
@@ -204,7 +198,7 @@ class MemorySession:
 
 
 class MemoryWatch:
-    """What a session's `watch` gives. For one reader."""
+    """A watch of one session, for one reader. Other threads deliver to it, hence the lock."""
 
     def __init__(self, session: MemorySession) -> None:
         self.stop: Callable[[], None] = lambda: None
@@ -233,15 +227,15 @@ class MemoryWatch:
             await reader
 
     async def aclose(self) -> None:
-        """No more batches. Closing twice is harmless."""
+        """End the watch. Closing twice is harmless."""
         if not self._shared.forked:
             with self._shared.lock:
                 self.end(StopAsyncIteration())
 
     def deliver(self, batch: Batch) -> None:
-        """Called by the engine, so with the lock held, in the thread of whoever made the change.
+        """Take a batch from the engine, with the lock held, in the thread that made the change.
 
-        The first call may come before `stop` is known. It cannot be too large: the engine remembers less than that.
+        The first call may come before `stop` is set. It cannot exceed the backlog: the engine's history is smaller.
         """
         self._events += len(batch.events)
         if self._events > BACKLOG_MAX:
@@ -251,7 +245,7 @@ class MemoryWatch:
         self._wake()
 
     def end(self, problem: Exception) -> None:
-        """Let the reader find the problem at once: batches before a gap are of no use to it. The lock is held."""
+        """Give the reader the problem at once: batches before a gap are useless to it. The lock is held."""
         self.stop()
         self._session.watches.discard(self)
         self._batches.clear()
@@ -269,7 +263,7 @@ class MemoryWatch:
         try:
             self._session.loop.call_soon_threadsafe(_wake_reader, reader)
         except RuntimeError:
-            self.stop()  # The loop was closed around it: nobody will ever read this.
+            self.stop()  # The reader's loop is closed.
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

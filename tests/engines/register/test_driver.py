@@ -180,7 +180,7 @@ def test_all_that_a_process_wants_at_once_is_one_swap():
 
     async def main():
         async with Process(backend, 1) as session, Process(backend, 1) as other:
-            assert session._hub is other._hub
+            assert session._loop is other._loop
             wishes = [one.txn(then=[Put(f"k/{n}", b"")]) for n in range(50) for one in (session, other)]
             outcomes = await asyncio.gather(*wishes)
             assert len({outcome.revision for outcome in outcomes}) == 100
