@@ -1,6 +1,6 @@
 """The contract of the driver port, which every driver must pass unchanged: sessions, transactions, lists and leases.
 
-Watches have their own file. See `contract.py` for adding a driver.
+Watches have their own file. `support/engine_contract.py` says how to add a driver.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ async def test_branches(rig: Rig) -> None:
     key = rig.root + "k"
     then: list[Operation] = [Put(key, b"then"), Get(key)]
     otherwise: list[Operation] = [Get(key), Put(rig.root + "other", b"")]
-    taken = await session.txn([Created(key, 0), Empty(rig.root)], then, otherwise)
+    taken = await session.txn(iter([Created(key, 0), Empty(rig.root)]), iter(then), iter(otherwise))
     assert taken.succeeded
     assert taken.reads == ((), (Item(key, b"then", taken.revision, taken.revision),))
     refused = await session.txn([Created(key, taken.revision), Empty(rig.root)], then, otherwise)

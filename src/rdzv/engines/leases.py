@@ -90,7 +90,7 @@ class Leases:
         return True
 
     def pass_time(self, elapsed_s: float) -> list[int]:
-        """Advance the time and return the leases that ended, in the order of their ends.
+        """Advance the time and return the leases that ended, in any order.
 
         A renewal only moves `due` and leaves the queue alone. The old entry is corrected when its time comes, so a lease costs
         one look per time to live, however many leases there are.
