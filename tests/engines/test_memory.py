@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.engines import memory
+from rdzv.engines import memory, watch_queue
 from rdzv.engines.memory import MemoryDriver, MemorySession
 from rdzv.engines.port import Created, DeletePrefix, Gap, Get, Modified, Put
 from rdzv.errors import Unreachable
@@ -89,7 +89,7 @@ async def test_an_engine_goes_with_its_last_session():
     fifth = await driver.connect()
     assert fifth.instance != instance
     await fifth.close()
-    assert "r" not in memory._registry._engines
+    assert "r" not in memory._SharedEngine.by_name
 
 
 def test_sessions_whose_loop_was_closed_do_not_keep_an_engine():
@@ -102,9 +102,9 @@ def test_sessions_whose_loop_was_closed_do_not_keep_an_engine():
         await (await MemoryDriver("f").connect()).close()
 
     asyncio.run(forget())
-    assert "f" in memory._registry._engines
+    assert "f" in memory._SharedEngine.by_name
     asyncio.run(close())
-    assert "f" not in memory._registry._engines
+    assert "f" not in memory._SharedEngine.by_name
 
 
 # ---- time
@@ -229,7 +229,7 @@ def test_a_watch_whose_loop_was_closed_is_dropped():
 
 def test_a_watch_that_is_not_read_gets_a_gap(monkeypatch):
     """Its memory is bounded; others are not affected."""
-    monkeypatch.setattr(memory, "BACKLOG_MAX", 10)
+    monkeypatch.setattr(watch_queue, "BACKLOG_MAX", 10)
 
     async def main() -> None:
         session = await MemoryDriver("slow").connect()

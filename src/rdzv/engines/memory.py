@@ -11,13 +11,13 @@ import os
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 from ..errors import Unreachable
 from .port import Batch, Case, Compare, Gap, Operation, Outcome
 from .reference import Engine
-from .watch_queue import BACKLOG_MAX
+from .watch_queue import WatchQueue
 
 __all__ = ["Engine", "MemoryDriver", "MemorySession", "MemoryWatch"]
 
@@ -30,9 +30,14 @@ TXN_MAX = 100_000
 
 
 class _SharedEngine:
-    """An engine with its lock and its timers."""
+    """An engine of this process with its lock and its timers. It is dropped when it has no session, key or lease."""
 
-    def __init__(self) -> None:
+    by_name: ClassVar[dict[str, _SharedEngine]] = {}
+    registry_lock: ClassVar = threading.Lock()
+    """Guards `by_name` and the counts of sessions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.engine = Engine(secrets.token_hex(8))
         self.lock = threading.Lock()
         self.forked = False
@@ -40,21 +45,31 @@ class _SharedEngine:
         self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
         self._passed = time.monotonic()
 
-    def enter(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count a session. Every loop with a session ticks, so that leases end as long as any of the loops runs."""
-        if loop not in self._sessions:
-            self._timers[loop] = loop.call_later(TICK_S, self._tick, loop)
-        self._sessions[loop] = self._sessions.get(loop, 0) + 1
+    @classmethod
+    def enter(cls, name: str, loop: asyncio.AbstractEventLoop) -> _SharedEngine:
+        """Return the engine of that name, made if necessary, with one more session on that loop."""
+        with cls.registry_lock:
+            self = cls.by_name.get(name)
+            if self is None:
+                self = cls.by_name[name] = cls(name)
+            # Every loop with a session ticks, so that leases end as long as any of the loops runs.
+            if loop not in self._sessions:
+                self._timers[loop] = loop.call_later(TICK_S, self._tick, loop)
+            self._sessions[loop] = self._sessions.get(loop, 0) + 1
+            return self
 
-    def leave(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Uncount a session; True if no session, key or lease is left. Sessions on a closed loop do not count."""
-        if loop in self._sessions:
-            self._sessions[loop] -= 1
-        for other, count in tuple(self._sessions.items()):
-            if not count or other.is_closed():
-                del self._sessions[other]
-                self._timers.pop(other).cancel()
-        return not (self._sessions or len(self.engine) or len(self.engine.leases))
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Uncount a session. Sessions on a closed loop do not count."""
+        with self.registry_lock:
+            if loop in self._sessions:
+                self._sessions[loop] -= 1
+            for other, count in tuple(self._sessions.items()):
+                if not count or other.is_closed():
+                    del self._sessions[other]
+                    self._timers.pop(other).cancel()
+            is_empty = not (self._sessions or len(self.engine) or len(self.engine.leases))
+            if is_empty and self.by_name.get(self.name) is self:
+                del self.by_name[self.name]
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.forked:
@@ -71,39 +86,16 @@ class _SharedEngine:
             self.engine.pass_time(elapsed_s)
 
 
-class _Registry:
-    """The engines of this process by name, at least those with an open session."""
-
-    def __init__(self) -> None:
-        self._engines: dict[str, _SharedEngine] = {}
-        self._lock = threading.Lock()
-
-    def enter(self, name: str, loop: asyncio.AbstractEventLoop) -> _SharedEngine:
-        """Return the engine of that name, new and empty if there is none."""
-        with self._lock:
-            shared = self._engines.get(name)
-            if shared is None:
-                shared = self._engines[name] = _SharedEngine()
-            shared.enter(loop)
-            return shared
-
-    def leave(self, name: str, shared: _SharedEngine, loop: asyncio.AbstractEventLoop) -> None:
-        """Drop the engine with its last session, unless it holds keys or leases for the next one."""
-        with self._lock:
-            if shared.leave(loop) and self._engines.get(name) is shared:
-                del self._engines[name]
-
-    def start_anew(self) -> None:
-        """Forget all engines in a forked child: their locks may be held, and no loop passes their time."""
-        for shared in self._engines.values():
-            shared.forked = True
-        self._engines = {}
-        self._lock = threading.Lock()
+def _after_fork_in_child() -> None:
+    # Other threads of the parent may have held the locks, and no loop passes these engines' time here.
+    for shared in _SharedEngine.by_name.values():
+        shared.forked = True
+    _SharedEngine.by_name = {}
+    _SharedEngine.registry_lock = threading.Lock()
 
 
-_registry = _Registry()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_registry.start_anew)
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class MemoryDriver:
@@ -115,7 +107,7 @@ class MemoryDriver:
 
     async def connect(self) -> MemorySession:
         loop = asyncio.get_running_loop()
-        return MemorySession(self.name, _registry.enter(self.name, loop), loop)
+        return MemorySession(_SharedEngine.enter(self.name, loop), loop)
 
     async def close(self) -> None:
         """Do nothing: the engine belongs to the process."""
@@ -130,11 +122,10 @@ class MemorySession:
     stars = True
     local_host = "127.0.0.1"
 
-    def __init__(self, name: str, shared: _SharedEngine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, shared: _SharedEngine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = shared.engine
         self.instance = shared.engine.instance
-        self.place = f"memory:{name}"
-        self.name = name
+        self.place = f"memory:{shared.name}"
         self.shared = shared
         self.loop = loop
         self.watches: set[MemoryWatch] = set()
@@ -183,13 +174,13 @@ class MemorySession:
         with self.shared.lock:
             for watch in tuple(self.watches):
                 watch.end(self.unreachable())
-        _registry.leave(self.name, self.shared, self.loop)
+        self.shared.leave(self.loop)
 
     def unreachable(self) -> Unreachable:
         problem = "the session is closed"
         if self.shared.forked:
             problem = "it belongs to the process that this one was forked from; connect anew for one of this process"
-        return Unreachable(f"memory://{self.name}", problem, applied=False)
+        return Unreachable(f"memory://{self.shared.name}", problem, applied=False)
 
     def _lock(self) -> threading.Lock:
         if self._closed or self.shared.forked:
@@ -197,17 +188,14 @@ class MemorySession:
         return self.shared.lock
 
 
-class MemoryWatch:
+class MemoryWatch(WatchQueue):
     """A watch of one session, for one reader. Other threads deliver to it, hence the lock."""
 
     def __init__(self, session: MemorySession) -> None:
+        super().__init__(0)
         self.stop: Callable[[], None] = lambda: None
-        self.problem: Exception | None = None
         self._session = session
         self._shared = session.shared
-        self._batches: deque[Batch] = deque()
-        self._events = 0
-        self._reader: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> MemoryWatch:
         return self
@@ -232,45 +220,30 @@ class MemoryWatch:
             with self._shared.lock:
                 self.end(StopAsyncIteration())
 
-    def deliver(self, batch: Batch) -> None:
-        """Take a batch from the engine, with the lock held, in the thread that made the change.
-
-        The first call may come before `stop` is set. It cannot exceed the backlog: the engine's history is smaller.
-        """
-        self._events += len(batch.events)
-        if self._events > BACKLOG_MAX:
-            self.end(Gap(f"{self._events} events were not read in time"))
-            return
-        self._batches.append(batch)
-        self._wake()
-
     def end(self, problem: Exception) -> None:
-        """Give the reader the problem at once: batches before a gap are useless to it. The lock is held."""
+        """End the watch; the lock is held. Called by `deliver`, too, in the thread that made the change.
+
+        The first delivery may come before `stop` is set. It cannot exceed the backlog: the engine's history is smaller.
+        """
         self.stop()
         self._session.watches.discard(self)
-        self._batches.clear()
-        if self.problem is None:
-            self.problem = problem
-        self._wake()
+        super().end(problem)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         reader, self._reader = self._reader, None
         if reader is None:
             return
-        if _running_loop() is self._session.loop:
+        try:
+            is_reader_thread = asyncio.get_running_loop() is self._session.loop
+        except RuntimeError:
+            is_reader_thread = False
+        if is_reader_thread:
             _wake_reader(reader)
             return
         try:
             self._session.loop.call_soon_threadsafe(_wake_reader, reader)
         except RuntimeError:
             self.stop()  # The reader's loop is closed.
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _wake_reader(reader: asyncio.Future[None]) -> None:

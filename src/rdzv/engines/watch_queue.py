@@ -48,7 +48,7 @@ class WatchQueue:
         if self._events > BACKLOG_MAX:
             self.end(Gap(f"{self._events} events were not read in time"))
         else:
-            wake(self._reader)
+            self.wake()
 
     def end(self, problem: Exception) -> None:
         """Give the reader the problem next, instead of the queued batches. The first problem stays."""
@@ -56,16 +56,16 @@ class WatchQueue:
             self.problem = problem
             self.ended()
         self._batches.clear()
-        wake(self._reader)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the waiting reader go on, if there is one."""
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def before_waiting(self) -> None:
         """Raise if nothing can come any more. For subclasses."""
 
     def ended(self) -> None:
         """Release what was held for this watch; called once. For subclasses."""
-
-
-def wake(waiter: asyncio.Future[None] | None) -> None:
-    """Wake the waiting reader, if there is one."""
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
