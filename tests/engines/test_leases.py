@@ -25,7 +25,6 @@ def test_ids_are_never_zero_and_never_used_again():
 
 
 def test_ends_when_its_time_has_passed_and_not_before():
-    """And is told once."""
     leases, [lease] = granted(1, 10)
     assert leases.pass_time(9.999) == []
     assert lease in leases
@@ -51,7 +50,6 @@ def test_an_ended_lease_cannot_be_used():
 
 @pytest.mark.parametrize("ttl_s", [0, -1, float("inf"), float("nan")])
 def test_a_time_that_is_none_is_refused(ttl_s):
-    """At the grant, where the mistake is."""
     with pytest.raises(ValueError, match="time to live"):
         Leases().grant(ttl_s)
 
@@ -105,7 +103,6 @@ def test_only_leases_with_a_connection_make_the_share():
 
 
 def test_without_a_linger_a_hang_up_is_the_end():
-    """At the next step, however short, however many."""
     leases, ids = granted(10)
     for lease in ids:
         leases.hang_up(lease, 0)
@@ -116,7 +113,7 @@ def test_without_a_linger_a_hang_up_is_the_end():
 
 
 def test_the_queue_does_not_grow_with_what_is_over():
-    """Neither revoked leases nor blips of long ones leave anything behind that lasts."""
+    """Revoked leases and short hang-ups of long leases leave no entries that last."""
     leases, [lease] = granted(1, 86400)
     for _ in range(10_000):
         leases.revoke(leases.grant(86400))

@@ -1,4 +1,4 @@
-"""The in-process driver: what is particular to it. The rest is the contract's."""
+"""The in-process driver beyond the contract: threads, loops, time and forks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ async def joined(*threads: threading.Thread) -> None:
 
 @run
 async def test_engines_are_shared_by_name():
-    """One name is one engine, another name another one."""
     one, same, other = [await MemoryDriver(name).connect() for name in ("a", "a", "b")]
     assert one.engine is same.engine
     assert one.instance != other.instance
@@ -65,7 +64,7 @@ async def test_engines_are_shared_by_name():
 
 @run
 async def test_an_engine_goes_with_its_last_session():
-    """If it keeps nothing: with a key or a lease it stays for whoever comes next."""
+    """An engine with a key or a lease stays for the next session."""
     driver = MemoryDriver("r")
     first, second = await driver.connect(), await driver.connect()
     instance = first.instance
@@ -93,7 +92,6 @@ async def test_an_engine_goes_with_its_last_session():
 
 
 def test_sessions_whose_loop_was_closed_do_not_keep_an_engine():
-    """A test that forgot to close its sessions leaves no engine to the next, once somebody else closes the last."""
 
     async def forget() -> None:
         await MemoryDriver("f").connect()
@@ -147,7 +145,6 @@ def test_a_stall_is_credited_to_all_leases_and_time_passes_once(monkeypatch):
 
 @run
 async def test_one_timer_per_loop():
-    """Neither many sessions nor quick reconnects make a loop tick more often."""
     loop: Any = asyncio.get_running_loop()
     driver = MemoryDriver("timers")
     for _ in range(20):
@@ -161,7 +158,7 @@ async def test_one_timer_per_loop():
 
 @run
 async def test_a_lease_ends_while_its_own_loop_is_stuck():
-    """The loops of the others pass the time."""
+    """The loops of the other sessions pass the time."""
     here = await MemoryDriver("stuck").connect()
     watch = here.watch(["k"], (await here.txn()).revision)
     release = threading.Event()
@@ -212,7 +209,7 @@ async def test_threads_with_loops_of_their_own_share_an_engine():
 
 
 def test_a_watch_whose_loop_was_closed_is_dropped():
-    """At the next change, without disturbing who made it, even outside of any loop."""
+    """The next change drops the watch and succeeds, also outside of any loop."""
     loop = asyncio.new_event_loop()
     session = loop.run_until_complete(MemoryDriver("closed").connect())
     read = anext(session.watch(["k"], 1)).__await__()
@@ -228,7 +225,7 @@ def test_a_watch_whose_loop_was_closed_is_dropped():
 
 
 def test_a_watch_that_is_not_read_gets_a_gap(monkeypatch):
-    """Its memory is bounded; others are not affected."""
+    """Memory is bounded; other watches are not affected."""
     monkeypatch.setattr(watch_queue, "BACKLOG_MAX", 10)
 
     async def main() -> None:
@@ -251,7 +248,7 @@ def test_a_watch_that_is_not_read_gets_a_gap(monkeypatch):
 
 @run
 async def test_calls_answer_without_giving_way():
-    """So that a benchmark of thousands of members measures the members."""
+    """A benchmark of thousands of members must measure the members."""
     session = await MemoryDriver("prompt").connect()
     ran: list[int] = []
     asyncio.get_running_loop().call_soon(ran.append, 1)
@@ -322,7 +319,7 @@ print("fine")
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_forked_child_does_not_share_the_engine():
-    """Its parent's sessions say so instead of waiting for a lock that nobody will release; its own engines work."""
+    """The parent's sessions raise in the child instead of waiting for a lock; the child's own engines work."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
     )

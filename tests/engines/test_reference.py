@@ -64,7 +64,6 @@ def test_each_lease_that_ends_has_its_own_revision_unless_it_has_no_keys():
 
 
 def test_observers_get_every_commit_whole():
-    """Before the watchers, and reads do not count."""
     engine = Engine("")
     calls: list[tuple[str, int, int]] = []
     engine.subscribe(["a"], 1, lambda batch: calls.append(("watcher", batch.revision, len(batch.events))))
@@ -76,7 +75,7 @@ def test_observers_get_every_commit_whole():
 
 
 def test_the_past_comes_as_one_batch_before_subscribe_returns():
-    """At the engine's revision, even if the last changes were not of the targets."""
+    """The batch has the engine's revision, even if the last changes were not of the targets."""
     engine = Engine("")
     for key in ("a", "b", "a", "c"):
         put(engine, key)
@@ -90,7 +89,6 @@ def test_the_past_comes_as_one_batch_before_subscribe_returns():
 
 
 def test_a_revision_that_is_not_known_is_a_gap():
-    """Neither the forgotten past nor the future can be watched from."""
     engine = Engine("", history_max=4)
     for _ in range(10):
         put(engine, "k")
@@ -106,7 +104,6 @@ def test_a_revision_that_is_not_known_is_a_gap():
 
 
 def test_history_counts_bytes_too():
-    """Large values push more of the past out, so that history cannot fill the memory."""
     engine = Engine("", history_max=100)
     for _ in range(100):
         put(engine, "k", bytes(50 * 1024))
@@ -118,7 +115,7 @@ def test_history_counts_bytes_too():
 
 
 def test_forgotten_changes_leave_nothing_behind():
-    """The index of changes is as bounded as the history it speaks of."""
+    """The index of changes is as bounded as the history."""
     engine = Engine("", history_max=10)
     for number in range(100):
         put(engine, f"d/{number}")
@@ -129,8 +126,8 @@ def test_forgotten_changes_leave_nothing_behind():
     assert engine._history_size == 0
 
 
-def test_who_gets_the_same_events_gets_the_same_batch():
-    """So that a server encodes it once for ten thousand watchers."""
+def test_watchers_of_the_same_events_get_the_same_batch():
+    """A server encodes it once for ten thousand watchers."""
     engine = Engine("")
     heads: list[Batch] = []
     wholes: list[Batch] = []
@@ -143,7 +140,6 @@ def test_who_gets_the_same_events_gets_the_same_batch():
 
 
 def test_a_commit_does_not_touch_unrelated_watchers():
-    """Ten thousand watchers of other keys are not even looked at."""
     engine = Engine("")
     looks = 0
 
@@ -166,7 +162,6 @@ def test_a_commit_does_not_touch_unrelated_watchers():
 
 
 def test_unsubscribing_leaves_nothing_behind():
-    """Twice is harmless."""
     engine = Engine("")
     got: list[Batch] = []
     stops = [engine.subscribe(["a", "b/", "b/c/"], 1, got.append) for _ in range(3)]
@@ -179,7 +174,6 @@ def test_unsubscribing_leaves_nothing_behind():
 
 
 def test_a_watcher_that_ends_another_is_obeyed_at_once():
-    """The other one is not told of the very commit in which it was ended."""
     engine = Engine("")
     got: list[int] = []
     stops = []
@@ -211,7 +205,7 @@ def test_what_a_callback_changes_is_told_in_order():
 
 
 def test_the_newest_are_found_without_a_walk():
-    """Also those before a revision: each of ten thousand members asks for its predecessor."""
+    """The newest before a revision, too: each of ten thousand members asks for its predecessor."""
     engine = Engine("")
     revisions = [put(engine, f"d/{number}") for number in range(10_000)]
     looks = 0
@@ -231,7 +225,6 @@ def test_the_newest_are_found_without_a_walk():
 
 
 def test_deleted_keys_leave_nothing_behind():
-    """Directories shrink and vanish with their keys."""
     engine = Engine("")
     for number in range(1000):
         put(engine, f"d/{number}")
@@ -291,7 +284,7 @@ class Model:
         return sorted((item for key, item in self.items.items() if key.startswith(prefix)), key=lambda item: item.key)
 
     def truth(self, compare: Compare) -> Compare:
-        """With the right revision in place of NOW."""
+        """Return the compare with the right revision in place of NOW."""
         if isinstance(compare, AllCreated):
             return AllCreated({key: self._fill("created", key, at) for key, at in compare.revisions.items()})
         if isinstance(compare, Created):
