@@ -20,9 +20,9 @@
     ├── LimitExceeded (ValueError)     a value is larger than the wire format allows
     └── Incompatible                   bytes that are not rdzv's, or of another version
 
-A class below is a row of a table: its `code`, its fields (the annotations, in the order of the constructor's arguments) and
-its sentence, a template over the fields or a property. `RdzvError` does the rest. Programs read the fields; people read the
-sentence with the code, which docs/errors.md explains.
+A class below is a row of a table: its `code`, its fields (the annotations, in the order of the constructor's arguments)
+and its sentence, a template over the fields or a property. `RdzvError` does the rest. Programs read the fields; people
+read the sentence with the code, which docs/errors.md explains.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
 
 This module judges the text only. Names are resolved at every attempt to connect, since a name may not resolve yet.
 
-Logs and process lists show endpoints, so no secret may be in one. The error for an endpoint with credentials does not repeat
-it.
+Logs and process lists show endpoints, so no secret may be in one. The error for an endpoint with credentials does not
+repeat it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The secret that members and server share: where it comes from, and how it is used.
 
-The setting `token`, the setting `token_file`, or RDZV_TOKEN in the environment gives it. A setting beats the environment.
-A `token` and a `token_file` that differ are refused, since it is unclear which one is meant. RDZV_TOKEN is removed from the
-environment, so that workers do not inherit it, and is remembered for this process.
+The setting `token`, the setting `token_file`, or RDZV_TOKEN in the environment gives it. A setting beats the
+environment. A `token` and a `token_file` that differ are refused, since it is unclear which one is meant. RDZV_TOKEN is
+removed from the environment, so that workers do not inherit it, and is remembered for this process.
 
 The secret itself leaves its object only as a proof: a keyed hash of two fresh random numbers.
 """

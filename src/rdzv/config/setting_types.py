@@ -1,8 +1,8 @@
 """The types of settings: which values are allowed, how a text is read, and how a wrong value is shown.
 
-Each name in lower case at the end makes a `Setting` of one type. A type knows neither names nor other settings; `settings.py`
-writes the error message. A reader takes the proper Python value as well as text, since the command line and the environment
-hold nothing else. It raises ValueError or TypeError.
+Each name in lower case at the end makes a `Setting` of one type. A type knows neither names nor other settings;
+`settings.py` writes the error message. A reader takes the proper Python value as well as text, since the command line
+and the environment hold nothing else. It raises ValueError or TypeError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .endpoint import Endpoint, parse_host
 from .secret import SIZE_MAX, Secret
 
 TIME_MAX_S = 1e9
-"""Thirty years: enough for "for ever", and every engine can still count it. Never infinite: such a wait cannot be explained."""
+"""Thirty years stand for "for ever". Infinity is refused: not every engine can count it."""
 INFO_MAX = 8 * 1024
 """Bytes of `info` as JSON: half of what a member's record may have."""
 _PORT_MAX = 65535

@@ -1,10 +1,10 @@
 """Every setting: its meaning, its allowed values, and the one place that checks them.
 
-`Settings` is the table. Each field carries a `Setting` (`setting_types.py`), so the check, the error message and the page
-docs/settings.md have one source. The rest of the code trusts these values and does not check them again.
+`Settings` is the table. Each field carries a `Setting` (`setting_types.py`), so the check, the error message and the
+page docs/settings.md have one source. The rest of the code trusts these values and does not check them again.
 
-Values come from Python code (numbers), from command lines and torchrun's `--rdzv-conf` (texts), and from the batch system's
-environment, which the caller passes in. All three are read alike.
+Values come from Python code (numbers), from command lines and torchrun's `--rdzv-conf` (texts), and from the batch
+system's environment, which the caller passes in. All three are read alike.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     serve_on: Annotated[
         float,
         seconds(
-            "embedded server: a member that serves and could leave stays at most this long for members that are still there",
+            "embedded server: how long the process that serves stays for other members when it could go",
             "its process ends later, and so does its job in the batch system",
             zero=True,
         ),

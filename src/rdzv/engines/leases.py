@@ -1,12 +1,12 @@
 """Leases: promises to renew, judged by the time that the caller passes in.
 
-There is no clock here. A server that was stopped for ten seconds passes in one step of its usual length instead, so the stall
-is credited to every lease: a slow observer must not end the leases of others. For the same reason the server reads the
-requests that have arrived before it passes time.
+There is no clock here. A server that was stopped for ten seconds passes in one step of its usual length instead, so the
+stall is credited to every lease: a slow observer must not end the leases of others. For the same reason the server
+reads the requests that have arrived before it passes time.
 
-An engine that sees its members' connections may also *hang up* a lease. A killed process is then noticed after a short linger
-instead of a whole lease time. A restarting switch cuts connections by the hundred, and a hundred members cannot all be back
-within a second. So when many leases hang up together, they keep their full time.
+An engine that sees its members' connections may also *hang up* a lease. A killed process is then noticed after a short
+linger instead of a whole lease time. A restarting switch cuts connections by the hundred, and a hundred members cannot
+all be back within a second. So when many leases hang up together, they keep their full time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARE = 0.1
 
 
 class _Lease:
-    """The end of a lease's time (`due`), of its linger (`cut`), and its valid queue entry (`queued`), at or before both."""
+    """The end of a lease's time (`due`) and of its linger (`cut`), and its entry in the queue, at or before both."""
 
     __slots__ = ("cut", "due", "queued", "ttl_s")
 
@@ -56,8 +56,8 @@ class Leases:
     def grant(self, ttl_s: float, lease: int = 0) -> int:
         """Make a lease and return its id, never 0 and never used before. `lease`: a random id chosen by the caller.
 
-        Callers that pass time in steps must add the longest step to `ttl_s`: a lease granted just before a step is charged
-        all of it.
+        Callers that pass time in steps must add the longest step to `ttl_s`: a lease granted just before a step is
+        charged all of it.
         """
         if not 0 < ttl_s < math.inf:
             msg = f"a lease of {ttl_s} s: its time to live must be positive and finite"
@@ -92,8 +92,8 @@ class Leases:
     def pass_time(self, elapsed_s: float) -> list[int]:
         """Advance the time and return the leases that ended, in any order.
 
-        A renewal only moves `due` and leaves the queue alone. The old entry is corrected when its time comes, so a lease costs
-        one look per time to live, however many leases there are.
+        A renewal only moves `due` and leaves the queue alone. The old entry is corrected when its time comes, so a
+        lease costs one look per time to live, however many leases there are.
         """
         if elapsed_s < 0:
             msg = f"{elapsed_s} s passed: time does not go back"
@@ -119,8 +119,8 @@ class Leases:
     def hang_up(self, lease: int, linger_s: float) -> None:
         """Let a lease whose connection is lost end after `linger_s`, unless it is renewed or comes back before.
 
-        If more than `FEW` leases, and more than `SHARE` of those with a connection, hang up within one linger, all of these
-        keep their full time. A lease that ended, or hung up before, is left alone.
+        If more than `FEW` leases, and more than `SHARE` of those with a connection, hang up within one linger, all of
+        these keep their full time. A lease that ended, or hung up before, is left alone.
         """
         state = self._leases.get(lease)
         if state is None or lease in self._lingering or lease in self._spared:
@@ -162,7 +162,7 @@ class Leases:
         self._spared.discard(lease)
 
     def _enqueue(self, lease: int, state: _Lease, when: float) -> None:
-        """Check the lease at `when`. Its former entry becomes void; void entries are swept when they are the majority."""
+        """Check the lease at `when`. Its former entry is void now; void entries are swept when they are the majority."""
         state.queued = when
         heappush(self._queue, (when, lease))
         if len(self._queue) > 2 * len(self._leases) + 64:

@@ -1,7 +1,7 @@
 """The in-process driver: `memory://name` is an engine shared by all threads and event loops of this process.
 
-It serves tests, examples, and thousands of members in one process. A lock serializes access to the engine. The event loops
-of its sessions pass time for it. A forked child does not share its parent's engines: it starts with new ones.
+It serves tests, examples, and thousands of members in one process. A lock serializes access to the engine. The event
+loops of its sessions pass time for it. A forked child does not share its parent's engines: it starts with new ones.
 """
 
 from __future__ import annotations

@@ -2,30 +2,30 @@
 
 The semantics are a small subset of etcd v3's, which are proven and fit the protocol:
 
-- One *revision* counts all writes of an engine; it only grows. A transaction that changes anything raises it by
-  exactly one, whatever the number of its writes; one that only reads, or deletes what is not there, leaves it as it is.
+- One *revision* counts all writes of an engine; it only grows. A transaction that changes anything raises it by exactly
+  one, whatever the number of its writes; one that only reads, or deletes what is not there, leaves it as it is.
 - Every key remembers the revision that *created* it (since it last did not exist) and the one that *modified* it.
-- A *transaction* is the only way to read or write. Its compares are judged and its operations applied at one revision, in
-  order: a read sees the writes before it in the same transaction. It writes a key at most once, and no prefix that it
-  deletes may hold a key that it writes.
+- A *transaction* is the only way to read or write. Its compares are judged and its operations applied at one revision,
+  in order: a read sees the writes before it in the same transaction. It writes a key at most once, and no prefix that
+  it deletes may hold a key that it writes.
 - A *lease* is a promise to renew. When it ends, by revoke or by silence, every key put under it is deleted, all at one
-  revision. It lasts at least its time to live. The engine decides how much longer, so a member must not conclude from its
-  own clock that another member's lease has ended.
-- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes of one
-  transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing. A session
-  answers a call before its watches show what happened after it. An engine that has forgotten the revisions in between ends
-  the watch with `Gap`, and the caller lists again.
+  revision. It lasts at least its time to live. The engine decides how much longer, so a member must not conclude from
+  its own clock that another member's lease has ended.
+- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes
+  of one transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing.
+  A session answers a call before its watches show what happened after it. An engine that has forgotten the revisions in
+  between ends the watch with `Gap`, and the caller lists again.
 
-A run keeps everything that its leader must see under one prefix. One watch then shows the run in the order of revisions, so
-every view is the run at one revision, on every engine.
+A run keeps everything that its leader must see under one prefix. One watch then shows the run in the order of
+revisions, so every view is the run at one revision, on every engine.
 
-A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is another
-instance, and every call and watch of the old session fails with `EngineReset`, for good: revisions of two instances must
-never be compared. A lost connection to the same instance is the driver's to restore: calls under way fail with
-`Unreachable`; watches stay silent meanwhile and then go on.
+A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is
+another instance, and every call and watch of the old session fails with `EngineReset`, for good: revisions of two
+instances must never be compared. A lost connection to the same instance is the driver's to restore: calls under way
+fail with `Unreachable`; watches stay silent meanwhile and then go on.
 
-A call that fails with `Unreachable` may or may not have taken effect, unless the error says `applied=False`. It must not be
-repeated blindly: read first, or let a compare decide.
+A call that fails with `Unreachable` may or may not have taken effect, unless the error says `applied=False`. It must
+not be repeated blindly: read first, or let a compare decide.
 
 Every driver must pass the contract suite, `tests/engines/test_contract*.py`, unchanged.
 """
@@ -42,8 +42,9 @@ import msgspec
 class _Data(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Plain values, which cannot be part of a cycle.
 
-    Hence `gc=False`: the garbage collector skips them. It took a third of the time of a thousand members in one process.
-    Code that tells operations apart compares `type(one) is Put`: `isinstance` takes six times as long to return False.
+    Hence `gc=False`: the garbage collector skips them. It took a third of the time of a thousand members in one
+    process. Code that tells operations apart compares `type(one) is Put`: `isinstance` takes six times as long to
+    return False.
     """
 
 
@@ -166,8 +167,8 @@ class Get(_Data, frozen=True, tag="get"):
 class List(_Data, frozen=True, tag="list"):
     """Read every key with that prefix.
 
-    `created_below` leaves out keys created at or after that revision (0: none). `after` leaves out keys up to and including
-    that key; it costs nothing on an engine that keeps its keys sorted, as etcd does.
+    `created_below` leaves out keys created at or after that revision (0: none). `after` leaves out keys up to and
+    including that key; it costs nothing on an engine that keeps its keys sorted, as etcd does.
     """
 
     prefix: str
@@ -265,7 +266,8 @@ class Session(Protocol):
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Make a lease; the engine may round its time to live up, never down.
 
-        `presence`: the lease stands for this process. An engine that sees connections may end it soon after this one is lost.
+        `presence`: the lease stands for this process. An engine that sees connections may end it soon after this one is
+        lost.
         """
 
     async def renew(self, lease: int) -> None:
@@ -275,7 +277,7 @@ class Session(Protocol):
         """End the lease now. One that has ended already is no error."""
 
     def watch(self, targets: Sequence[str], since: int) -> Watch:
-        """Deliver the changes after revision `since` of each target: a key, a prefix that ends with '/', or one with a star."""
+        """Deliver the changes after revision `since` of each target: a key, a prefix ending with '/', or a star target."""
 
     async def close(self) -> None:
         """Close the connection. Leases live on: revoke first those that should end now."""
@@ -288,7 +290,7 @@ class Driver(Protocol):
     """The endpoint as shown to people, without secrets."""
 
     async def connect(self) -> Session:
-        """Make one attempt. Raises Unreachable, and the caller decides when to retry, or Untrusted: retrying is useless."""
+        """Make one attempt. Raises Unreachable (the caller may retry) or Untrusted (retrying is useless)."""
 
     async def close(self) -> None:
         """Release what the driver itself holds, such as a server it hosts."""

@@ -1,8 +1,9 @@
 """The reference engine: the port's semantics as plain data and rules. One thread, no clock, no asyncio.
 
-The embedded server is this engine behind sockets, the simulator puts it behind a hostile network, the memory driver shares it
-within one process, and a register holds it as one value. Costs do not grow with the number of members: a transaction pays
-for its own keys, a commit for the watchers of the changed keys, and a time step for the leases that end.
+The embedded server is this engine behind sockets, the simulator puts it behind a hostile network, the memory driver
+shares it within one process, and a register holds it as one value. Costs do not grow with the number of members: a
+transaction pays for its own keys, a commit for the watchers of the changed keys, and a time step for the leases that
+end.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from .port import (
 class _Directory:
     """The keys with one directory part (up to the last '/'), in the order of their creation.
 
-    Deletion is cheap: deleted keys stay in the lists until they are the majority. An entry is valid if its `created` equals
-    the existing item's. `created` is sorted, so "the newest before revision r" needs no walk.
+    Deletion is cheap: deleted keys stay in the lists until they are the majority. An entry is valid if its `created`
+    equals the existing item's. `created` is sorted, so "the newest before revision r" needs no walk.
     """
 
     __slots__ = ("created", "keys", "live")
@@ -163,8 +164,8 @@ class _Watcher:
 class Engine:
     """An engine in memory with the semantics of `port`. Its owner calls it from one thread at a time and passes time.
 
-    A watcher's callback may call the engine again; its changes are delivered after the change it was called for. A callback
-    must not raise: the change has happened, and other watchers still wait for it.
+    A watcher's callback may call the engine again; its changes are delivered after the change it was called for. A
+    callback must not raise: the change has happened, and other watchers still wait for it.
     """
 
     def __init__(self, instance: str, *, history_max: int = 65536) -> None:
@@ -190,7 +191,7 @@ class Engine:
         return len(self._tree.items)
 
     def load(self, items: Iterable[Item], revision: int) -> None:
-        """Start with these items, given in the order of their creation, instead of empty. There must be no watchers yet."""
+        """Start with these items, given in the order of their creation. There must be no watchers yet."""
         self.revision = self._forgotten = revision
         for item in items:
             self._tree.put(item)
@@ -213,7 +214,7 @@ class Engine:
         otherwise: Iterable[Operation] = (),
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """Judge and apply at one revision, all or nothing: LeaseGone and ValueError are raised before anything changes."""
+        """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before any change."""
         cases = (Case(tuple(compares), tuple(then)), *instead)
         branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
@@ -323,8 +324,8 @@ class Engine:
     def subscribe(self, targets: Sequence[str], since: int, deliver: Callable[[Batch], None]) -> Callable[[], None]:
         """Deliver every change of the targets after revision `since`, and return a function that ends the subscription.
 
-        Past changes are delivered before this returns, as one batch, or Gap is raised. Then one batch per commit follows. All
-        watchers of the same events get the same object, so that a server encodes it once.
+        Past changes are delivered before this returns, as one batch, or Gap is raised. Then one batch per commit
+        follows. All watchers of the same events get the same object, so that a server encodes it once.
         """
         if not self._forgotten <= since <= self.revision:
             msg = f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}"

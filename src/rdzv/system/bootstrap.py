@@ -1,7 +1,8 @@
 """The socket where rank 0 will serve, bound before ranks are assigned.
 
-A member binds a new socket for every round it wants to be in and puts the address in its record. The seal copies rank 0's
-address into the head. So all members agree on the address, its port is really held, and it is never a former round's.
+A member binds a new socket for every round it wants to be in and puts the address in its record. The seal copies rank
+0's address into the head. So all members agree on the address, its port is really held, and it is never a former
+round's.
 """
 
 from __future__ import annotations

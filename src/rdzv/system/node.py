@@ -1,8 +1,8 @@
 """The node that a member runs on: its clock, random ids, sockets and name.
 
-A member gets one `Node` object, so that the simulator can run the real member on a node whose clock drifts, which is paused
-for a minute, or which dies. Every timed wait of the member goes through `call_later`, never through the event loop or the
-`time` module.
+A member gets one `Node` object, so that the simulator can run the real member on a node whose clock drifts, which is
+paused for a minute, or which dies. Every timed wait of the member goes through `call_later`, never through the event
+loop or the `time` module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Node(Protocol):
         """The wall clock as text for people. Nothing may depend on it: it differs between nodes and may be stepped."""
 
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """Bind a listening socket that others reach at `host`, on the first free port of the range; (0, 0): any port."""
+        """Bind a listening socket, to be announced as `host`, on the first free port of the range; (0, 0): any."""
 
 
 class LocalNode:

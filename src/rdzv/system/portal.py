@@ -1,12 +1,12 @@
 """The event loop in a background thread through which blocking code calls asyncio code.
 
-A process has one portal. Its first user starts it and its last user stops it, so that a program that has left all its runs
-has no thread and no open descriptor of rdzv.
+A process has one portal. Its first user starts it and its last user stops it, so that a program that has left all its
+runs has no thread and no open descriptor of rdzv.
 
-*Fork.* A child has the parent's memory but not this thread. The loop's descriptors are shared with the parent, down to the
-kernel's epoll list. Closing the loop in the child would remove the parent's sockets from that list. Keeping a connection open
-in the child would hide the parent's death from its peer. So the child replaces each of these descriptors by /dev/null, and
-never runs or frees anything of the loop.
+*Fork.* A child has the parent's memory but not this thread. The loop's descriptors are shared with the parent, down to
+the kernel's epoll list. Closing the loop in the child would remove the parent's sockets from that list. Keeping a
+connection open in the child would hide the parent's death from its peer. So the child replaces each of these
+descriptors by /dev/null, and never runs or frees anything of the loop.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Portal:
         return future.result()
 
     def disown(self) -> None:
-        """Let go of the parent's descriptors in a forked child. Tasks are kept: freeing them would run their `finally`."""
+        """Let go of the parent's descriptors, in a forked child. Tasks are kept: freeing them runs their `finally`."""
         self.forked = True
         if self._loop.is_closed():
             return
@@ -126,7 +126,7 @@ class Portal:
         empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # Replaced, not closed: the objects that own these numbers close them later, and must not hit another file then.
         shared = {self._selector.fileno(), *(key.fd for key in self._selector.get_map().values())}
-        waker = getattr(self._loop, "_csock", None)  # The write end of the loop's own pipe, which is not in the selector.
+        waker = getattr(self._loop, "_csock", None)  # The write end of the loop's own pipe: not in the selector.
         if waker is not None:
             shared.add(waker.fileno())
         for descriptor in shared:

@@ -1,7 +1,7 @@
 """Timers on a node's own clock: wake-ups, sleeps, time limits and back-off.
 
-Every timed wait goes through `Node.call_later`, so that the simulator controls time. Nothing here reads the event loop's
-clock or the `time` module.
+Every timed wait goes through `Node.call_later`, so that the simulator controls time. Nothing here reads the event
+loop's clock or the `time` module.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Wakeup:
     async def wait(self, timeout_s: float | None = None, since: int | None = None) -> bool:
         """Wait for a ring. Return False if `timeout_s` passed first; None: no limit.
 
-        The first task to wait uses up a kept ring. Tasks that share a `Wakeup` therefore pass as `since` the `rings` that they
-        read before they looked for work.
+        The first task to wait uses up a kept ring. Tasks that share a `Wakeup` therefore pass as `since` the `rings`
+        that they read before they looked for work.
         """
         if since is None:
             rung, self._rung = self._rung, False
@@ -77,7 +77,8 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 class CoalescingTimer:
     """A timer whose deadline may be moved later without a new timer, so it may fire early.
 
-    The pending timer is reused, which makes moving the deadline at every renewal cheap. The callback checks whether it is time.
+    The pending timer is reused, which makes moving the deadline at every renewal cheap. The callback checks whether it
+    is time.
     """
 
     def __init__(self, node: Node, call: Callable[[], object]) -> None:

@@ -38,7 +38,7 @@ class Backend(Protocol):
         """Return the state and its token, or None: there is none."""
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """Replace the state that the token stands for (None: if there is none). Return the state now and whether we won."""
+        """Replace the state of that token (None: if there is none). Return the state now and whether the swap won."""
 
 
 class WaitingBackend(Protocol):
@@ -174,9 +174,10 @@ _Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
 class _CallThread:
     """Blocking calls from an event loop: one at a time, in a daemon thread, each with a timeout.
 
-    A backend's call may hang for as long as a dead network lets it. The loop stops waiting after the timeout; the thread stays
-    in its call, and the next call waits for it, at most for its own timeout. A process that ends does not wait for the thread.
-    The first call starts the thread, also after `close`, and in a forked child, which has none of its parent's threads.
+    A backend's call may hang for as long as a dead network lets it. The loop stops waiting after the timeout; the
+    thread stays in its call, and the next call waits for it, at most for its own timeout. A process that ends does not
+    wait for the thread. The first call starts the thread, also after `close`, and in a forked child, which has none of
+    its parent's threads.
     """
 
     def __init__(self, name: str) -> None:

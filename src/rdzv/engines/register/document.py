@@ -1,9 +1,9 @@
 """The value of a register: a whole engine, and drafts of its next state.
 
-A compare-and-set register can do one thing: replace its value if it is still the one that was read. So the value holds the
-keys, the leases, and a log of the latest changes for watches. A writer loads the reference engine from the value, lets it
-apply the transactions, and offers the result. Transactions, leases and watches therefore mean the same as on every other
-engine, and there is no second set of rules. The price: every write carries everything.
+A compare-and-set register can do one thing: replace its value if it is still the one that was read. So the value holds
+the keys, the leases, and a log of the latest changes for watches. A writer loads the reference engine from the value,
+lets it apply the transactions, and offers the result. Transactions, leases and watches therefore mean the same as on
+every other engine, and there is no second set of rules. The price: every write carries everything.
 
 The value may come from anybody. Its size is checked before it is decoded, strictly, into the types below. It is never
 executed.

@@ -1,8 +1,8 @@
 """The driver for any compare-and-set register: the whole engine in one value (`document`).
 
-Sessions queue their requests. One task per process applies all queued requests to the state it knows and offers the result in
-one swap (`swap_loop`). A process that loses a swap tries again, after a pause that grows with each loss. So a burst of joins
-costs each node a few swaps, and simultaneous requests of one node cost one.
+Sessions queue their requests. One task per process applies all queued requests to the state it knows and offers the
+result in one swap (`swap_loop`). A process that loses a swap tries again, after a pause that grows with each loss. So a
+burst of joins costs each node a few swaps, and simultaneous requests of one node cost one.
 
 Limits of a register, compared with etcd or the embedded server:
 

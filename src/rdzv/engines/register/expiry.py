@@ -1,10 +1,11 @@
 """Expiry of leases in a register, as one observer judges it: by the renewals it sees and its own clock.
 
-A register ends no lease by itself. Each process that reads it regularly measures the silence of a lease from the read that
-first showed its latest heartbeat, and ends the lease after its time. No instant is stored and no two clocks are compared.
+A register ends no lease by itself. Each process that reads it regularly measures the silence of a lease from the read
+that first showed its latest heartbeat, and ends the lease after its time. No instant is stored and no two clocks are
+compared.
 
-An observer that did not read for a while knows nothing of that while: perhaps the register was down and no member could renew.
-So it starts counting anew. A dead member's lease then lasts longer, but no living member's lease ends.
+An observer that did not read for a while knows nothing of that while: perhaps the register was down and no member could
+renew. So it starts counting anew. A dead member's lease then lasts longer, but no living member's lease ends.
 """
 
 from __future__ import annotations

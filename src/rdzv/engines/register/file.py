@@ -1,7 +1,7 @@
 """A file as a register, for members that share a directory and nothing else.
 
-A write renames a new file over the old one, under a lock that the kernel releases when its holder dies. Readers need no lock.
-The file system must rename atomically and lock for all members: a local file system, or NFS version 4.
+A write renames a new file over the old one, under a lock that the kernel releases when its holder dies. Readers need no
+lock. The file system must rename atomically and lock for all members: a local file system, or NFS version 4.
 """
 
 from __future__ import annotations

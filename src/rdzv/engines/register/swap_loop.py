@@ -1,7 +1,8 @@
 """The queue of one process's requests to one register, and the task that serves it.
 
-The task applies all queued requests to the state it knows and offers the result in one swap. It also reads the register,
-feeds the watches and ends silent leases. The members of one process share it, so that 64 of them cost the register a few swaps.
+The task applies all queued requests to the state it knows and offers the result in one swap. It also reads the
+register, feeds the watches and ends silent leases. The members of one process share it, so that 64 of them cost the
+register a few swaps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SLOWER = 1.5
 """Factor by which the time until the next read grows after a read that showed no change."""
 DOUBLINGS_MAX = 6
 BACKOFF_MAX_S = 2.0
-"""The pause after a lost swap is random, up to a time that doubles with each loss: from 2 to 64 swaps' length, or this."""
+"""The pause after a lost swap is random, up to 2 swaps' length, doubled with each loss to 64 swaps' length or this."""
 
 Act = Callable[[Draft], object]
 _Key = tuple[asyncio.AbstractEventLoop, str, int, str]
@@ -40,7 +41,9 @@ class SwapRequest:
 
     __slots__ = ("act", "answer", "asked_at", "begins", "looks")
 
-    def __init__(self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, begins: Iterable[int]) -> None:
+    def __init__(
+        self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, begins: Iterable[int]
+    ) -> None:
         self.act = act
         self.answer = answer
         self.looks = looks
@@ -217,7 +220,8 @@ class SwapLoop:
     def _mark_begun(self, request: SwapRequest, leases: dict[int, StoredLease] | None) -> None:
         """Note the leases that began with the request. None: the outcome is unknown.
 
-        A lease begins at most once, since its id is used for one presence only. After an unknown outcome it exists or is gone.
+        A lease begins at most once, since its id is used for one presence only. After an unknown outcome it exists or
+        is gone.
         """
         for id in request.begins:
             if leases is None or id in leases:
@@ -240,7 +244,7 @@ class SwapLoop:
             raise Unreachable(self._register.endpoint, problem, waited_s, applied=False)
         longest_s = min(self._swap_s * 2 ** min(lost, DOUBLINGS_MAX), BACKOFF_MAX_S)
         await sleep(self._node, longest_s * self._node.jitter())
-        # Others have swapped during the pause, so a swap from the old state could only be lost: an unlucky member starved
+        # Others have swapped during the pause, so a swap from the old state would be lost. An unlucky member starved by it
         # until its lease ended (register seeds 52 and 108).
         await self._look()
 
@@ -270,7 +274,7 @@ class SwapLoop:
         self._look_at = self._looked_at + self._interval_s * (0.75 + 0.25 * self._node.jitter())
 
     def _set_pace(self, leases: Mapping[int, StoredLease]) -> None:
-        """Set how often to read: often enough to tell the silence of the shortest lease from a pause of this process."""
+        """Set how often to read: often enough to tell silence of the shortest lease from a pause of this process."""
         self._expiry_s = min((lease.ttl_s for lease in leases.values()), default=3600.0) * GAP / 2
         self._quick_s = max(QUICK_S[0], QUICK_S[1] * len(leases))
         self._slow_s = min(max(SLOW_S[0], SLOW_S[1] * len(leases)), SLOW_S[2], self._expiry_s)
@@ -282,9 +286,9 @@ class SwapLoop:
     async def _swap(self, draft: Draft, answer_all: Callable[[], None]) -> bool:
         """Offer the draft, and return whether it won. If not, the other writer's state is known afterwards.
 
-        Requests are answered before the watches deliver the same swap's other changes: an answer must not be older than what
-        its session has seen. In the other order a member saw its round broken, then took that round from the older answer,
-        and nothing told it again (register seed 25).
+        Requests are answered before the watches deliver the same swap's other changes: an answer must not be older than
+        what its session has seen. In the other order a member saw its round broken, then took that round from the older
+        answer, and nothing told it again (register seed 25).
         """
         leases = self.document.leases
         document = draft.finish(self._node.token())
