@@ -43,7 +43,13 @@ def open_driver(settings: Settings) -> Driver:
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)
     if endpoint.scheme == "file":
-        return _open_file(settings)
+        from .engines.register.backend import BlockingRegister  # noqa: PLC0415
+        from .engines.register.driver import RegisterDriver  # noqa: PLC0415
+        from .engines.register.file import FileBackend  # noqa: PLC0415
+
+        endpoint.options()
+        register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
+        return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
     return _open_elsewhere(settings)
 
 
@@ -78,17 +84,6 @@ def _open_etcd(settings: Settings) -> Driver:
     if settings.token_file and not access.user:
         raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
-
-
-def _open_file(settings: Settings) -> Driver:
-    from .engines.register.backend import BlockingRegister  # noqa: PLC0415
-    from .engines.register.driver import RegisterDriver  # noqa: PLC0415
-    from .engines.register.file import FileBackend  # noqa: PLC0415
-
-    endpoint = settings.endpoint
-    endpoint.options()
-    register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
-    return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
 
 
 def _open_elsewhere(settings: Settings) -> Driver:

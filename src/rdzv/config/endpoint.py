@@ -168,7 +168,12 @@ def _read(text: str) -> Endpoint:
             raise ValueError(f"{_show(engine)} is not a name for an engine in memory ({allowed})")
         return Endpoint(scheme, path=engine, query=options)
     if scheme == "file":
-        return Endpoint(scheme, path=_file_path(rest), query=options)
+        if not rest.startswith("/"):
+            raise ValueError(f"a file is named by its whole path, as in 'file:///{rest or 'path'}'")
+        path = _unquote(rest)
+        if path.endswith("/"):
+            raise ValueError("it names a directory; name a file in it")
+        return Endpoint(scheme, path=path, query=options)
     where, _, path = rest.partition("/")
     path = _unquote(path).strip("/")
     rule = _SCHEMES[scheme]
@@ -229,15 +234,6 @@ def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
 
 def _is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
-
-
-def _file_path(text: str) -> str:
-    if not text.startswith("/"):
-        raise ValueError(f"a file is named by its whole path, as in 'file:///{text or 'path'}'")
-    path = _unquote(text)
-    if path.endswith("/"):
-        raise ValueError("it names a directory; name a file in it")
-    return path
 
 
 def _unquote(text: str) -> str:
