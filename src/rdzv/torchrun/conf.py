@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..config.endpoint import Endpoint
-from ..config.setting_types import Choice, Seconds, Setting, Whole
+from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
 from ..errors import SettingsError
 
@@ -35,19 +35,19 @@ SAME = {
 """torch's names for settings of ours."""
 
 TORCH: dict[str, Setting] = {
-    "timeout": Seconds("join_timeout, if that is not given; torchrun always gives it, 900 unless told otherwise"),
-    "last_call_timeout": Seconds("last_call, and also replace_wait: torch waits this long in every round", zero=True),
-    "keep_alive_interval": Seconds(f"times keep_alive_max_attempt: lease (alone: {KEEP_ALIVE_MAX_ATTEMPT} times it)"),
-    "keep_alive_max_attempt": Whole(
+    "timeout": seconds("join_timeout, if that is not given; torchrun always gives it, 900 unless told otherwise"),
+    "last_call_timeout": seconds("last_call, and also replace_wait: torch waits this long in every round", zero=True),
+    "keep_alive_interval": seconds(f"times keep_alive_max_attempt: lease (alone: {KEEP_ALIVE_MAX_ATTEMPT} times it)"),
+    "keep_alive_max_attempt": whole(
         f"times keep_alive_interval: lease (alone: {KEEP_ALIVE_INTERVAL_S:.0f} s times it)", low=1, high=10_000
     ),
-    "heartbeat_timeout": Seconds("accepted and not needed: a renewal has the lease's time"),
-    "close_timeout": Seconds("accepted and not needed: leaving takes a few seconds at most"),
+    "heartbeat_timeout": seconds("accepted and not needed: a renewal has the lease's time"),
+    "close_timeout": seconds("accepted and not needed: leaving takes a few seconds at most"),
 }
 """torch's keys that mean something else than one of our settings, or nothing here."""
 
 OWN: dict[str, Setting] = {
-    "spare_exit": Choice(
+    "spare_exit": choice(
         "how an agent leaves that is not needed any more: 'exit' ends its program with code 0, 'error' raises torch's "
         "RendezvousGracefulExitError; 'auto' exits where torch does not handle that error yet",
         words=("auto", "exit", "error"),
