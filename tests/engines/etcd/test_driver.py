@@ -15,7 +15,7 @@ import pytest
 
 from rdzv.aio import AsyncRendezvous
 from rdzv.config.endpoint import Endpoint
-from rdzv.engines.etcd.client.counting import Counted, KeyCounter
+from rdzv.engines.etcd.client.counting import KeyCounts, KeyCounter
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.client.errors import Compacted, Unanswered
 from rdzv.engines.etcd.client.messages import Header, KeyValue, RangeResponse, TxnResponse, WatchEvent
@@ -248,11 +248,11 @@ class Etcd:
     """As much of a client as a watch needs."""
 
     def __init__(self) -> None:
-        self.cluster = SimpleNamespace(forked=False, check=lambda: None)
+        self.cluster = SimpleNamespace(forked=False, check_usable=lambda: None)
         self.parts: dict[bytes, object] = {}
         self.left: list[object] = []
-        self.answers: asyncio.Queue[Counted | Exception] = asyncio.Queue()
-        self.census = SimpleNamespace(count=self._count)
+        self.answers: asyncio.Queue[KeyCounts | Exception] = asyncio.Queue()
+        self.counter = SimpleNamespace(count=self._count)
         self.asked: list[tuple[list[bytes], list[bytes], int]] = []
 
     def watch(self, key: bytes, _end: bytes, _start: int, listener: object) -> object:
@@ -276,7 +276,7 @@ class Etcd:
             (key.encode(), b""): RangeResponse((KeyValue(key.encode(), b"", at, at),), 1) if at else RangeResponse()
             for key, at in keys.items()
         }
-        self.answers.put_nowait(Counted(revision, now, {(key, b""): count for key, count in (before or {}).items()}))
+        self.answers.put_nowait(KeyCounts(revision, now, {(key, b""): count for key, count in (before or {}).items()}))
 
     def tell(self, key: str, *revisions: int, deleted: bool = False, created: int = 0) -> None:
         name = key.encode()
@@ -288,7 +288,7 @@ class Etcd:
 def watching(*targets: str, since: int = 10) -> tuple[Etcd, EtcdWatch]:
     etcd = Etcd()
     session = EtcdSession.__new__(EtcdSession)
-    session.client, session.prefix, session._watches = etcd, "", set()
+    session.client, session.prefix, session.watches = etcd, "", set()
     watch = EtcdWatch(session, targets, since)
     watch.begin()
     return etcd, watch
@@ -401,14 +401,14 @@ def test_those_who_ask_at_once_are_answered_by_one_transaction_and_one_that_is_t
         census = KeyCounter(read)
         a, b = (b"a", b""), (b"bb", b"")
 
-        async def count(*question) -> Counted | Exception:
+        async def count(*question) -> KeyCounts | Exception:
             answer = asyncio.get_running_loop().create_future()
             census.count(*question, answer.set_result)
             return await answer
 
         first, second, late = await asyncio.gather(count([a, b], [a, b], 7), count([b], [], 0), count([a], [a], 3))
         # A single key that is there tells by its revision what was before; a missing one, or a prefix, must be asked about.
-        assert first == Counted(50, {a: RangeResponse(count=0), b: RangeResponse(count=1)}, {a: 0})
+        assert first == KeyCounts(50, {a: RangeResponse(count=0), b: RangeResponse(count=1)}, {a: 0})
         assert second.before == {}
         assert isinstance(late, Compacted)
         assert asked[0] == [(b"a", 0), (b"bb", 0)]

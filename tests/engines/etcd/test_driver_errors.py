@@ -288,14 +288,14 @@ def test_name_and_password_come_from_the_environment_and_are_not_shown(monkeypat
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "s3cr3t")
     driver = open_driver(settings("etcd://a/x"))
     assert isinstance(driver, EtcdDriver)
-    assert driver.access.login() == ("trainer", "s3cr3t")
-    assert "s3cr3t" not in f"{driver.access!r} {driver.access} {driver.endpoint}"
+    assert driver.credentials.login() == ("trainer", "s3cr3t")
+    assert "s3cr3t" not in f"{driver.credentials!r} {driver.credentials} {driver.endpoint}"
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     missing = str(tmp_path / "missing")
     with pytest.raises(SettingsError, match=r"^tls_ca is '.*missing', which cannot be read: No such file or directory "):
-        Credentials(tls=True, ca=missing).credentials()
+        Credentials(tls=True, ca=missing).for_channel()
     long = tmp_path / "long"
     long.write_bytes(b"x" * 5000)
     with pytest.raises(SettingsError, match=r"^token_file has 5000 bytes, a password at most 4096 "):

@@ -173,7 +173,7 @@ def test_those_who_watch_the_same_share_it_and_each_hears_what_it_asked_for(one)
         sharing = client.watch(b"w", b"", second, late)
         client.unwatch(client.watch(b"w", b"", first, none))
         assert await late.next() == (b"w", b"2")
-        assert len(client._watches._watched) == 1
+        assert len(client._watches._watches) == 1
         await client.put(b"w", b"3")
         assert await early.next() == await late.next() == (b"w", b"3")
         client.unwatch(sharing)
@@ -185,7 +185,7 @@ def test_those_who_watch_the_same_share_it_and_each_hears_what_it_asked_for(one)
         own = Heard()
         client.watch(b"w", b"", first, own)
         assert await own.next() == (b"w", b"1")
-        assert len(client._watches._watched) == 2
+        assert len(client._watches._watches) == 2
         assert none.queue.empty()
 
     use(one, work)
@@ -365,11 +365,11 @@ def test_a_caller_that_is_cancelled_is_not_answered_by_the_move_to_another_membe
         try:
             asking = asyncio.create_task(client.get(b"x"))
             await asyncio.sleep(0)
-            assert member.under_way
+            assert member.pending
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            assert not member.under_way
+            assert not member.pending
         finally:
             frozen.cont()
 
@@ -377,8 +377,8 @@ def test_a_caller_that_is_cancelled_is_not_answered_by_the_move_to_another_membe
 
 
 def test_a_pause_of_our_own_is_not_held_against_the_member(three, monkeypatch):
-    monkeypatch.setattr(cluster_module, "PULSE_S", 0.05)
-    monkeypatch.setattr(cluster_module, "PULSE_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(cluster_module, "PROBE_AFTER_S", 0.05)
+    monkeypatch.setattr(cluster_module, "PROBE_TIMEOUT_S", 5.0)
 
     async def work(client: Client) -> None:
         client.watch(b"p", b"", 0, Heard())

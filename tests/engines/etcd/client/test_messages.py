@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.engines.etcd.client import errors, messages
-from rdzv.engines.etcd.client.client import is_fragile
+from rdzv.engines.etcd.client.client import has_read_crash
 from rdzv.engines.etcd.client.messages import Compare, DeleteRequest, PutRequest, RangeRequest, Sort, Target
 from rdzv.engines.etcd.client.protobuf import block, fields, number, signed, varint
 from rdzv.errors import Incompatible
@@ -160,4 +160,4 @@ def test_a_refusal_is_known_by_what_etcd_says(code, text, kind):
     [("3.4.22", True), ("3.4.23", False), ("3.5.1", True), ("3.5.6", True), ("3.5.7", False), ("3.6.0", False), ("", True)],
 )
 def test_versions_that_crash_when_reads_are_given_up_are_known(version, fragile):
-    assert is_fragile(version) is fragile
+    assert has_read_crash(version) is fragile
