@@ -111,7 +111,8 @@ def test_a_seal_is_one_notice_for_each_member_and_one_write_of_the_leader():
     async def story(crowd):
         *early, late = crowd.members
         waiting = [asyncio.create_task(member.join()) for member in early]
-        await until(lambda: len(crowd.tap.connections) == len(early) and all(line.told["WatchNews"] for line in crowd.tap.connections))
+        lines = crowd.tap.connections
+        await until(lambda: len(lines) == len(early) and all(line.told["WatchNews"] for line in lines))
         crowd.know_leader()
         crowd.tap.reset()
         await late.join()

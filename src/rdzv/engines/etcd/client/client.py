@@ -3,7 +3,7 @@
     client = Client([("h1", 2379), ("h2", 2379)], Credentials())
     await client.put(b"k", b"v")
 
-A client belongs to one event loop and raises the errors of `errors`. No client for Python that we found has all of:
+A client belongs to one event loop and raises the errors of `errors`. No known client for Python has all of:
 TLS, a choice among members that notices a frozen one, watches that resume correctly, renewed tokens, and writes that
 happen at most once.
 """
