@@ -19,8 +19,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from ...config.endpoint import Endpoint
 from ...errors import SettingsError, Unreachable
 from ...system.addresses import can_be_told, outward_address, plain
@@ -46,7 +44,7 @@ from ..port import (
 from ..reference import refuse_double_writes
 from .client import messages
 from .client.client import Client
-from .client.counting import READS_MAX
+from .client.counting import read_all
 from .client.credentials import Credentials
 from .client.diagnose import diagnose, too_old
 from .client.errors import Denied, EtcdError, LeaseNotFound, RequestRefused, Unanswered, WrongLogin
@@ -278,13 +276,8 @@ class EtcdSession:
         if len(reads) <= 1:
             header, found = await self.client.range(reads[0] if reads else self._cheap_read)
             return messages.TxnResponse(header, True, (found,))
-        # Any number of reads at one revision: that of the first transaction, which is the present one.
-        done = await self.client.txn((), reads[:READS_MAX])
-        found_all = done.found
-        for start in range(READS_MAX, len(reads), READS_MAX):
-            some = [structs.replace(one, revision=done.header.revision) for one in reads[start:][:READS_MAX]]
-            found_all += (await self.client.txn((), some)).found
-        return messages.TxnResponse(done.header, True, found_all)
+        header, found_all = await read_all(self.client.read, reads)
+        return messages.TxnResponse(header, True, tuple(found_all))
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
         """Grant a lease of whole seconds, rounded up. etcd sees no connections, so a presence is a lease like any other."""

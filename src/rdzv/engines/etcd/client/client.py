@@ -39,12 +39,16 @@ class Client:
         self._call = self.cluster.call
         self._keepalive = KeepAlive(self.cluster)
         self._watches = Watches(self.cluster)
-        self.counter = KeyCounter(lambda ranges: self.txn((), ranges))
+        self.counter = KeyCounter(self.read)
 
     # ---- keys
 
     async def range(self, request: messages.RangeRequest) -> tuple[messages.Header, messages.RangeResponse]:
         return messages.decode_range(await self._call(_KV + "Range", request.encode(), retry=True))
+
+    async def read(self, ranges: Sequence[messages.RangeRequest]) -> messages.TxnResponse:
+        """Read several ranges in one transaction."""
+        return await self.txn((), ranges)
 
     async def get(self, key: bytes) -> messages.KeyValue | None:
         _, found = await self.range(messages.RangeRequest(key))

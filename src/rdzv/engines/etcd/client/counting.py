@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from .errors import Compacted
-from .messages import OPERATIONS_MAX, RangeRequest, RangeResponse, Sort, TxnResponse
+from .messages import OPERATIONS_MAX, Header, RangeRequest, RangeResponse, Sort, TxnResponse
 
 Span: TypeAlias = "tuple[bytes, bytes]"
 """A range of keys: the first key and the first key behind the range; an empty end means the one key."""
@@ -80,7 +80,7 @@ class KeyCounter:
 
     async def _count_all(self, requests: list[_CountRequest]) -> list[KeyCounts | Exception]:
         spans = dict.fromkeys(span for request in requests for span in request.spans)
-        revision, found = await self._read_all(map(_newest, spans))
+        header, found = await read_all(self._read, map(_newest, spans))
         now = dict(zip(spans, found, strict=True))
         wanted = [
             [(request.since, span) for span in request.before if span[1] or not now[span].count] for request in requests
@@ -97,28 +97,30 @@ class KeyCounter:
             except Compacted as fault:
                 results.append(fault)
             else:
-                results.append(KeyCounts(revision, now, {one[1]: known[one] for one in some}))
+                results.append(KeyCounts(header.revision, now, {one[1]: known[one] for one in some}))
         return results
 
     async def _count_before(self, wanted: Iterable[tuple[int, Span]]) -> dict[tuple[int, Span], int]:
         wanted = tuple(wanted)
         ranges = (RangeRequest(key, end, revision=since, count_only=True) for since, (key, end) in wanted)
-        _, found = await self._read_all(ranges)
+        _, found = await read_all(self._read, ranges)
         return {one: reply.count for one, reply in zip(wanted, found, strict=True)}
 
-    async def _read_all(self, ranges: Iterable[RangeRequest]) -> tuple[int, list[RangeResponse]]:
-        """Read any number of ranges at one revision: that of the first transaction."""
-        left = list(ranges)
-        found: list[RangeResponse] = []
-        revision = 0
-        while left:
-            some, left = left[:READS_MAX], left[READS_MAX:]
-            if revision:
-                some = [one if one.revision else msgspec.structs.replace(one, revision=revision) for one in some]
-            done = await self._read(some)
-            revision = revision or done.header.revision
-            found += done.found[: len(some)]
-        return revision, found
+
+async def read_all(read: Reader, ranges: Iterable[RangeRequest]) -> tuple[Header, list[RangeResponse]]:
+    """Read any number of ranges at one revision: that of the first transaction."""
+    left = list(ranges)
+    found: list[RangeResponse] = []
+    header = Header()
+    while left:
+        some, left = left[:READS_MAX], left[READS_MAX:]
+        if found:
+            revision = header.revision
+            some = [one if one.revision else msgspec.structs.replace(one, revision=revision) for one in some]
+        done = await read(some)
+        header = header if found else done.header
+        found += done.found[: len(some)]
+    return header, found
 
 
 def _newest(span: Span) -> RangeRequest:
