@@ -85,9 +85,9 @@ def test_every_phase_and_call_is_named():
 
 
 ORDER = {
-    "T14.1": "close_again",
-    "T14.3": "go_on",
-    "T15": "go_on_broken",
+    "T14.1": "restore_closed",
+    "T14.3": "restore_sealed",
+    "T15": "restore_broken",
     "T2": "first_head",
     "T8.2": "evict_banned",
     "T11.1": "close_after_success",
@@ -102,7 +102,7 @@ ORDER = {
     "T7.3": "break_round",
     "T7.4": "break_for_drains",
     "T7.7": "grow",
-    "T11.5": "rest",
+    "T11.5": "stay_closed",
 }
 
 

@@ -106,8 +106,8 @@ def test_the_round_goes_on_when_it_was_larger_than_the_run_may_now_be():
 )
 def test_the_newest_round_is_the_best(one, other):
     """W14: and a close is final."""
-    assert recovery.best(forgot({"heard": one}, {"heard": other})) == one
-    assert recovery.best(forgot({"heard": other}, {"holds": one})) == one
+    assert recovery.best_report(forgot({"heard": one}, {"heard": other})) == one
+    assert recovery.best_report(forgot({"heard": other}, {"holds": one})) == one
 
 
 def test_h10_the_best_is_what_the_best_informed_knows():
@@ -275,12 +275,12 @@ def test_otherwise_what_was_told_is_sealed(changes, why):
 
 def test_without_a_head_nobody_is_missing():
     """T6.2: missing is said of a head's table."""
-    assert recovery.missing(forgot(holds(0))) == 0
+    assert recovery.missing_reports(forgot(holds(0))) == 0
 
 
 def test_fewer_than_none_cannot_be_missing():
     """T6.2: however many tell."""
-    assert recovery.missing(missing_one(size=0)) == 0
+    assert recovery.missing_reports(missing_one(size=0)) == 0
 
 
 def test_after_the_wait_the_round_is_formed_as_usual():

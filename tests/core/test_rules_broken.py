@@ -172,7 +172,7 @@ def test_the_next_head_is_complete():
         phase=Phase.SEALED,
         table="fresh",
         size=2,
-        digest=digest(seal.lines.values()),
+        digest=digest(seal.entries.values()),
         boot="node-a:29500",
         seen=REVISION,
         call=Call.NONE,
@@ -198,20 +198,20 @@ def test_after_an_empty_restart_the_next_round_is_in_the_next_era():
 def test_members_keep_the_round_in_which_they_came():
     """T6.11."""
     view = broken("a:ready b:ready c:new", call=Call.REGROUP, lines={"a": {"since": 1}, "b": {"since": 2}})
-    assert {line.name: line.since for line in seal_of(lead(view)).lines.values()} == {"a": 1, "b": 2, "c": 4}
+    assert {line.name: line.since for line in seal_of(lead(view)).entries.values()} == {"a": 1, "b": 2, "c": 4}
 
 
 def test_a_new_line_bears_no_mark_of_the_former_one():
     """T6.11: nor a former id."""
     view = broken("a:ready b:ready", call=Call.REGROUP, lines={"a": {"sealed_as": "before"}})
-    line = seal_of(lead(view)).lines["A"]
+    line = seal_of(lead(view)).entries["A"]
     assert (line.sealed_as, line.done, line.gave_up, line.went) == ("A", False, "", "")
 
 
 def test_h5_a_member_that_came_again_is_sealed_in_as_new():
     """T6.11: with the create revision and the round of its present life."""
     view = broken("a:ready b:ready c:again", call=Call.REGROUP)
-    line = seal_of(lead(view)).lines["C"]
+    line = seal_of(lead(view)).entries["C"]
     assert (line.rank, line.created, line.since) == (2, view.members["C"].created, NUMBER + 1)
 
 

@@ -202,7 +202,7 @@ def test_h22_no_act_writes_a_record_of_a_member():
     acts = {kind.__name__: kind.__struct_fields__ for kind in (WriteHead, Seal, Evict, Sweep)}
     assert acts == {
         "WriteHead": ("head",),
-        "Seal": ("head", "lines", "first", "former_table"),
+        "Seal": ("head", "entries", "first", "former_table"),
         "Evict": ("ids",),
         "Sweep": ("tables",),
     }

@@ -170,7 +170,7 @@ def test_the_sealed_head_is_complete():
         phase=Phase.SEALED,
         table="fresh",
         size=2,
-        digest=digest(seal.lines.values()),
+        digest=digest(seal.entries.values()),
         boot="node-a:29500",
         seen=REVISION,
         call=Call.NONE,
@@ -185,7 +185,7 @@ def test_the_lines_of_the_first_table_are_complete():
     seal = seal_of(
         lead(opened("a b", call=Call.LAST, age=30.0, records={"a": {"topology": "s1"}, "b": {"order": "9"}}))
     )
-    assert seal.lines == {
+    assert seal.entries == {
         "A": RankEntry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
         "B": RankEntry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
     }
@@ -200,7 +200,7 @@ def test_h23_the_address_of_rank_0_is_part_of_the_seal():
 def test_h1_the_seal_names_the_create_revision_of_everybody_it_seals_in():
     """T6.11: this is what the transaction compares, so that nobody who has died meanwhile is sealed in."""
     view = opened("a b c", call=Call.LAST, age=30.0)
-    lines = seal_of(lead(view)).lines
+    lines = seal_of(lead(view)).entries
     assert {id: line.created for id, line in lines.items()} == {id: one.created for id, one in view.members.items()}
 
 

@@ -67,7 +67,7 @@ def check_head(view: View, new: Head) -> None:
         assert new.seq == 1
         assert new.next_era.id == view.fresh
         assert new.next_era > new.era or (new.number, new.next_era) == (0, new.era)
-        for _, told in view.told:
+        for _, told in view.reports:
             assert new.run != told.run or new.next_era.level > told.era.level
         return
     assert new.phase in STEPS[old.phase]
@@ -86,10 +86,10 @@ def check_head(view: View, new: Head) -> None:
 
 
 def check_seal(view: View, act: Seal) -> None:
-    old, new, lines, agreed = view.head, act.head, act.lines, view.settings
+    old, new, lines, agreed = view.head, act.head, act.entries, view.settings
     if old is None:
         # T2.4: nobody could come whom it should have waited for.
-        assert (new.number, new.size, list(view.told)) == (1, agreed.max_nodes // agreed.unit * agreed.unit, [])
+        assert (new.number, new.size, list(view.reports)) == (1, agreed.max_nodes // agreed.unit * agreed.unit, [])
         era = Era(1, view.fresh)
         old = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
     assert old.phase in (Phase.OPEN, Phase.BROKEN)
@@ -106,7 +106,7 @@ def check_seal(view: View, act: Seal) -> None:
     for id in behind:
         going = view.members[id].record
         assert going.done or going.drain or id in view.asked
-    holding = {one.id for one, told in view.told if told is one.record.holds and one.record.left < told.round}
+    holding = {one.id for one, told in view.reports if told is one.record.holds and one.record.left < told.round}
     assert not (behind | holding) & set(lines)
     for id, line in lines.items():
         one = view.members[id]
@@ -118,7 +118,7 @@ def check_seal(view: View, act: Seal) -> None:
     assert new.round > old.round
     assert new.number > old.number
     assert new.era == new.next_era >= old.next_era
-    for _, told in view.told:
+    for _, told in view.reports:
         assert new.number > told.number or told.run != old.run
         assert told.era.id == new.era.id or new.era.level > told.era.level
     # R1, T6.7
@@ -331,7 +331,7 @@ class Run(RuleBasedStateMachine):
         assert (new.run, new.round) not in self.sealed
         self.sealed[new.run, new.round] = (new.table, new.size, new.digest)
         for person in self.story.people.values():
-            if person.id in verdict.act.lines:
+            if person.id in verdict.act.entries:
                 # H2, P1: nobody is sealed in whose workers of an earlier round run.
                 assert person.holds is None
                 assert new.round > person.left

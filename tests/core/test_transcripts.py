@@ -154,7 +154,7 @@ def _shown(view: View, verdict: Verdict) -> list[str]:
     if isinstance(act, WriteHead):
         return [f"write: {verdict.reason}", *_changes(view.head, act.head)]
     if isinstance(act, Seal):
-        ranks = sorted(act.lines.values(), key=lambda line: line.rank)
+        ranks = sorted(act.entries.values(), key=lambda line: line.rank)
         listed = ", ".join(f"{line.rank} {line.name}" for line in ranks)
         return [f"seal: {verdict.reason}", *_changes(view.head, act.head), f"  ranks: {listed}"]
     if isinstance(act, Evict):

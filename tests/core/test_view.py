@@ -145,7 +145,7 @@ def test_an_engine_is_young_while_its_members_may_still_come_back(durable, known
 def test_what_is_told_is_all_that_the_living_hold_or_heard():
     """W14."""
     view = no_head("a b c", records={"a": {"holds": told(3), "heard": told(4)}, "b": {"heard": told(2)}})
-    assert [(one.id, what.number) for one, what in view.told] == [("A", 3), ("A", 4), ("B", 2)]
+    assert [(one.id, what.number) for one, what in view.reports] == [("A", 3), ("A", 4), ("B", 2)]
 
 
 @pytest.mark.parametrize(("low", "high", "text"), [(2, 4, "3 of 2..4 nodes"), (4, 4, "3 of 4 nodes")])

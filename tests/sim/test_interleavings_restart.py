@@ -129,7 +129,7 @@ def eras_have_no_id():
 
 
 def what_was_given_up_is_not_told():
-    return [(recovery, "_eras", lambda told: (told.era, told.next_era))]
+    return [(recovery, "_known_eras", lambda report: (report.era, report.next_era))]
 
 
 def ids_begin_with(start, player):

@@ -212,7 +212,7 @@ class Story:
         if isinstance(act, WriteHead):
             self._set_head(act.head)
         elif isinstance(act, Seal):
-            self.tables[act.head.table] = dict(act.lines)
+            self.tables[act.head.table] = dict(act.entries)
             self.tables.pop(act.former_table, None)
             self._set_head(act.head)
         elif isinstance(act, Evict):

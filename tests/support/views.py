@@ -168,7 +168,7 @@ def seal_of(verdict: Verdict) -> Seal:
 
 def ranks_of(verdict: Verdict) -> dict[str, int]:
     """Name and rank of those whom a verdict seals in, by rank."""
-    lines = seal_of(verdict).lines.values()
+    lines = seal_of(verdict).entries.values()
     return {line.name: line.rank for line in sorted(lines, key=lambda line: line.rank)}
 
 
