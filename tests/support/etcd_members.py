@@ -297,7 +297,7 @@ def _writer(keys: Keys, events: Sequence[Event]) -> str:
 def _merge(commits: list[Commit], seen: list[Observation], case: CheckContext) -> list[Observation]:
     """One order in which no effect comes before its cause: what a read showed was written before the read was answered."""
     merged: list[Observation] = []
-    state = State("", case.keys, 0.0)
+    state = State("", case.keys)
     ids: dict[str, str] = {}
     left = iter(commits)
     commit = next(left, None)
