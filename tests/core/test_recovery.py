@@ -8,7 +8,7 @@ from rdzv.core import recovery
 from rdzv.core.acts import Seal, Verdict, WriteHead
 from rdzv.core.model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RoundId
 from rdzv.core.rules import lead
-from support.views import ERA, broken, no_head, opened, ranks_of, seal_of, told
+from support.views import ERA, broken, no_head, opened, ranks_of, report, seal_of
 
 LOST = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
 DONE = Cause(kind=CauseKind.SUCCESS, text="all 2 members of round 3 are done")
@@ -23,11 +23,11 @@ def forgot(*tellers, young=True, **changes):
 
 
 def holds(rank, **fields):
-    return {"holds": told(rank=rank, **fields), "heard": told(rank=rank, **fields)}
+    return {"holds": report(rank=rank, **fields), "heard": report(rank=rank, **fields)}
 
 
 def heard(rank=-1, **fields):
-    return {"heard": told(rank=rank, **fields)}
+    return {"heard": report(rank=rank, **fields)}
 
 
 def made(phase, **fields):
@@ -61,7 +61,7 @@ def test_the_round_goes_on_whoever_else_is_there():
 
 def test_the_round_goes_on_though_one_heard_that_it_was_broken():
     """T14.3: whoever gave it up does not hold it; any other cause will be seen again."""
-    view = forgot(holds(0), {"holds": told(rank=1), "heard": told(rank=1, phase=Phase.BROKEN, cause=LOST)})
+    view = forgot(holds(0), {"holds": report(rank=1), "heard": report(rank=1, phase=Phase.BROKEN, cause=LOST)})
     assert lead(view).act == WriteHead(made(Phase.SEALED, adopted=True))
 
 
@@ -71,9 +71,9 @@ def test_the_round_goes_on_though_one_heard_that_it_was_broken():
         (heard(1), "it gave the round up, or never took it"),
         (holds(0), "the same rank twice is one member that came twice"),
         (holds(1, digest="other"), "not the same member list"),
-        ({"holds": told(2, rank=1), "heard": told(3, rank=-1)}, "it holds an earlier round"),
+        ({"holds": report(2, rank=1), "heard": report(3, rank=-1)}, "it holds an earlier round"),
         ({**holds(1), "left": RoundId(ERA, 3)}, "it holds the round no longer"),
-        ({"holds": told(rank=1, table="other")}, "not the same table"),
+        ({"holds": report(rank=1, table="other")}, "not the same table"),
     ],
 )
 def test_the_round_does_not_go_on_unless_all_hold_it(second, why):
@@ -93,15 +93,15 @@ def test_the_round_goes_on_when_it_was_larger_than_the_run_may_now_be():
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (told(4), told(3)),
-        (told(1, Era(2, "e1")), told(9, Era(1, "e1"))),
-        (told(1, Era(1, "e2")), told(9, Era(1, "e1"))),
-        (told(1, incarnation=1), told(9)),
-        (told(3, phase=Phase.BROKEN), told(3)),
-        (told(1, phase=Phase.CLOSED), told(9)),
-        (told(1, phase=Phase.CLOSED), told(9, incarnation=1)),
-        (told(9, phase=Phase.CLOSED), told(1, phase=Phase.CLOSED)),
-        (told(1, phase=Phase.CLOSED, incarnation=1), told(9, phase=Phase.CLOSED)),
+        (report(4), report(3)),
+        (report(1, Era(2, "e1")), report(9, Era(1, "e1"))),
+        (report(1, Era(1, "e2")), report(9, Era(1, "e1"))),
+        (report(1, incarnation=1), report(9)),
+        (report(3, phase=Phase.BROKEN), report(3)),
+        (report(1, phase=Phase.CLOSED), report(9)),
+        (report(1, phase=Phase.CLOSED), report(9, incarnation=1)),
+        (report(9, phase=Phase.CLOSED), report(1, phase=Phase.CLOSED)),
+        (report(1, phase=Phase.CLOSED, incarnation=1), report(9, phase=Phase.CLOSED)),
     ],
 )
 def test_the_newest_round_is_the_best(one, other):
@@ -132,7 +132,7 @@ def test_h10_the_best_is_what_the_best_informed_knows():
 )
 def test_a_closed_run_stays_closed(cause, kept, text):
     """T14.1: also if all who hold its round are here."""
-    view = forgot(holds(0), {"holds": told(rank=1), "heard": told(rank=1, phase=Phase.CLOSED, cause=cause)})
+    view = forgot(holds(0), {"holds": report(rank=1), "heard": report(rank=1, phase=Phase.CLOSED, cause=cause)})
     assert lead(view) == Verdict(WriteHead(made(Phase.CLOSED, cause=kept)), f"the run was closed: {text}")
 
 
@@ -335,7 +335,7 @@ def test_h10_a_seal_is_in_an_era_above_all_that_another_head_may_have_used(next_
 
 def test_h10_an_era_that_was_only_planned_counts_too():
     """T15.5: another instance may have sealed in it without anybody here having heard."""
-    records = {"b": {"heard": told(next_era=Era(2, "e1"))}}
+    records = {"b": {"heard": report(next_era=Era(2, "e1"))}}
     view = broken("a:ready b:ready", call=Call.REGROUP, next_era=Era(2, "e9"), records=records)
     assert seal_of(lead(view)).head.era == Era(3, "e9")
 

@@ -50,22 +50,6 @@ async def test_h07_a_straggler_is_evicted_after_a_while_and_comes_back_as_new(ha
     assert (world.round, hands.seated) == (3, ["a", "c", "b"])
 
 
-def stragglers_are_given_thirty_seconds():
-    return [in_rules({rules.evict_stragglers: with_settings(rules.evict_stragglers, regroup=30.0)})]
-
-
-@by_hand(min_nodes=2, max_nodes=4, regroup=75.0, catches={stragglers_are_given_thirty_seconds: "were restarted twice"})
-async def test_h07_members_that_need_a_minute_to_stop_cost_the_others_one_restart(hands):
-    """They are waited for, since coming back later as newcomers would mean another restart for everybody."""
-    a, b, c, d = await hands.form("a", "b", "c", "d")
-    b.stop_s = c.stop_s = 60.0
-    d.crash()
-    await hands.pass_time(100.0)
-    assert (a.kinds, a.rounds) == (["round"], [1, 2]), "the others were restarted twice"
-    assert (b.rounds, c.rounds) == ([1, 2], [1, 2])
-    assert 60.0 * 0.98 < hands.seals()[1][0] - hands.breaks()[0][0] < 60.0 * 1.02 + EPSILON_S
-
-
 # ---- H8: a close by somebody who has no say any more
 
 
@@ -248,20 +232,6 @@ async def test_h25_a_member_that_is_done_and_goes_is_not_lost(hands):
     assert closed.success
 
 
-@by_hand(min_nodes=3, max_nodes=3, catches={"success closes too early": "closed before all were done"})
-async def test_h25_the_run_is_not_closed_before_all_are_done(hands):
-    """Two of three are not enough; and in a closed run nobody is lost any more."""
-    a, b, c = await hands.form_by_hand("a", "b", "c")
-    await hands.all(a.done(), b.done())
-    await hands.pass_time(2.0)
-    assert hands.phase is Phase.SEALED, "closed before all were done"
-    await hands.all(c.done())
-    await hands.until(lambda: hands.phase is Phase.CLOSED)
-    b.crash()
-    await hands.pass_time(10.0)
-    assert (a.told, c.told, hands.phase) == ([], [], Phase.CLOSED)
-
-
 @by_hand(min_nodes=1, max_nodes=2, catches={"loss is not published": "did not happen within"})
 async def test_h25_a_run_whose_members_all_crashed_goes_on_with_the_next_number(hands):
     """The head stays sealed. Who comes next leads, breaks it, and forms round 2."""
@@ -273,46 +243,6 @@ async def test_h25_a_run_whose_members_all_crashed_goes_on_with_the_next_number(
     (c,) = hands.start("c")
     await hands.until(lambda: c.is_in)
     assert (c.rounds, c.world.incarnation) == ([2], a.world.incarnation)
-
-
-@by_hand(min_nodes=2, max_nodes=4, catches={"done member blocks re-forming": "did not happen within"})
-async def test_done_members_do_not_hold_up_those_who_have_to_go_on(hands):
-    """A is done and stays; D is lost; B and C re-form without waiting for A, who has nothing to stop and does not join."""
-    a, b, c, d = hands.player("a"), *hands.start("b", "c", "d")
-    await hands.all(a.join())
-    await hands.until(lambda: b.is_in and c.is_in and d.is_in)
-    await hands.all(a.done())
-    d.crash()
-    broken_at = await hands.until(lambda: hands.phase is Phase.BROKEN)
-    await hands.until(lambda: b.holds(2) and c.holds(2))
-    assert hands.now - broken_at < 2.0
-    assert sorted(hands.seated) == ["b", "c"]
-    await hands.all(a.leave())
-    await hands.pass_time(5.0)
-    assert (b.rounds, c.rounds) == ([1, 2], [1, 2])
-
-
-# ---- H26: a newcomer that flaps
-
-
-def no_host_is_remembered():
-    return [(rules, "_flaps", lambda _view: {})]
-
-
-@by_hand(min_nodes=2, max_nodes=3, settle=2.0, catches={no_host_is_remembered: "let in again after"})
-async def test_h26_a_host_that_is_lost_soon_after_it_came_waits_longer_each_time(hands):
-    """Every time it is let in all others restart, so the third time it waits four times as long as the first."""
-    a, b = await hands.form("a", "b")
-    waits = []
-    for life in range(3):
-        flapping = hands.player(f"c{life}", host="c").start()
-        came_at = await hands.until(lambda one=flapping: one.key)
-        await hands.until(lambda one=flapping: one.is_in and a.is_in)
-        waits.append(hands.breaks()[-1][0] - came_at)
-        flapping.crash()
-        await hands.until(lambda: a.is_in and b.is_in and len(hands.seated) == 2)
-    for wait_s, expected_s in zip(waits, (2.0, 4.0, 8.0), strict=True):
-        assert expected_s * 0.98 < wait_s < expected_s * 1.02 + EPSILON_S, f"let in again after {waits}"
 
 
 # ---- a whole job is told to go

@@ -5,10 +5,7 @@ The numbers are those of the list of holes that the protocol was attacked with; 
 
 from __future__ import annotations
 
-import msgspec
-
-from rdzv.core import rules, wire
-from rdzv.core.acts import Verdict
+from rdzv.core import wire
 from rdzv.core.member import TakeResult
 from rdzv.core.model import Call, CauseKind, Head, Phase, RankEntry
 from rdzv.core.view import View
@@ -18,7 +15,7 @@ from rdzv.member import presence as presence_module
 from rdzv.member.leader import Leader
 from rdzv.member.presence import Presence
 from support.scripted_members import KEYS, leading, seal, take
-from support.scripted_simulation import EPSILON_S, by_hand, in_rules
+from support.scripted_simulation import EPSILON_S, by_hand
 
 # ---- H1: the seal does not look at the members it seals
 
@@ -35,21 +32,6 @@ async def test_h01_a_member_that_dies_as_the_round_is_sealed_is_not_in_it(hands)
     await hands.until(lambda: all(player.is_in for player in (a, b, c)))
     assert c.kinds == ["evicted"], "it was not told before it came in again"
     assert hands.seated == ["a", "b", "c"]
-
-
-# ---- H2: ready is not tied to a round
-
-
-@by_hand(min_nodes=2, max_nodes=3, catches={"ready is not tied to a round": "was sealed before a had stopped"})
-async def test_h02_a_round_is_not_sealed_while_workers_of_the_last_one_run(hands):
-    """A was ready for round 1; for round 2 it is ready only when it says that it has given up round 1 (T4)."""
-    a, b = await hands.form("a", "b")
-    a.stop_s = 5.0
-    (c,) = hands.start("c")
-    await hands.until(lambda: all(player.is_in for player in (a, b, c)))
-    broken_at, sealed_at = hands.breaks()[0][0], hands.seals()[1][0]
-    assert sealed_at - broken_at > 5.0 * 0.98, "round 2 was sealed before a had stopped its workers"
-    assert (a.rounds, b.rounds, c.rounds) == ([1, 2], [1, 2], [2])
 
 
 # ---- H3: sealed and broken before it was taken
@@ -305,87 +287,6 @@ async def test_h05_a_member_is_not_given_the_round_of_its_former_life(hands):
     stuck.open()
     await hands.until(lambda: all(player.is_in for player in (a, b, c)))
     assert hands.sealed == 2
-
-
-# ---- H6: an agent restarts its own workers
-
-
-def a_restart_breaks_nothing():
-    return [(rules, "_restart", lambda _view: None)]
-
-
-@by_hand(min_nodes=3, max_nodes=3, catches={a_restart_breaks_nothing: "did not happen within"})
-async def test_h06_an_agent_that_restarts_its_workers_breaks_the_round(hands):
-    """All keys live, but A has given round 1 up: nobody else would ever come to round 2 (T7)."""
-    b, c = hands.start("b", "c")
-    a = hands.player("a")
-    await hands.all(a.join())
-    await hands.until(lambda: b.is_in and c.is_in)
-    began_at = hands.now
-    world, *_ = await hands.all(a.join())
-    assert world.round == 2
-    await hands.until(lambda: b.is_in and c.is_in)
-    assert hands.breaks()[0][1].cause.kind is CauseKind.RESTARTED
-    assert (b.kinds, c.kinds) == (["round"], ["round"])
-    assert max(b.told_at[0], c.told_at[0]) - began_at < EPSILON_S
-
-
-# ---- H17: the maximum while re-forming
-
-
-def a_full_round_is_sealed_over_stragglers():
-    right = rules.seal
-
-    def seal_at_once(view):
-        if view.is_full:
-            return Verdict(rules._seal(view, view.capacity), "full")
-        return right(view)
-
-    return [in_rules({right: seal_at_once})]
-
-
-@by_hand(min_nodes=2, max_nodes=4, catches={a_full_round_is_sealed_over_stragglers: "was thrown out"})
-async def test_h17_spares_do_not_push_out_survivors_that_are_still_stopping(hands):
-    """Two quick survivors and two spares are as many as fit, but C lives and needs five seconds (T6)."""
-    a, b, c, d = await hands.form("a", "b", "c", "d")
-    e, f = await hands.come("e", "f")
-    c.stop_s = 5.0
-    d.crash()
-    await hands.until(lambda: hands.sealed == 2)
-    assert hands.seated == ["a", "b", "c", "e"], "c was thrown out"
-    await hands.until(lambda: all(player.is_in for player in (a, b, c, e)))
-    assert (c.kinds, f.rounds) == (["round"], [])
-
-
-# ---- H18: the fast path after quorum was lost
-
-
-def survivors_regroup_without_quorum():
-    right = rules._broken
-
-    def broken(view, cause):
-        verdict = right(view, cause)
-        head = msgspec.structs.replace(verdict.act.head, call=Call.REGROUP)
-        return msgspec.structs.replace(verdict, act=msgspec.structs.replace(verdict.act, head=head))
-
-    return [(rules, "_broken", broken), in_rules({rules.stop_call: lambda _view: None})]
-
-
-@by_hand(min_nodes=4, max_nodes=8, catches={survivors_regroup_without_quorum: "sealed with 4"})
-async def test_h18_newcomers_that_restore_quorum_do_not_cut_off_those_right_behind(hands):
-    """Two of four are left. Two more make a quorum, and a last call begins, so that the next four need no restart."""
-    a, b, c, d = await hands.form("a", "b", "c", "d")
-    c.crash()
-    d.crash()
-    await hands.until(lambda: hands.phase is Phase.BROKEN and len(hands.present) == 2)
-    hands.start("e", "f")
-    await hands.pass_time(0.5)
-    hands.start("g", "h", "i", "j")
-    await hands.until(lambda: len(hands.seals()) == 2)
-    await hands.until(lambda: a.holds(2) and b.holds(2))
-    size = hands.seals()[1][1].size
-    assert size == 8, f"sealed with {size}"
-    assert (a.kinds, b.kinds) == (["round"], ["round"])
 
 
 # ---- H19: timers after a change of leader

@@ -125,7 +125,7 @@ def views(draw):
         phase,
         " ".join(people),
         records=said,
-        lines={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
+        entries={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
         durable=draw(st.booleans()),
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),

@@ -73,11 +73,11 @@ _AGES = {"age": "call_age_s", "sealed_age": "sealed_age_s", "grown_age": "grown_
 def view(phase: Phase | None, people: str = "", **given: Any) -> View:
     """The run as its leader sees it. What is given goes where its name belongs: settings, head, or view itself.
 
-    `records` and `lines` hold further fields by name, as in `records={"a": {"order": "7"}}`.
+    `records` and `entries` hold further fields by name, as in `records={"a": {"order": "7"}}`.
     """
     records: Mapping[str, Any] = given.pop("records", {})
-    lines: Mapping[str, Any] = given.pop("lines", {})
-    members, entries = _people(phase, people, records, lines)
+    fields: Mapping[str, Any] = given.pop("entries", {})
+    members, entries = _people(phase, people, records, fields)
     agreed = settings(**{name: given.pop(name) for name in _SETTINGS & set(given)})
     in_head = {} if phase is None else {name: given.pop(name) for name in _HEAD & set(given)}
     given = {_AGES.get(name, name): value for name, value in given.items()}
@@ -121,19 +121,19 @@ def closed(people: str = "", **given: Any) -> View:
 
 
 def _people(
-    phase: Phase | None, people: str, records: Mapping[str, Any], lines: Mapping[str, Any]
+    phase: Phase | None, people: str, records: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> tuple[dict[str, LiveMember], dict[str, RankEntry]]:
     members: dict[str, LiveMember] = {}
     entries: dict[str, RankEntry] = {}
     usual = "new" if phase in (None, Phase.OPEN) else "in"
     for index, word in enumerate(people.split()):
         name, _, state = word.partition(":")
-        record, line = STATES[state or usual]
+        record, entry_fields = STATES[state or usual]
         created = FIRST_CREATED + index
         if record is not None:
             members[name.upper()] = live(name, created, **{**record, **records.get(name, {})})
-        if line is not None:
-            values = {"rank": len(entries), "created": created, **line, **lines.get(name, {})}
+        if entry_fields is not None:
+            values = {"rank": len(entries), "created": created, **entry_fields, **fields.get(name, {})}
             entries[name.upper()] = entry(name, **values)
     return members, entries
 
@@ -168,11 +168,14 @@ def seal_of(verdict: Verdict) -> Seal:
 
 def ranks_of(verdict: Verdict) -> dict[str, int]:
     """Name and rank of those whom a verdict seals in, by rank."""
-    lines = seal_of(verdict).entries.values()
-    return {line.name: line.rank for line in sorted(lines, key=lambda line: line.rank)}
+    entries = sorted(seal_of(verdict).entries.values(), key=lambda entry: entry.rank)
+    return {entry.name: entry.rank for entry in entries}
 
 
-def told(number: int = NUMBER, era: Era = ERA, **fields: Any) -> RoundReport:
+def report(number: int = NUMBER, era: Era = ERA, **fields: Any) -> RoundReport:
     """What a member tells an emptied engine of a round of two."""
     base: dict[str, Any] = {"run": "r1", "table": f"t{number}", "size": 2, "digest": "d", "next_era": era}
     return RoundReport(era=era, number=number, **{**base, **fields})
+
+
+told = report

@@ -22,7 +22,7 @@ DRIFT = 1.02
 
 @dataclass
 class CheckContext:
-    """What the checkers know of a run besides its history."""
+    """Facts about a run besides its history."""
 
     keys: Keys
     owners: dict[tuple[str, int], str]

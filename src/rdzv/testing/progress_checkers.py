@@ -29,7 +29,7 @@ class Debt:
 
 
 class DebtChecker(Checker):
-    """What the leader owes by the state of the engine is done in time, if nothing is wrong meanwhile."""
+    """The leader does in time what it owes by the state of the engine, unless faults excuse it."""
 
     kinds: tuple[str, ...]
     """First words of the debts that this checker judges."""
@@ -92,7 +92,7 @@ class DebtChecker(Checker):
 
 
 class G5Progress(DebtChecker):
-    """With a quorum alive and nothing wrong, rounds are sealed in time, and members take the rounds they are in."""
+    """Rounds are sealed in time if a quorum is alive and nothing is wrong, and members take the rounds they are in."""
 
     name = "G5 progress"
     kinds = "seal", "evict"
@@ -122,7 +122,7 @@ class G5Progress(DebtChecker):
             self._check_nodes(seen.at)
 
     def _check_nodes(self, at: float) -> None:
-        """At the end of the calm every live node is present, and holds its round or waits for one."""
+        """Check that every live node is present, and holds its round or waits for one."""
         state = self.context.states.get(self._newest.get("engine", ""))
         if state is None or state.head is None or state.head.phase is Phase.CLOSED:
             return

@@ -149,7 +149,7 @@ class State:
 
     @cached_property
     def owed(self) -> tuple[str, float] | None:
-        """What the leader must do if nothing else happens, and within how many seconds; None if nothing."""
+        """The act that the leader owes if nothing else happens, and within how many seconds; None if it owes none."""
         settings, head = self.settings, self.head
         if settings is None or not self.members:
             return None

@@ -41,7 +41,7 @@ class NodePlan:
     give_up_after_s: float | None = None
     leave_after_s: float | None = None
     closes: bool = False
-    """It closes the run as soon as a long pause ends, which an evicted member must not be able to do."""
+    """The application closes the run as soon as a long pause ends, which an evicted member must not be able to do."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
