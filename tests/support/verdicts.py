@@ -48,6 +48,7 @@ def check_head(view: View, new: Head) -> None:
     old = view.head
     if old is None:
         assert new.seq == 1
+        assert new.call is Call.NONE or new.call_seq == 1
         assert new.next_era.id == view.fresh
         assert new.next_era > new.era or (new.number, new.next_era) == (0, new.era)
         for _, report in view.reports:
