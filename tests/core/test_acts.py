@@ -1,4 +1,4 @@
-"""What a verdict may ask for: how a head counts its writes, and what the journal keeps of one."""
+"""Acts: how a head counts its writes, and what the journal keeps of one."""
 
 from __future__ import annotations
 

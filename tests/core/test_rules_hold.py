@@ -1,4 +1,4 @@
-"""What the rules keep whatever they are shown: any view, however unlikely, and any story that a run could live."""
+"""Properties of the rules for any view, however unlikely, and for any course that a run could take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_whatever_it_sees_the_leader_has_a_verdict_that_keeps_the_rules(view):
 @settings(max_examples=1000, deadline=None)
 @given(views(), st.integers(0, 9))
 def test_without_an_event_nothing_changes_before_the_time_that_was_said(view, tenths):
-    """And if none was said, never: a running timer must not be forgotten."""
+    """If no time was said, only an event changes the verdict: a running timer must not be forgotten."""
     verdict = lead(view)
     if verdict.act is not None:
         return
@@ -222,7 +222,7 @@ class Run(RuleBasedStateMachine):
         return again
 
     def cooperate(self) -> bool:
-        """Everybody looks at the head, and stops its workers when told to. Whether anything came of it."""
+        """Let every member look at the head and stop its workers when told to. Return whether anything changed."""
         changed = False
         for name in self.here:
             person = self.story.people[name]

@@ -116,11 +116,11 @@ class Teller:
         return lines or ["nothing happens"]
 
     def members(self) -> list[str]:
-        """Everybody looks at the head and does what it says."""
+        """All members look at the head and do what it says."""
         return [f"{name}: {self.story.notice(name)}" for name in sorted(self.story.people)]
 
     def status(self) -> list[str]:
-        """What people see."""
+        """The status, as people see it."""
         return [str(describe("job", self.story.view()))]
 
 
@@ -141,7 +141,7 @@ def _shown(view: View, verdict: Verdict) -> list[str]:
 
 
 def _changes(old: Head | None, new: Head) -> list[str]:
-    """What a write did to the head, field by field; the cause last, because it is long."""
+    """The changes of the head, field by field; the cause last, because it is long."""
     lines = []
     for field in _SHOWN:
         before, after = getattr(old, field, None), getattr(new, field)

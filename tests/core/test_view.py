@@ -1,4 +1,4 @@
-"""The words of the protocol: who counts as what at one revision."""
+"""The terms of the protocol: what each member counts as at one revision."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORDS = [
 
 
 def ids(found):
-    """Whatever a word yields (ids, or members with one), as ids."""
+    """The ids of what a term yields: ids, or members."""
     return [one if isinstance(one, str) else one.id for one in found]
 
 

@@ -1,6 +1,6 @@
-"""Holes of the protocol's first draft that concern how a round ends and the next one is formed, played with the real member.
+"""Interleavings that broke drafts of the protocol: the end of a round and the next one. Played with the real member.
 
-The numbers are those of the list of holes that the protocol was attacked with; T-numbers are those of docs/protocol.md.
+H- and T-numbers are those of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def a_close_compares_no_key():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={a_close_compares_no_key: "expected Evicted"})
 async def test_h08_a_member_evicted_while_its_close_is_under_way_cannot_close(hands):
-    """It was present when it sent it. The close compares its key at the moment it would take effect."""
+    """B was present when it sent the close. The close compares B's key at the moment it would take effect."""
     a, c = hands.start("a", "c")
     b = hands.player("b")
     await hands.all(b.join())
@@ -131,7 +131,7 @@ def an_operator_writes_the_members_record():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={an_operator_writes_the_members_record: "expected Drained"})
 async def test_h22_an_operators_drain_and_the_members_own_put_do_not_undo_each_other(hands):
-    """They cross: the operator asks while the member's ready put is under way. The ask has a key of its own."""
+    """The two cross: the operator asks while the member's ready put is under way. The request has a key of its own."""
     a, c = hands.start("a", "c")
     b = hands.player("b")
     await hands.all(b.join())
@@ -192,7 +192,7 @@ async def test_h24_a_second_loss_while_the_first_is_dealt_with_costs_no_second_r
 
 @by_hand(min_nodes=2, max_nodes=3, settle=4.0, catches={"spare disturbs the round": "told of a spare"})
 async def test_h24_nobody_is_told_of_newcomers_that_are_not_let_in(hands):
-    """Neither while they gather, nor when they are gone again before that is over, nor when there is no room for them."""
+    """No notice while newcomers gather, nor when they leave before that is over, nor when there is no room for them."""
     a, b = await hands.form("a", "b")
     (c,) = await hands.come("c")
     await hands.pass_time(1.0)
@@ -216,7 +216,7 @@ def a_line_is_not_marked():
 
 @by_hand(min_nodes=2, max_nodes=2, catches={a_line_is_not_marked: "disturbed in its last step"})
 async def test_h25_a_member_that_is_done_and_goes_is_not_lost(hands):
-    """It marks its line as it goes; B, in its last step, hears nothing; when B is done too, the run closes with success."""
+    """A marks its entry as it leaves. B, in its last step, hears nothing. When B is done too, the run closes with success."""
     a, b = await hands.form_by_hand("a", "b")
     await hands.all(a.done())
     await hands.all(a.leave())

@@ -1,6 +1,6 @@
-"""Holes of the protocol's first draft that concern how a round is sealed and taken, played with the real member.
+"""Interleavings that broke drafts of the protocol: sealing and taking a round. Played with the real member.
 
-The numbers are those of the list of holes that the protocol was attacked with; T-numbers are those of docs/protocol.md.
+H- and T-numbers are those of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.scripted_simulation import EPSILON_S, by_hand
 
 @by_hand(min_nodes=2, max_nodes=4, catches={"ghost is sealed in": "assert 3 == 2"})
 async def test_h01_a_member_that_dies_as_the_round_is_sealed_is_not_in_it(hands):
-    """Its lease ends when the seal is on its way: the seal compares everybody's key, and is refused (T6)."""
+    """C's lease ends while the seal is on its way. The seal compares the key of every member, and is refused (T6)."""
     a, b, c = await hands.come("a", "b", "c")
     hands.before(seal, lambda _: (c.pause(), c.expire()))
     await hands.until(lambda: a.worlds and b.worlds)
@@ -45,7 +45,7 @@ async def test_h01_a_member_that_dies_as_the_round_is_sealed_is_not_in_it(hands)
     catches={"round broken before it was taken is not given up": "did not happen within"},
 )
 async def test_h03_a_round_that_was_broken_before_it_was_taken_holds_up_nobody(hands):
-    """Nobody runs workers of round 1, so nobody will ever be told to stop them: who finds it broken gives it up (T4)."""
+    """No workers of round 1 run, so no member is told to stop them. A member that finds the round broken gives it up (T4)."""
     a, b = hands.player("a"), hands.player("b")
     gates = [player.hold(take) for player in (a, b)]
     a.start()
@@ -76,7 +76,7 @@ def broken_rounds_are_given():
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={broken_rounds_are_given: "was given a round that was broken"})
 async def test_h04_a_slow_member_is_not_given_a_round_that_broke_meanwhile(hands):
-    """It saw the head sealed and asks late: what counts is the head in the very read that asks (T3)."""
+    """A saw the head sealed and reads late. The head in that very read counts (T3)."""
     (b,) = await hands.come("b")
     a = hands.player("a")
     gate = a.hold(take)
@@ -131,7 +131,7 @@ def a_member_trusts_answers_of_any_age():
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
 async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
-    """It asked in time and hears the answer after its lease is over: by its own clock it knows that it must ask again."""
+    """A asked in time and gets the answer after its lease. By its own clock it knows that it must ask again."""
     b, c = await hands.come("b", "c")
     a = hands.player("a")
     hands.before(lambda request: take(request) and request.actor == "a", lambda _: a.pause())
@@ -149,8 +149,8 @@ def a_member_trusts_what_it_was_shown_at_any_time():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_what_it_was_shown_at_any_time: "was given a round of the past"})
 async def test_h04_a_member_paused_while_it_is_shown_a_round_is_evicted(hands):
-    """What its watch has shown is of a time when its key still stood, and that may be over, even before its lease is by its own
-    clock: it must ask, and is given nothing while nobody answers."""
+    """The watch has shown a time when A's key still stood. That may be over even before its lease ends by its own clock. So A
+    must ask, and is given nothing while the engine does not answer."""
     b, a = await hands.come("b", "a")
     await hands.pass_time(0.1)
     hands.before(seal, lambda _: a.pause())
@@ -172,7 +172,7 @@ async def test_h04_a_member_paused_while_it_is_shown_a_round_is_evicted(hands):
 
 @by_hand(min_nodes=3, max_nodes=3, writes_max=2)
 async def test_a_round_is_taken_as_it_is_shown_also_if_its_lines_came_ahead(hands):
-    """Nobody asks: what a watch has shown of the head, the own key and the own line is a read of all of them (T3)."""
+    """No member asks: what a watch has shown of head, own key and own entry counts as a read of all three (T3)."""
     asked = []
     hands.before(take, asked.append)
     a, b, c = await hands.form("a", "b", "c")
@@ -186,7 +186,7 @@ def what_was_shown_counts_for_ever():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={what_was_shown_counts_for_ever: "was given a round of the past"})
 async def test_h04_a_member_that_is_shown_a_round_and_the_end_of_its_key_at_once_is_evicted(hands):
-    """It was out of touch, and its watch shows it all that it has missed: the round, and that it is not in it any more."""
+    """A was out of touch. Its watch shows all that it missed: the round, and the end of its own key."""
     b, c = await hands.come("b", "c")
     a = hands.player("a")
     hands.before(seal, lambda _: a.cut())
@@ -203,7 +203,7 @@ async def test_h04_a_member_that_is_shown_a_round_and_the_end_of_its_key_at_once
 
 @by_hand(min_nodes=2, max_nodes=2, catches={what_was_shown_counts_for_ever: "by what was shown before it was called"})
 async def test_h04_a_join_does_not_take_what_was_shown_before_it_was_called(hands):
-    """Whatever it is given has stood at a moment of the call itself: it asks, as it has seen nothing of it yet."""
+    """A world must have stood at a moment of the call itself. So A asks, as it has seen nothing since the call."""
     asked = []
     hands.before(take, asked.append, times=9)
     a = hands.player("a")
@@ -341,7 +341,7 @@ def rank_0_is_not_compared():
 
 @by_hand(min_nodes=2, max_nodes=4, catches={rank_0_is_not_compared: "sealed in: a, b, c"})
 async def test_h23_rank_0_writes_its_record_before_the_seal_and_it_is_read_again(hands):
-    """What the leader has read of rank 0 is old when its seal arrives; here rank 0 has said that it is about to go."""
+    """The leader's view of rank 0 is old when the seal arrives: rank 0 has said that it is about to go."""
     b = hands.player("b")
     gate = b.hold(seal)
     await hands.come(b)
