@@ -51,7 +51,7 @@ class SimNode(Process):
 
     def now(self) -> float:
         """Read this node's clock, which goes on while the node is paused."""
-        return self.offset_s + self.rate * self.loop.time()
+        return self.offset_s + self.rate * self.loop.now
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return self.loop.call_later(max(0.0, delay_s) / self.rate + LATE_S, callback, context=self.context)

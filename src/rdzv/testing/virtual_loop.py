@@ -109,6 +109,7 @@ class Process:
         """Hold back every callback from now on, including those already due. Time goes on."""
         if self.held is None:
             self.held = []
+            self.loop.paused += 1
 
     def resume(self) -> None:
         """Run what was held back: first callbacks that were due at once, then timers and deliveries in random order.
@@ -119,6 +120,7 @@ class Process:
         if self.held is None:
             return
         held, self.held = self.held, None
+        self.loop.paused -= 1
         self.loop.make_ready(call for call in held if call.at < 0)
         streams: dict[object, deque[VirtualTimer]] = {}
         turns = []
@@ -149,10 +151,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.unwinding = False
         """The run is over and tasks are cleaning up; what they do is not part of the run."""
         self.callbacks = 0
+        self.now = 0.0
+        """Virtual seconds since the loop was made."""
         self.serial = count(1)
         """Numbers that are unique within the run."""
         self.processes: list[Process] = []
-        self._now = 0.0
+        self.paused = 0
+        """Number of paused processes. While it is 0, callbacks run without a look at their process."""
         self._limit_s = float("inf")
         self._callbacks_max = 0
         self._ready: deque[VirtualTimer] = deque()
@@ -188,7 +193,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._unwind()
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
@@ -204,7 +209,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
         """Run the callback at that time; callbacks of one instant run in the order in which they were set."""
-        at = max(when, self._now)
+        at = max(when, self.now)
         call = VirtualTimer(callback, args, context, at)
         call.loop = self
         self._timers_made = made = self._timers_made + 1
@@ -215,7 +220,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
         # The body of call_at once more: every message and every sleep of a run comes through here.
-        at = self._now + delay if delay > 0 else self._now
+        at = self.now + delay if delay > 0 else self.now
         call = VirtualTimer(callback, args, context, at)
         call.loop = self
         self._timers_made = made = self._timers_made + 1
@@ -238,10 +243,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if call.void:
                     continue
                 context = call.context
-                process = context.get(_process)
-                if process is not None and process.held is not None:
-                    process.held.append(call)
-                    continue
+                if self.paused:
+                    process = context.get(_process)
+                    if process is not None and process.held is not None:
+                        process.held.append(call)
+                        continue
                 try:
                     context.run(call.callback, *call.args)
                 except (SystemExit, KeyboardInterrupt):
@@ -250,7 +256,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._raised.append((f"callback {call.callback!r}", error))
                     self.stop()
             else:
-                raise Livelock(f"{ran + 1} callbacks at {self._now:.6f} s and time does not pass; {self._state()}")
+                raise Livelock(f"{ran + 1} callbacks at {self.now:.6f} s and time does not pass; {self._state()}")
             self.callbacks += ran
             if not self._stopping:
                 self._advance()
@@ -265,12 +271,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 break
             self._timers_void -= 1
         else:
-            raise Stuck(f"at {self._now:.6f} s nothing can run and no timer is set; {self._state()}")
+            raise Stuck(f"at {self.now:.6f} s nothing can run and no timer is set; {self._state()}")
         if now > self._limit_s:
             raise OutOfTime(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
         if self.callbacks > self._callbacks_max:
             raise Livelock(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
-        self._now = now
+        self.now = now
         ready.append(call)
         while timers and timers[0][0] == now:
             call = heappop(timers)[2]
@@ -339,7 +345,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for process in self.processes:
             process.resume()
         try:
-            self.run_until_complete(asyncio.Task(self._outlast(self._now + UNWIND_S), loop=self, name="unwinding"))
+            self.run_until_complete(asyncio.Task(self._outlast(self.now + UNWIND_S), loop=self, name="unwinding"))
             if self._tasks:
                 raise RunError(f"tasks that ignore their cancellation: {self._state()}")
         finally:
@@ -348,7 +354,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def _outlast(self, until: float) -> None:
         """Cancel each task once, including tasks made while cleaning up, and wait for them."""
         cancelled: set[asyncio.Future[Any]] = set()
-        while self._tasks and self._now < until:
+        while self._tasks and self.now < until:
             for future in self._tasks.keys() - cancelled:
                 future.cancel()
                 cancelled.add(future)
