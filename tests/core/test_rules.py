@@ -45,7 +45,7 @@ def table(*rows):
     ("T2.4 a banned member does not make a run full", no_head("a b c d", banned={"node-d": BAD}),
      f"3 of 2..4 nodes: {BEGINS}"),
 )  # fmt: skip
-def test_first_head(view, expected):
+def test_how_the_first_head_is_made(view, expected):
     assert said(view) == expected
 
 
@@ -98,7 +98,7 @@ def test_h9_a_newcomer_does_not_begin_a_run_that_a_member_reports():
     ("T5.3 stragglers are survivors", broken("a b:ready c:lost", call=REGROUP),
      "1 of 2..4 nodes: waiting for 1 more (a stopping their workers)"),
 )  # fmt: skip
-def test_calls(view, expected):
+def test_when_the_call_starts_and_stops(view, expected):
     assert said(view) == expected
 
 
@@ -171,7 +171,7 @@ def test_h19_no_instant_is_in_the_head():
      broken("a:ready b:lost x:lost c:new d:new", min=1, call=REGROUP, records={"d": {"name": "b"}}),
      "3 of 1..4 nodes: all are back | seal a b c"),
 )  # fmt: skip
-def test_seals(view, expected):
+def test_when_a_round_is_sealed_and_with_whom(view, expected):
     assert said(view) == expected
 
 
@@ -272,7 +272,7 @@ LATE = "c and d did not stop within 75 s: evicted | evict C D"
     ("T8.3 a banned leader evicts itself last", sealed("a b c", banned={"node-a": BAD, "node-b": BAD}),
      f"a and b banned: {BAD} | evict B A"),
 )  # fmt: skip
-def test_evictions(view, expected):
+def test_which_members_are_evicted_and_when(view, expected):
     assert said(view) == expected
 
 
@@ -347,7 +347,7 @@ def lost(people, text, about, **given):
     ("T7.6 nobody flaps in the first round", sealed("a b c:lost", number=1, entries={"c": {"since": 1}}),
      f"round 1 broken: c lost | {BROKEN}=lost(c)"),
 )  # fmt: skip
-def test_breaks(view, expected):
+def test_when_a_running_round_is_broken(view, expected):
     assert said(view) == expected
 
 
@@ -422,7 +422,7 @@ C_JOINS = f"round 3 broken: c came to join | {BROKEN}=growth(c)"
     ("T7.4 growth waits while drains gather", sealed("a b c:drains d:new", call=SETTLE, age=9.0, drain_age=0.5),
      "round 3: c draining, gathering others @ 0.5"),
 )  # fmt: skip
-def test_growth(view, expected):
+def test_when_newcomers_are_let_in(view, expected):
     assert said(view) == expected
 
 
@@ -494,7 +494,7 @@ MORE = "1 of 2..4 nodes: waiting for 1 more"
                     {"asked": {"A": "maintenance"}, "drain_age": 9.0})],
     ("T11.5 a close without a reason says so", closed("a"), "closed: no reason was given"),
 )  # fmt: skip
-def test_closing(view, expected):
+def test_when_a_run_is_closed(view, expected):
     assert said(view) == expected
 
 

@@ -96,8 +96,8 @@ def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[RankEntry]) -> dict[
 
 def digest(entries: Iterable[RankEntry]) -> str:
     """Return the fingerprint of a member list."""
-    # It covers the ids that were sealed, not the present ones, so it stays the same when members die, mark their entries,
-    # or come back to an emptied engine under new ids.
+    # It covers the ids that were sealed, not the present ones, so it stays the same when members die, mark their
+    # entries, or come back to an emptied engine under new ids.
     ordered = sorted(entries, key=lambda entry: entry.rank)
     text = "\n".join(f"{entry.rank} {entry.sealed_as} {entry.name}" for entry in ordered)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -17,8 +17,8 @@
 # reported, and its id is random and made with the head. Rounds are ordered by era first, then by number. In step 3 both
 # heads plan level 2, because each saw level 1 only, but with different ids: still two different rounds.
 #
-# The id was that of the engine instance at first. Seed 201742 showed that this is not enough: a run that closed, expired
-# and was begun again on the same instance, by members that came back late with old reports, made one era twice.
+# The id was that of the engine instance at first. Seed 201742 showed that this is not enough: a run that closed,
+# expired and was begun again on the same instance, by members that came back late with old reports, made one era twice.
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def restore_closed(view: View) -> Verdict | None:
 
 def restore_sealed(view: View) -> Verdict | None:
     """T14: every member of the best round is here and holds it, so the round goes on and nobody is disturbed."""
-    # It goes on even if a member heard that the round was broken. A member that gave the round up no longer holds it, and
-    # any other cause of the break will be seen again.
+    # It goes on even if a member heard that the round was broken. A member that gave the round up no longer holds it,
+    # and any other cause of the break will be seen again.
     report = best_report(view)
     if report is None or report.number == 0:
         return None

@@ -39,21 +39,16 @@
 #     3. A wakes up and sends the write that it decided on at revision 100.
 #     4. The engine refuses it: A's key is gone, and the head's revision is no longer the one that A read.
 #
-# The comparisons of step 4 are the GUARD. The code that carries an act out adds them to every write: the create revision
-# of the leader's own key, and the modify revision of the head. A seal also compares the keys of all members it seals in.
-# A refused leader reads again and decides anew. Therefore each rule below may treat its view as the truth.
-#
-# Why this needs no common clock
-# ------------------------------
-# Time enters as ages only: how long ago, by the leader's own clock, it received the head write that started the present
-# call. No instant is stored or compared with another node's clock. A new leader measures the age from when it saw that
-# write itself, so a change of leaders may lengthen a wait but never shortens it.
-#
-# How to read the rules
-# ---------------------
-# `RULES`, at the end, lists the rules of each phase in the order in which they are tried. The first rule that returns a
-# verdict decides. The order is part of the protocol: for example, bans come before success, and a loss comes before a
-# drain. The numbers (T6, T7.2) are those of docs/protocol.md; tests/core cites each of them.
+# The comparisons of step 4 are the GUARD. The code that carries an act out adds them to every write: the create
+# revision of the leader's own key, and the modify revision of the head. A seal also compares the keys of all members it
+# seals in. A refused leader reads again and decides anew. Therefore each rule below may treat its view as the truth.
+# Why this needs no common clock ------------------------------ Time enters as ages only: how long ago, by the leader's
+# own clock, it received the head write that started the present call. No instant is stored or compared with another
+# node's clock. A new leader measures the age from when it saw that write itself, so a change of leaders may lengthen a
+# wait but never shortens it.  How to read the rules --------------------- `RULES`, at the end, lists the rules of each
+# phase in the order in which they are tried. The first rule that returns a verdict decides. The order is part of the
+# protocol: for example, bans come before success, and a loss comes before a drain. The numbers (T6, T7.2) are those of
+# docs/protocol.md; tests/core cites each of them.
 
 from __future__ import annotations
 
@@ -118,8 +113,8 @@ def first_head(view: View) -> Verdict:
 
 def evict_banned(view: View) -> Verdict | None:
     """T8: an operator's ban takes effect at once."""
-    # First in every phase: a banned member must neither count as done nor be sealed in. Its eviction is seen as a loss in
-    # the next step, which breaks the round.
+    # First in every phase: a banned member must neither count as done nor be sealed in. Its eviction is seen as a loss
+    # in the next step, which breaks the round.
     banned = [live for live in view.members.values() if live.record.host in view.banned]
     if not banned:
         return None
@@ -144,9 +139,9 @@ def close_after_failure(view: View) -> Verdict | None:
     # train again, so the lost one cannot be made good. A plain loss never closes a run: the cluster may restart the
     # agent.
     #
-    # A close is final, so a stale view must not close over a member that has just come and would make up the quorum: seed
-    # 1216 did, 50 ms after the join. The write of a close therefore also compares that no member has come since the
-    # view's revision (`Empty(members/, since)`, added by the leader).
+    # A close is final, so a stale view must not close over a member that has just come and would make up the quorum:
+    # seed 1216 did, 50 ms after the join. The write of a close therefore also compares that no member has come since
+    # the view's revision (`Empty(members/, since)`, added by the leader).
     if view.settings.on_failure != "close" or view.fitting(len(view.candidates)):
         return None
     left = f"{len(view.candidates)} of at least {view.settings.min_nodes} nodes remain"
@@ -177,9 +172,9 @@ def break_round(view: View) -> Verdict | None:
 
 def _broken(view: View, cause: Cause) -> Verdict:
     """Break the round: its members are told, stop their workers and become ready again."""
-    # Only survivors that are a quorum by themselves regroup without waiting. If newcomers counted too, the first of them
-    # would be sealed in at once, and those a moment behind would make everybody restart again (H18). In that case the
-    # head has no call, and T5 starts a last call as soon as a quorum is ready.
+    # Only survivors that are a quorum by themselves regroup without waiting. If newcomers counted too, the first of
+    # them would be sealed in at once, and those a moment behind would make everybody restart again (H18). In that case
+    # the head has no call, and T5 starts a last call as soon as a quorum is ready.
     head = _head(view)
     call = Call.REGROUP if view.fitting(len(view.survivors)) else Call.NONE
     broken = msgspec.structs.replace(with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=_flaps(view))
@@ -404,11 +399,11 @@ def sweep(view: View) -> Verdict | None:
 
 def _seal(view: View, size: int) -> Seal:
     """Choose `size` of the ready members, give them ranks, and make the head that announces them."""
-    # Members of the former table go first, by rank, so that a survivor is never replaced by a spare that was quicker. The
-    # entries carry the create revisions of the chosen members. The engine compares them when it applies the seal, so a
-    # member that dies between the view and the write is not sealed in (H1). An engine that takes enough writes in one
-    # transaction (memory, embedded) gets the whole seal as one; others get the entries first, in batches, and the head
-    # last. A third of the simulator's seeds allow only six writes per transaction, so that both ways are walked.
+    # Members of the former table go first, by rank, so that a survivor is never replaced by a spare that was quicker.
+    # The entries carry the create revisions of the chosen members. The engine compares them when it applies the seal,
+    # so a member that dies between the view and the write is not sealed in (H1). An engine that takes enough writes in
+    # one transaction (memory, embedded) gets the whole seal as one; others get the entries first, in batches, and the
+    # head last. A third of the simulator's seeds allow only six writes per transaction, so that both ways are walked.
     head = _head(view)
     former = {id: view.entries[id].rank for id in view.in_table}
     ordered = sorted(view.ready, key=lambda live: (former.get(live.id, 1 << 30), live.created))
@@ -472,29 +467,17 @@ def _eviction_order(view: View, lives: list[LiveMember]) -> tuple[str, ...]:
 
 
 _FORMING: tuple[Rule, ...] = (
-    evict_banned,
-    close_after_success,
-    close_after_failure,
-    stop_call,
-    evict_stragglers,
-    seal,
-    start_call,
-    sweep,
-    keep_waiting,
-)
-
+    evict_banned, close_after_success, close_after_failure,
+    stop_call, evict_stragglers, seal, start_call, sweep, keep_waiting,
+)  # fmt: skip
+_SEALED: tuple[Rule, ...] = (
+    evict_banned, close_after_success, close_after_failure,
+    break_round, break_for_drains, sweep, grow,
+)  # fmt: skip
 RULES: Mapping[Phase | None, tuple[Rule, ...]] = {
     None: (recovery.restore_closed, recovery.restore_sealed, recovery.restore_broken, first_head),
     Phase.OPEN: _FORMING,
-    Phase.SEALED: (
-        evict_banned,
-        close_after_success,
-        close_after_failure,
-        break_round,
-        break_for_drains,
-        sweep,
-        grow,
-    ),
+    Phase.SEALED: _SEALED,
     Phase.BROKEN: _FORMING,
     Phase.CLOSED: (stay_closed,),
 }

@@ -6,8 +6,8 @@ import msgspec
 
 NAME_MAX = 128
 REASON_MAX = 1000
-"""Bytes of a reason. A head holds one reason and CAUSE_MEMBERS_MAX names, a journal entry two reasons and three times as many
-names. With these bounds both stay below their limits in wire.py."""
+"""Bytes of a reason. A head holds one reason and CAUSE_MEMBERS_MAX names, a journal entry two reasons and three times
+as many names. With these bounds both stay below their limits in wire.py."""
 
 
 def clip(text: str, size_max: int = REASON_MAX) -> str:

@@ -123,8 +123,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     @cached_property
     def former(self) -> list[LiveMember]:
         """The survivors, and members that reported having been in the table before they gave its round up."""
-        # The latter have no entry on an emptied engine, so they count as newcomers there. But if a round loses its server
-        # and a member together, they re-form it, and need not wait for others as a first round does.
+        # The latter have no entry on an emptied engine, so they count as newcomers there. But if a round loses its
+        # server and a member together, they re-form it, and need not wait for others as a first round does.
         head = self.head
         reported = {live.id for live, one in self.reports if head and one.table == head.table and one.rank >= 0}
         reported |= self.in_table.keys()

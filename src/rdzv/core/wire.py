@@ -1,7 +1,7 @@
 """The encoding of records: JSON with a version, strict and with limits."""
 
-# JSON, because an operator with `etcdctl` should be able to read a run. Strict, because an unknown field could change the
-# meaning of the known ones. A record of another version is refused, and the error names both versions.
+# JSON, because an operator with `etcdctl` should be able to read a run. Strict, because an unknown field could change
+# the meaning of the known ones. A record of another version is refused, and the error names both versions.
 
 from __future__ import annotations
 
