@@ -10,8 +10,7 @@
 #
 #     1. Round 3 runs with A, B and C. The engine restarts empty.
 #     2. Only A is back in time. Round 3 is restored as broken, and round 4 is sealed with A alone (`min_nodes` is 1).
-#     3. The engine restarts empty again. Only B and C are back; they know of round 3 only, and seal a round 4 of their
-#     own.
+#     3. The engine restarts empty again. Only B and C are back. They know of round 3 only, and seal their own round 4.
 #
 # So every head that is made from reports plans a new *era* for its next seal. The era's level is above every level
 # reported, and its id is random and made with the head. Rounds are ordered by era first, then by number. In step 3 both

@@ -139,8 +139,8 @@ def close_after_failure(view: View) -> Verdict | None:
     # train again, so the lost one cannot be made good. A plain loss never closes a run: the cluster may restart the
     # agent.
     #
-    # A close is final, so a stale view must not close over a member that has just come and would make up the quorum:
-    # seed 1216 did, 50 ms after the join. The write of a close therefore also compares that no member has come since
+    # A close is final, so a stale view must not close over a member that has just come and would make up the quorum.
+    # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has come since
     # the view's revision (`Empty(members/, since)`, added by the leader).
     if view.settings.on_failure != "close" or view.fitting(len(view.candidates)):
         return None
@@ -173,8 +173,8 @@ def break_round(view: View) -> Verdict | None:
 def _broken(view: View, cause: Cause) -> Verdict:
     """Break the round: its members are told, stop their workers and become ready again."""
     # Only survivors that are a quorum by themselves regroup without waiting. If newcomers counted too, the first of
-    # them would be sealed in at once, and those a moment behind would make everybody restart again (H18). In that case
-    # the head has no call, and T5 starts a last call as soon as a quorum is ready.
+    # them would be sealed in at once, and those a moment behind would make everybody restart again (H18). If the
+    # survivors are no quorum, the head has no call, and T5 starts a last call as soon as a quorum is ready.
     head = _head(view)
     call = Call.REGROUP if view.fitting(len(view.survivors)) else Call.NONE
     broken = msgspec.structs.replace(with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=_flaps(view))

@@ -14,6 +14,7 @@ def clip(text: str, size_max: int = REASON_MAX) -> str:
     """Replace line breaks and the like by spaces, and cut the text to at most `size_max` bytes of JSON."""
     # A record that is too large to write would stop the leader that must write it, and then each of its successors. So
     # texts are cut when they come in.
+    #
     # One character takes at least one byte, so a longer text is cut anyway; this bounds the work.
     clean = text[: 2 * size_max]
     if not clean.isprintable():
