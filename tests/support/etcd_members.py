@@ -290,7 +290,7 @@ def _writer(keys: Keys, events: Sequence[Event]) -> str:
 def _merge(commits: list[Commit], seen: list[Observation], case: CheckContext) -> list[Observation]:
     """Merge both into an order in which no effect precedes its cause: a read's reply follows the write that it shows."""
     merged: list[Observation] = []
-    state = State("", case.keys, 0.0)
+    state = State("", case.keys)
     ids: dict[str, str] = {}
     left = iter(commits)
     commit = next(left, None)
