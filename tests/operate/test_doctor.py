@@ -153,7 +153,7 @@ def test_how_a_connection_fails_tells_what_to_do(monkeypatch, failed, code):
 def test_an_address_without_a_way_to_it_is_a_problem_unless_another_works(monkeypatch):
     monkeypatch.setattr(doctor, "_source", lambda _: "")
     assert examined("127.0.0.1:29400")["route"].code == "RDZV-P02"
-    assert doctor._milder(Finding("problem", "route", "x", "y", "RDZV-P02")).level == "warning"
+    assert doctor._as_warning(Finding("problem", "route", "x", "y", "RDZV-P02")).level == "warning"
 
 
 class Odd:

@@ -28,19 +28,19 @@ _engines = itertools.count()
 
 
 class Owner:
-    """Stands where the handler does."""
+    """A fake of the handler."""
 
     def __init__(self, rendezvous):
         self.rendezvous = rendezvous
-        self.given_up = ""
+        self.restart_reason = ""
         self.finished = threading.Event()
         self.closed = threading.Event()
 
     def is_over(self):
-        return bool(self.given_up) or self.rendezvous.changed is not None
+        return bool(self.restart_reason) or self.rendezvous.changed is not None
 
-    def give_up(self, reason):
-        self.given_up = reason
+    def restart(self, reason):
+        self.restart_reason = reason
 
     def finish(self, timeout_s):
         self.finished.set()
@@ -121,7 +121,7 @@ def test_when_a_member_is_lost_before_the_ranks_are_known_the_agent_gets_a_stand
         agents.owners[1 - rank].rendezvous.leave(reason="gone")
         assert waiting.result(LONG_S) in ([(0, 2, 0, 2), (1, 2, 1, 2)], [(0, 4, 0, 4), (1, 4, 1, 4)])
         assert agents.owners[rank].is_over()
-        assert agents.owners[rank].given_up.startswith("the ranks of round 1 could not be given out: round 1 is over: ")
+        assert agents.owners[rank].restart_reason.startswith("the ranks of round 1 could not be given out: round 1 is over: ")
 
 
 def test_a_key_that_does_not_come_in_time_is_no_reason_to_end_an_agent_either():
@@ -129,7 +129,7 @@ def test_a_key_that_does_not_come_in_time_is_no_reason_to_end_an_agent_either():
         agents.stores[1].set("torchelastic/role_info/1", json.dumps({"role": "r", "rank": 1, "local_world_size": 3}))
         agents.stores[1].set_timeout(timedelta(seconds=0.1))
         assert json.loads(agents.stores[1].get("torchelastic/assigned_ranks/1")) == [0, 3, 0, 3]
-        assert "not set within 0.1 s" in agents.owners[1].given_up
+        assert "not set within 0.1 s" in agents.owners[1].restart_reason
 
 
 def test_other_keys_behave_as_in_any_store():
@@ -171,7 +171,7 @@ def test_the_barrier_is_over_when_the_round_breaks():
         assert agents.owners[0].finished.wait(LONG_S)
         agents.owners[1].rendezvous.leave(reason="gone")
         waiting.result(LONG_S)
-        assert agents.owners[0].given_up == ""
+        assert agents.owners[0].restart_reason == ""
 
 
 def test_the_barrier_ends_in_its_time_without_an_error(caplog):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rdzv.config.settings import DEFAULTS, TABLE, _plain
-from rdzv.torchrun.conf import KEYS, OWN, SAME, TORCH
+from rdzv.torchrun.conf import KEYS, OWN, SYNONYMS, TORCH
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
 OURS = "| key | default | meaning |\n|---|---|---|\n"
@@ -22,7 +22,7 @@ def rows(head):
     if head == OURS:
         names = [name for name in KEYS if name in TABLE or name in OWN]
         return [f"| `{name}` | {default(name)} | {(TABLE.get(name) or OWN[name]).meaning} |" for name in names]
-    same = [f"| `{theirs}` | `{ours}` |" for theirs, ours in SAME.items()]
+    same = [f"| `{theirs}` | `{ours}` |" for theirs, ours in SYNONYMS.items()]
     return same + [f"| `{name}` | {setting.meaning} |" for name, setting in TORCH.items()]
 
 

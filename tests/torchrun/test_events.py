@@ -45,9 +45,9 @@ def listen(ask, lines=2):
     spoken = Spoken(lines)
     events.logger.addHandler(spoken)
     try:
-        with events.Waiting(ask, 600.0, every_s=0.01) as waiting:
-            waiting.lasts()
-            waiting.lasts()
+        with events.WaitReporter(ask, 600.0, every_s=0.01) as reporter:
+            reporter.start()
+            reporter.start()
             assert spoken.enough.wait(LONG_S)
     finally:
         events.logger.removeHandler(spoken)
@@ -70,7 +70,7 @@ def test_whoever_waits_for_quorum_says_what_happens_next():
     assert events.describe(again, -1.0).endswith("(no members); a run that had a round is waited for without limit")
 
 
-TORCHRUN = "import rdzv.torchrun.events as e; e.SAY_EVERY_S = 0.5; from torch.distributed.run import main; main()"
+TORCHRUN = "import rdzv.torchrun.events as e; e.REPORT_EVERY_S = 0.5; from torch.distributed.run import main; main()"
 
 
 def test_an_agent_of_torchrun_that_waits_says_so_on_stderr():
@@ -100,10 +100,10 @@ def test_a_spare_of_a_round_that_runs_says_so_seldom():
 
     def ask():
         asked.append(1)
-        return status("sealed" if len(asked) < 2 * events.CALM else "open")
+        return status("sealed" if len(asked) < 2 * events.SPARE_REPORTS_EVERY else "open")
 
     assert len(listen(ask, 3)) >= 3
-    assert len(asked) >= 2 * events.CALM
+    assert len(asked) >= 2 * events.SPARE_REPORTS_EVERY
 
 
 def test_it_ends_quietly_with_the_interpreter():
@@ -113,12 +113,12 @@ def test_it_ends_quietly_with_the_interpreter():
         asked.set()
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    waiting = events.Waiting(ask, 600.0, every_s=0.01)
-    with waiting:
-        waiting.lasts()
+    reporter = events.WaitReporter(ask, 600.0, every_s=0.01)
+    with reporter:
+        reporter.start()
         assert asked.wait(LONG_S)
-        waiting._thread.join(LONG_S)
-        assert not waiting._thread.is_alive()
+        reporter._thread.join(LONG_S)
+        assert not reporter._thread.is_alive()
 
 
 def test_many_names_are_cut():
@@ -176,5 +176,5 @@ def test_torchruns_command_line_tells_how_often_it_restarts(arguments, environ, 
 def test_an_elastic_run_without_restarts_is_warned_of(monkeypatch, caplog, high, arguments, warned):
     monkeypatch.setattr("sys.argv", ["torchrun", *arguments, "train.py"])
     monkeypatch.delenv("PET_MAX_RESTARTS", raising=False)
-    events.warn_if_a_loss_would_end_it(2, high)
+    events.warn_without_restarts(2, high)
     assert ("is elastic, but --max-restarts is 0" in caplog.text) is warned

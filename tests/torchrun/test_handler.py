@@ -33,7 +33,7 @@ from torch.distributed.elastic.utils import store as store_util
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
-from rdzv.torchrun import events, graceful_exit, plugin
+from rdzv.torchrun import agent_exit, events, plugin
 from rdzv.torchrun.agent_store import TERMINAL
 
 LONG_S = 20.0
@@ -204,11 +204,11 @@ def test_a_spare_of_a_program_that_goes_on_gets_torchs_error():
 
 
 def test_whether_torch_handles_its_own_error_is_tried(monkeypatch):
-    assert graceful_exit.is_handled() is False, "then SystemExit is needed no longer on this torch: say so in the docs"
+    assert agent_exit.torch_handles_graceful_exit() is False, "then SystemExit is needed no longer on this torch: say so in the docs"
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: RunResult(state=WorkerState.SUCCEEDED))
-    assert graceful_exit.is_handled() is True
+    assert agent_exit.torch_handles_graceful_exit() is True
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: 1 / 0)
-    assert graceful_exit.is_handled() is False
+    assert agent_exit.torch_handles_graceful_exit() is False
 
 
 def test_who_comes_to_a_run_that_is_over_is_no_spare():
@@ -302,7 +302,7 @@ def test_leaving_never_raises(monkeypatch, caplog):
 def test_an_agent_that_was_signalled_is_done_without_at_once():
     with Job(1, 2) as job:
         handlers, _ = job.form(2)
-        handlers[0]._signalled("SIGTERM")
+        handlers[0]._on_signal("SIGTERM")
         wait_for(lambda: handlers[1].num_nodes_waiting() > 0)
         assert handlers[1]._rendezvous.changed.reason.endswith("draining: SIGTERM received")
         [info] = job.next(handlers[1])
@@ -316,10 +316,10 @@ def test_a_signal_after_the_end_disturbs_nobody():
     with Job(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
-        handler._signalled("SIGTERM")
+        handler._on_signal("SIGTERM")
         handler.shutdown()
         handler._finished = False
-        handler._signalled("SIGTERM")  # Has left already: nothing to say, and nothing raised.
+        handler._on_signal("SIGTERM")  # Has left already: nothing to say, and nothing raised.
 
 
 def test_a_handler_that_is_dropped_leaves():
@@ -429,7 +429,7 @@ def test_a_handler_serves_from_when_it_is_made_until_it_goes(free_port):
 def test_an_agent_whose_ranks_could_not_be_given_out_starts_anew():
     with Job(1, 1) as job:
         [handler], _ = job.form(1)
-        handler.give_up("the ranks of round 1 could not be given out: a trial")
+        handler.restart("the ranks of round 1 could not be given out: a trial")
         assert handler.num_nodes_waiting() == 1
         job.next(handler)
         assert handler.num_nodes_waiting() == 0

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from rdzv.torchrun.signals import DEADLY, SignalListener, deadly, ended_by_sigterm
+from rdzv.torchrun.signals import FATAL, SignalListener, ended_by_sigterm, fatal_signals
 
 LONG_S = 20.0
 
@@ -63,7 +63,7 @@ def test_other_signals_mean_nothing(listener):
 
 
 def test_which_signals_are_deadly_is_for_torchrun_to_say(listener, monkeypatch):
-    assert deadly() == DEADLY
+    assert fatal_signals() == FATAL
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1")
     os.kill(os.getpid(), signal.SIGUSR1)
     assert listener.names.get(timeout=LONG_S) == "SIGUSR1"

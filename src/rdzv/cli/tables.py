@@ -1,4 +1,4 @@
-"""A run as a table."""
+"""The status of a run as a table and a progress bar."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.table import Table
 from ..core.status import MemberStatus, Status
 
 ROWS_MAX = 200
-"""A terminal has room for fewer; `--json` has all."""
+"""More than a terminal has room for; `--json` shows all members."""
 _ATTENTION = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
 
 
 def status_table(status: Status, since: Mapping[str, str] | None = None) -> Table:
-    """One row per member, the troubled first; `since` tells for how long each has been in its state."""
+    """Make a table with one row per member, those with problems first. `since` is the time of each in its state, by id."""
     columns = ["member", "host", "rank", "state", *(["for"] if since is not None else []), "info"]
     table = Table(*columns, title=None, expand=False)
     rows = sorted(status.members, key=_urgency)
@@ -31,7 +31,7 @@ def status_table(status: Status, since: Mapping[str, str] | None = None) -> Tabl
 
 
 def progress(status: Status, width: int = 24) -> str:
-    """How many of the fewest and most are there, drawn: '|' is quorum."""
+    """Draw how many members are there, of the minimum and maximum. '|' marks the quorum."""
     there = status.ready if status.phase in ("none", "open", "broken") else status.size
     high = max(status.max_nodes, 1)
     filled = min(width, round(width * there / high))

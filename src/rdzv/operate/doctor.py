@@ -1,7 +1,7 @@
-"""What could keep this machine from taking part: each link of the chain from a name to a run is tried, and judged by itself.
+"""Checks each step from this machine to a run: names, routes, ports, the server, trust, rights, clock, torch.
 
-The doctor writes nothing, serves nothing and joins nothing. Every finding is *ok*, a *warning* (it may work, but ...) or a
-*problem* (it will not), and whatever is not ok comes with its remedy. docs/errors.md has an entry for every problem's code.
+The doctor writes nothing, serves nothing and joins nothing. Every finding is *ok*, a *warning* (it may fail) or a *problem* (it
+will fail). Warnings and problems have a remedy. docs/errors.md has an entry for every problem's code.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ PROBLEMS = {
     "RDZV-P08": "The engine answers, but does not do what is asked",
     "RDZV-P09": "torchrun does not find rdzv",
 }
-"""Every problem there is, by its code. A code is never given to another one."""
+"""All problems, by code. A code is never reused."""
 SLOW_S = 0.5
-"""An engine whose answers take longer will be taken for dead now and then."""
+"""Replies that take longer make the engine look dead now and then."""
 CLOCK_S = 2.0
-"""Two clocks read in whole seconds, and the way between them: a smaller difference cannot be told."""
+"""The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
 ANSWER_MAX = 16 * 1024
 TRIES = 5
 TORCH_MIN = (2, 5)
-"""The first with the entry point group `torchrun.handlers`."""
+"""The first version with the entry point group `torchrun.handlers`."""
 _NEVER = 2**62
 """A revision that no key has."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of the doctor's."""
+    """One line of the doctor's output."""
 
     level: str
     topic: str
@@ -68,13 +68,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def problem(code: str, topic: str, text: str, remedy: str) -> Finding:
-    """One that has an entry in the documentation."""
+    """Make a finding whose code has an entry in docs/errors.md."""
     assert code in PROBLEMS, code
     return Finding(PROBLEM, topic, text, remedy, code)
 
 
 class Doctor:
-    """Examines the way from here to one endpoint."""
+    """Examines the connection from here to one endpoint."""
 
     def __init__(self, settings: Settings, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._settings = settings
@@ -86,7 +86,7 @@ class Doctor:
         self._reached = False
 
     async def examine(self) -> AsyncIterator[Finding]:
-        """From the outside in; what cannot be tried any more after a problem is left out. Raises SettingsError."""
+        """Yield the findings step by step. A problem ends the steps that depend on it. Raises SettingsError."""
         driver = open_driver(self._settings)
         try:
             yield await self._own_name()
@@ -103,10 +103,8 @@ class Doctor:
         finally:
             await driver.close()
 
-    # ---- names
-
     async def _own_name(self) -> Finding:
-        """A machine's own name may mean loopback to itself (Debian's 127.0.1.1): harmless here, but not everywhere."""
+        """Check the machine's own name. It may resolve to loopback (Debian's 127.0.1.1): harmless here, but not everywhere."""
         name = socket.gethostname()
         try:
             addresses = await self._resolver.resolve(name, 0, self._timeout_s)
@@ -150,10 +148,8 @@ class Doctor:
         works = any(finding.level == OK for findings in tried for finding in findings if finding.topic in ("port", "serving"))
         for findings in tried:
             for finding in findings:
-                # One address of several that works is enough; the others cost time.
-                yield _milder(finding) if works else finding
-
-    # ---- addresses
+                # One working address is enough; the others cost time.
+                yield _as_warning(finding) if works else finding
 
     async def _address(self, address: Address, port: int) -> list[Finding]:
         family, where = address
@@ -197,8 +193,6 @@ class Doctor:
         self._would_serve = True
         return Finding(OK, "serving", f"nobody serves at {shown} yet; this machine can bind it, so a member here would serve")
 
-    # ---- the engine
-
     async def _engine(self, driver: Driver) -> AsyncIterator[Finding]:
         yield self._trust()
         try:
@@ -207,7 +201,7 @@ class Doctor:
             remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
             yield problem("RDZV-P07", "trust", error.problem, remedy)
             return
-        except SettingsError as error:  # An etcd that does not let this user do it.
+        except SettingsError as error:  # The user lacks rights in etcd.
             remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
             yield problem("RDZV-P08", "engine", error.problem, remedy)
             return
@@ -233,9 +227,9 @@ class Doctor:
                 await session.close()
 
     async def _date(self, host: str, port: int) -> str:
-        """What its clock says, in the words of HTTP; empty: it does not tell.
+        """Return the server's HTTP date, or "" if it sends none.
 
-        Our server tells everybody who speaks HTTP in the clear, and etcd is a web server; it says so in every answer.
+        Our server answers plain HTTP requests with the date, and etcd is a web server, which sends the date in every reply.
         """
         context: ssl.SSLContext | None = None
         if self._endpoint.scheme == "etcds":
@@ -262,7 +256,7 @@ class Doctor:
         return Finding(OK, "trust", f"this node comes {tls} and {secret} a secret")
 
     async def _use(self, session: Session) -> AsyncIterator[Finding]:
-        """Read, and be allowed to write: judged by a write whose condition never holds."""
+        """Check that the engine may be read and written, by a write whose condition never holds."""
         keys = Keys(self._settings.run_id)
         own = keys.run + "doctor"
         took: list[float] = []
@@ -273,8 +267,8 @@ class Doctor:
                 seen = await session.txn([Created(own, _NEVER)], [Put(own, b"")], [Get(keys.settings)])
                 took.append(loop.time() - began_at)
         except (RdzvError, EngineReset, ValueError) as error:
-            said = error.sentence if isinstance(error, RdzvError) else str(error)
-            text = f"a read and a write that would change nothing are refused: {said}"
+            reason = error.sentence if isinstance(error, RdzvError) else str(error)
+            text = f"a read and a write that would change nothing are refused: {reason}"
             yield problem("RDZV-P08", "engine", text, "give this user the right to read and write the keys of rdzv")
             return
         usual_s = statistics.median(took)
@@ -293,7 +287,7 @@ class Doctor:
             yield Finding(WARNING, "address", text, "give local_addr, an address of this node that others can reach")
 
 
-def _milder(finding: Finding) -> Finding:
+def _as_warning(finding: Finding) -> Finding:
     if finding.level != PROBLEM:
         return finding
     remedy = "other addresses of the name work; this one costs time"
@@ -301,7 +295,7 @@ def _milder(finding: Finding) -> Finding:
 
 
 def _source(address: Address) -> str:
-    """Which address of this machine a connection would come from; empty: there is no way. Nothing is sent."""
+    """Return the local address of a connection, or "" if there is no route. Sends nothing."""
     family, where = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where if where[1] else (where[0], 9, *where[2:]))
@@ -318,10 +312,10 @@ async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> byt
         writer.close()
 
 
-def clock_finding(where: str, theirs: str, ours: str) -> Finding:
-    """The one place where two machines' clocks are compared: to be read, and nothing follows from it (G10)."""
+def clock_finding(where: str, remote: str, local: str) -> Finding:
+    """Compare the server's clock with this one, for information only: nothing else compares clocks (G10)."""
     try:
-        ahead_s = (parsedate_to_datetime(theirs) - parsedate_to_datetime(ours)).total_seconds()
+        ahead_s = (parsedate_to_datetime(remote) - parsedate_to_datetime(local)).total_seconds()
     except (TypeError, ValueError):
         return Finding(OK, "clock", f"{where} tells no time that can be read")
     if abs(ahead_s) <= CLOCK_S:
@@ -332,7 +326,7 @@ def clock_finding(where: str, theirs: str, ours: str) -> Finding:
 
 
 def torch_findings() -> Iterable[Finding]:
-    """Whether torchrun would find us. Nothing of torch is imported."""
+    """Check whether torchrun would find rdzv, without an import of torch."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

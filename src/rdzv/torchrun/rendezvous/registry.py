@@ -1,4 +1,4 @@
-"""Which handler a backend's name means: torch's names with our handlers, and the plug-ins that torch would find."""
+"""The handler for each backend name: torch's names with our handlers, and the plug-ins that torch would find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = "torchrun.handlers"
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler of `params.backend`. ValueError: there is none of that name."""
+    """Make the handler for `params.backend`. Raises ValueError if there is none of that name."""
     return rendezvous_handler_registry.create_handler(params)
 
 
@@ -40,7 +40,7 @@ def _etcd(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
-    """Kept as with `etcd-v3`: torch has one state there and polls it, but an etcd can do more."""
+    """Make the same handler as for `etcd-v3`. torch keeps one state in etcd and polls it; this one uses watches."""
     from ..conf import read_etcd  # noqa: PLC0415
     from ..handler import Handler  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _register() -> None:
-    """Ours first: a plug-in cannot take their names, as with torch. One that is broken must not break the others."""
+    """Register torch's names first, so that no plug-in takes them. A broken plug-in must not break the others."""
     for name, creator in (("etcd", _etcd), ("etcd-v2", _etcd_v2), ("c10d", _c10d), ("static", _static)):
         rendezvous_handler_registry.register(name, creator)
     for entry in entry_points(group=GROUP):
