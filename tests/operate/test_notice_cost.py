@@ -63,7 +63,7 @@ def torch_events():
     except ImportError:
         return lambda _: None
     recorder = Recorder("rdzv", "bench")
-    return lambda notice: recorder.running(f"{notice.kind}: {notice.reason}")
+    return lambda notice: recorder.record(f"{notice.kind}: {notice.reason}")
 
 
 @pytest.fixture

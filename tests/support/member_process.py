@@ -1,7 +1,7 @@
-"""What an agent does, as a process of its own: `python agent.py ENDPOINT RUN_ID MIN:MAX [SETTING=VALUE...]`.
+"""One member as a process: `python member_process.py ENDPOINT RUN_ID MIN:MAX [SETTING=VALUE...]`.
 
-It prints what `rdzv join --json` prints, and keeps its bootstrap socket, so that
-others can try whether the address works. It imports no more than it needs: hundreds of these are started at once.
+It prints what `rdzv join --json` prints, but keeps its bootstrap socket, so that a test can connect to the address. It imports
+no more than it needs, because tests start hundreds of these at once.
 """
 
 import asyncio
@@ -37,6 +37,6 @@ async def main(endpoint: str, run_id: str, nnodes: str, *settings: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("rdzv.notices").disabled = True  # They are printed.
+    logging.getLogger("rdzv.notices").disabled = True  # This process prints them.
     with exit_on_error():
         asyncio.run(main(*sys.argv[1:]))

@@ -1,9 +1,11 @@
-"""What torchrun hands over becomes our settings, or is refused in one sentence."""
+"""torchrun's options become settings or are refused in one sentence, and docs/torchrun.md lists them. `--rewrite` writes it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +13,10 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from rdzv.config.settings import TABLE, Settings
+from rdzv.config.settings import DEFAULTS, TABLE, Settings, _plain
 from rdzv.errors import SettingsError
 from rdzv.torchrun import plugin
-from rdzv.torchrun.conf import KEYS, read, read_etcd, translate
+from rdzv.torchrun.conf import KEYS, OWN, SYNONYMS, TORCH, read, read_etcd, translate
 
 
 def given(endpoint="node1:29400", run_id="job", low=2, high=4, backend="rdzv", local_addr=None, **conf):
@@ -200,3 +202,41 @@ def test_the_plug_in_is_imported_by_everybody_so_it_imports_nothing():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+# ---- the tables of docs/torchrun.md
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
+OWN_TABLE = "| key | default | meaning |\n|---|---|---|\n"
+TORCH_TABLE = "| torch's key | here |\n|---|---|\n"
+
+
+def default(key):
+    value = "auto" if key in OWN else _plain(DEFAULTS[key])
+    return "" if value in ("", "None") else f"`{value}`"
+
+
+def rows(head):
+    if head == OWN_TABLE:
+        names = [name for name in KEYS if name in TABLE or name in OWN]
+        return [f"| `{name}` | {default(name)} | {(TABLE.get(name) or OWN[name]).meaning} |" for name in names]
+    same = [f"| `{key}` | `{name}` |" for key, name in SYNONYMS.items()]
+    return same + [f"| `{name}` | {setting.meaning} |" for name, setting in TORCH.items()]
+
+
+def test_every_key_of_rdzv_conf_is_documented_with_its_default_and_meaning(request):
+    text = DOCUMENT.read_text()
+    for head in (OWN_TABLE, TORCH_TABLE):
+        wanted = "".join(f"{row}\n" for row in rows(head))
+        found = re.search(re.escape(head) + r"((?:\|.*\n)*)", text)
+        assert found, f"there is no table that begins {head!r}"
+        if request.config.getoption("--rewrite"):
+            text = text.replace(found[0], head + wanted)
+            DOCUMENT.write_text(text)
+        else:
+            assert found[1] == wanted
+
+
+def test_every_key_is_in_one_of_the_tables():
+    documented = {row.split("`")[1] for head in (OWN_TABLE, TORCH_TABLE) for row in rows(head)}
+    assert documented == set(KEYS)

@@ -133,9 +133,9 @@ def test_torchs_event_handlers_hear_of_every_step(monkeypatch):
     heard = []
     monkeypatch.setattr(events, "construct_and_record_rdzv_event", lambda **fields: heard.append(fields))
     recorder = events.Recorder("rdzv", "job")
-    recorder.running("round 1", 0, "h:1")
-    recorder.succeeded("leaves")
-    recorder.failed("lost")
+    recorder.record("round 1", rank=0, bootstrap="h:1")
+    recorder.record("leaves", NodeState.SUCCEEDED)
+    recorder.record("lost", NodeState.FAILED)
     assert [(one["message"], one["node_state"], one["rank"], one["master_endpoint"]) for one in heard] == [
         ("round 1", NodeState.RUNNING, 0, "h:1"),
         ("leaves", NodeState.SUCCEEDED, None, ""),
@@ -149,7 +149,7 @@ def test_an_event_handler_that_fails_ends_nobody(monkeypatch, caplog):
         raise OSError("disk full")
 
     monkeypatch.setattr(events, "construct_and_record_rdzv_event", fail)
-    events.Recorder("rdzv", "job").running("round 1")
+    events.Recorder("rdzv", "job").record("round 1")
     assert "a rendezvous event could not be recorded: round 1" in caplog.text
 
 

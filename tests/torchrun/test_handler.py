@@ -204,7 +204,7 @@ def test_a_spare_of_a_program_that_goes_on_gets_torchs_error():
 
 
 def test_whether_torch_handles_its_own_error_is_tried(monkeypatch):
-    assert agent_exit.torch_handles_graceful_exit() is False, "then SystemExit is needed no longer on this torch: say so in the docs"
+    assert agent_exit.torch_handles_graceful_exit() is False, "torch handles it now: update the docs"
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: RunResult(state=WorkerState.SUCCEEDED))
     assert agent_exit.torch_handles_graceful_exit() is True
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: 1 / 0)

@@ -8,18 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from ..errors import (
-    Banned,
-    Closed,
-    Drained,
-    EngineMoved,
-    JoinTimeout,
-    NotFound,
-    RdzvError,
-    SettingsError,
-    Unreachable,
-    Untrusted,
-)
+from .. import errors
+from ..errors import Closed, RdzvError
 
 
 class ExitCode(IntEnum):
@@ -43,15 +33,15 @@ class ExitCode(IntEnum):
 
 
 _CODES: dict[type[RdzvError], ExitCode] = {
-    SettingsError: ExitCode.USAGE,
-    JoinTimeout: ExitCode.TIMEOUT,
+    errors.SettingsError: ExitCode.USAGE,
+    errors.JoinTimeout: ExitCode.TIMEOUT,
     Closed: ExitCode.CLOSED,
-    Unreachable: ExitCode.UNREACHABLE,
-    EngineMoved: ExitCode.UNREACHABLE,
-    Drained: ExitCode.REFUSED,
-    Banned: ExitCode.REFUSED,
-    Untrusted: ExitCode.REFUSED,
-    NotFound: ExitCode.ABSENT,
+    errors.Unreachable: ExitCode.UNREACHABLE,
+    errors.EngineMoved: ExitCode.UNREACHABLE,
+    errors.Drained: ExitCode.REFUSED,
+    errors.Banned: ExitCode.REFUSED,
+    errors.Untrusted: ExitCode.REFUSED,
+    errors.NotFound: ExitCode.ABSENT,
 }
 
 

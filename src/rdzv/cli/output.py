@@ -20,18 +20,9 @@ class Printer:
 
     def world(self, world: AsyncWorld) -> None:
         """Print a world, with all fields that a reader needs to compare it with the worlds of other members."""
-        fields = {
-            "run": world.run_id,
-            "incarnation": world.incarnation,
-            "era": world.era,
-            "round": world.round,
-            "rank": world.rank,
-            "size": world.size,
-            "bootstrap": str(world.bootstrap),
-            "digest": world.digest,
-        }
+        fields = {name: getattr(world, name) for name in ("incarnation", "era", "round", "rank", "size", "digest")}
         text = f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}"
-        self.line({"event": "world", **fields}, text)
+        self.line({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)}, text)
 
     def notice(self, notice: Notice) -> None:
         fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}

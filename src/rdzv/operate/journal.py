@@ -1,7 +1,7 @@
 """The history of a run from its journal: the rounds, the cause of each restart, and its cost in seconds.
 
 Every write of the head adds a journal entry in the same transaction. The entry says how long the previous head was valid, by
-the clock of the leader that replaced it. So durations can be added up although leaders change, and no two clocks are compared. A
+the clock of the leader that replaced it. So durations can be added up although leaders change, and no clocks are compared. A
 writer that came after the previous head was written, or an operator, does not know that time. Sums are then lower bounds.
 """
 
@@ -76,10 +76,8 @@ class RunHistory(msgspec.Struct, frozen=True):
     @property
     def cost(self) -> Duration:
         """The cost of all restarts together."""
-        total = Duration()
-        for restart in self.restarts:
-            total = Duration(round(total.seconds + restart.cost.seconds, 3), total.exact and restart.cost.exact)
-        return total
+        costs = [restart.cost for restart in self.restarts]
+        return Duration(round(sum(cost.seconds for cost in costs), 3), all(cost.exact for cost in costs))
 
 
 async def read(session: Session, run_id: str) -> list[RunHistory]:

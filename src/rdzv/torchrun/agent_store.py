@@ -18,12 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed import DistStoreError
 
 from ..blocking import World
 from ..errors import RdzvError
+
+if TYPE_CHECKING:
+    from .handler import Handler
 
 T = TypeVar("T")
 
@@ -38,28 +41,12 @@ BARRIER_POLL_S = 0.1
 """Pause between two looks of the barrier, which are local reads."""
 
 
-class AgentRound(Protocol):
-    """The handler, as the store of one round sees it."""
-
-    def is_over(self) -> bool:
-        """Whether the agent will be told to start the next round."""
-
-    def restart(self, reason: str) -> None:
-        """Tell the agent to start the next round."""
-
-    def finish(self, timeout_s: float) -> None:
-        """Report that the workers of this node have succeeded. Never raises."""
-
-    def is_closed(self) -> bool:
-        """Whether the run is over, by a local read."""
-
-
 class AgentStore:
     """The part of torch's Store that an agent uses, with torch's names and arguments, and the rest for other callers."""
 
-    def __init__(self, world: World, round_: AgentRound) -> None:
+    def __init__(self, world: World, handler: Handler) -> None:
         store = self._store = world.store
-        self._round = round_
+        self._handler = handler
         self._number = world.round
         self._rank = world.rank
         self._size = world.size
@@ -106,7 +93,7 @@ class AgentStore:
     def add(self, key: str, amount: int) -> int:
         """Add to a number. At the barrier, report that this node's workers have succeeded; the barrier counts nobody."""
         if key.startswith(TERMINAL):
-            self._round.finish(self._timeout.total_seconds())
+            self._handler.finish(self._timeout.total_seconds())
             return 0
         return self._try(lambda: self._store.add(key, amount), [key], 0)
 
@@ -140,7 +127,7 @@ class AgentStore:
         except RdzvError as error:
             if not any(_is_about_ranks(key) for key in keys):
                 raise DistStoreError(str(error)) from error
-            self._round.restart(f"the ranks of round {self._number} could not be given out: {error.sentence}")
+            self._handler.restart(f"the ranks of round {self._number} could not be given out: {error.sentence}")
             return placeholder
 
     def _placeholder(self, key: str) -> bytes:
@@ -154,7 +141,7 @@ class AgentStore:
     def _barrier(self, limit_s: float) -> None:
         """Wait for the other members. Never raises: the workers of this agent have succeeded whatever happens now."""
         deadline = time.monotonic() + limit_s
-        while not self._round.is_over() and not self._round.is_closed():
+        while not self._handler.is_over() and not self._handler.is_closed():
             if time.monotonic() >= deadline:
                 logger.warning("the others are not done after %.0f s; this agent does not wait for them any longer", limit_s)
                 return

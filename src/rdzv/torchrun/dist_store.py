@@ -37,11 +37,9 @@ class KeyValueSpace(Protocol):
     def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
         """Wait until all keys are set and return their values."""
 
-    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
-        """Wait until all keys are set."""
+    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None: ...
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are set now."""
+    def check(self, keys: Sequence[str]) -> bool: ...
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0, and return the sum."""

@@ -32,19 +32,10 @@ class Recorder:
         self._backend = backend
         self._run_id = run_id
 
-    def running(self, message: str, rank: int | None = None, bootstrap: str = "") -> None:
-        """Record a step of a rendezvous, or a formed round."""
-        self._record(message, NodeState.RUNNING, rank, bootstrap)
-
-    def succeeded(self, message: str) -> None:
-        """Record that this agent leaves without a failure."""
-        self._record(message, NodeState.SUCCEEDED)
-
-    def failed(self, message: str) -> None:
-        """Record that the agent is about to get an exception."""
-        self._record(message, NodeState.FAILED)
-
-    def _record(self, message: str, state: NodeState, rank: int | None = None, bootstrap: str = "") -> None:
+    def record(
+        self, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None, bootstrap: str = ""
+    ) -> None:
+        """Record a step or a formed round (RUNNING), a clean leave (SUCCEEDED), or a failure of the agent (FAILED)."""
         try:
             construct_and_record_rdzv_event(
                 run_id=self._run_id,

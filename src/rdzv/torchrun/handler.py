@@ -15,35 +15,17 @@ import weakref
 from typing import Any, NoReturn
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic import rendezvous as torch_api
+from torch.distributed.elastic.events import NodeState
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStateError,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
+from .. import errors
 from ..blocking import Rendezvous, World
 from ..config.settings import DEFAULTS, TABLE
 from ..core.member import ChangeKind
 from ..engines.port import Driver
-from ..errors import (
-    Banned,
-    Closed,
-    Drained,
-    EngineMoved,
-    Evicted,
-    Incompatible,
-    JoinTimeout,
-    LeftAlready,
-    RdzvError,
-    Unreachable,
-)
+from ..errors import Closed, Drained, Evicted, RdzvError
 from ..member.notices import Notice
 from .agent_exit import failure_reason, torch_handles_graceful_exit
 from .agent_store import AgentStore
@@ -55,14 +37,15 @@ NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
 
 _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
-    (Closed, RendezvousClosedError),
-    (Banned, RendezvousClosedError),
-    (LeftAlready, RendezvousClosedError),
-    (JoinTimeout, RendezvousTimeoutError),
-    (Unreachable, RendezvousConnectionError),
-    (EngineMoved, RendezvousConnectionError),
-    (Incompatible, RendezvousStateError),
-    (RdzvError, RendezvousError),
+    (Closed, torch_api.RendezvousClosedError),
+    (errors.Banned, torch_api.RendezvousClosedError),
+    (errors.LeftAlready, torch_api.RendezvousClosedError),
+    (errors.JoinTimeout, torch_api.RendezvousTimeoutError),
+    (errors.StoreTimeout, torch_api.RendezvousTimeoutError),
+    (errors.Unreachable, torch_api.RendezvousConnectionError),
+    (errors.EngineMoved, torch_api.RendezvousConnectionError),
+    (errors.Incompatible, torch_api.RendezvousStateError),
+    (RdzvError, torch_api.RendezvousError),
 ]
 """torch's error for each of ours; the first match counts."""
 
@@ -124,7 +107,7 @@ class Handler(RendezvousHandler):
         # A fixed bootstrap_port must be free before the next round's socket is bound.
         self._bootstrap = None
         self._signals.listen()
-        self._recorder.running(f"joins run {self._conf.run_id}: {reason}")
+        self._recorder.record(f"joins run {self._conf.run_id}: {reason}")
         try:
             with ended_by_sigterm(), WaitReporter(self._rendezvous.status, self._join_timeout_s) as reporter:
                 world = self._join(reporter)
@@ -150,10 +133,7 @@ class Handler(RendezvousHandler):
         try:
             self._signals.close()
             self._bootstrap = None
-            if failed:
-                self._recorder.failed(failed)
-            else:
-                self._recorder.succeeded("leaves")
+            self._recorder.record(failed or "leaves", NodeState.FAILED if failed else NodeState.SUCCEEDED)
             # If this process serves the run, the call returns only when the other members have left.
             self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
         except (SignalException, KeyboardInterrupt) as error:
@@ -216,11 +196,10 @@ class Handler(RendezvousHandler):
             else:
                 world.bootstrap.release()
         os.environ.update(RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_REASON=reason)
-        self._recorder.running(
-            f"round {world.round}: rank {world.rank} of {world.size}", world.rank, str(world.bootstrap)
-        )
+        text = f"round {world.round}: rank {world.rank} of {world.size}"
+        self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
         logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
-        info = RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
+        info = torch_api.RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
         return RendezvousInfo(AgentStore(world, self), world.rank, world.size, info)
 
     def _raise(self, error: RdzvError) -> NoReturn:
@@ -229,13 +208,13 @@ class Handler(RendezvousHandler):
         spare = isinstance(error, Closed) and error.success and self._notices.present.is_set()
         if spare or isinstance(error, Drained):
             self._not_needed = True
-            self._recorder.succeeded(str(error))
+            self._recorder.record(str(error), NodeState.SUCCEEDED)
             logger.warning("this agent is not needed any more: %s", error)
             way = self._conf.spare_exit
             if way == "error" or (way == "auto" and torch_handles_graceful_exit()):
-                raise RendezvousGracefulExitError(str(error)) from None
+                raise torch_api.RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
-        self._recorder.failed(str(error))
+        self._recorder.record(str(error), NodeState.FAILED)
         raise torch_error(error) from error
 
     def _on_signal(self, name: str) -> None:
@@ -260,7 +239,7 @@ class _NoticeListener:
 
     def observe(self, notice: Notice) -> None:
         """Forward a notice to torch's event handlers. Called in the member's thread."""
-        self._recorder.running(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
+        self._recorder.record(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
         if notice.kind == "present":
             self.present.set()
         elif notice.kind in ("closed", "ended"):

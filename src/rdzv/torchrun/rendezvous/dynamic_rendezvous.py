@@ -29,13 +29,8 @@ from ..handler import Handler, torch_error
 from .api import RendezvousClosedError, RendezvousInfo, RendezvousParameters, RendezvousStateError
 
 __all__ = [
-    "DynamicRendezvousHandler",
-    "RendezvousBackend",
-    "RendezvousSettings",
-    "RendezvousTimeout",
-    "Token",
-    "create_handler",
-]
+    "DynamicRendezvousHandler", "RendezvousBackend", "RendezvousSettings", "RendezvousTimeout", "Token", "create_handler",
+]  # fmt: skip
 
 logger = logging.getLogger("rdzv.torchrun")
 

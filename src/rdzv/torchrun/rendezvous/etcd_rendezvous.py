@@ -15,24 +15,18 @@ waiting member to notice it, and `shutdown` leaves the run instead of ending it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from ...blocking import Rendezvous, World
 from ...config.endpoint import Endpoint
 from ...core.model import Phase
-from ...errors import Closed, Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver, StoreTimeout, Unreachable
+from ...errors import Evicted, NotJoined, RdzvError, RoundOver
 from ..conf import Conf
 from ..dist_store import DistStore
-from ..handler import Handler
+from ..handler import Handler, torch_error
 from .etcd_client import EtcdClient, client_of
 
 if TYPE_CHECKING:
@@ -87,14 +81,14 @@ class EtcdRendezvous:
                     continue
                 return self._world.round, self._world.rank, self._world.size
         except RdzvError as error:
-            _raise(error)
+            raise torch_error(error) from error
 
     def set_closed(self) -> None:
         """End the run for all members."""
         try:
             self.member.close_run("closed by its program")
         except RdzvError as error:
-            _raise(error)
+            raise torch_error(error) from error
 
     def get_rdzv_state(self) -> dict[str, Any]:
         """Return the run's status, version, participants, and the number of waiting members."""
@@ -118,14 +112,14 @@ class EtcdRendezvous:
         try:
             self._world_of(rdzv_version).store.set(f"extra/{key}", value)
         except RdzvError as error:
-            _raise(error)
+            raise torch_error(error) from error
 
     def load_extra_data(self, rdzv_version: int, key: str, timeout: float | None = None) -> str:
         """Wait for a value that a member of that version stored."""
         try:
             return self._world_of(rdzv_version).store.get(f"extra/{key}", timeout).decode()
         except RdzvError as error:
-            _raise(error)
+            raise torch_error(error) from error
 
     def setup_kv_store(self, rdzv_version: int) -> DistStore:
         """Return the store of that version. Its keys end with the version."""
@@ -187,12 +181,3 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     )
     return EtcdRendezvousHandler(implementation, params.local_addr)
 
-
-def _raise(error: RdzvError) -> NoReturn:
-    kinds: dict[type[RdzvError], type[Exception]] = {
-        Closed: RendezvousClosedError,
-        JoinTimeout: RendezvousTimeoutError,
-        StoreTimeout: RendezvousTimeoutError,
-        Unreachable: RendezvousConnectionError,
-    }
-    raise kinds.get(type(error), RendezvousError)(str(error)) from error

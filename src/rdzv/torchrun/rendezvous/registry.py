@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from .api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
@@ -19,12 +21,6 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     return rendezvous_handler_registry.create_handler(params)
 
 
-def _static(params: RendezvousParameters) -> RendezvousHandler:
-    from .static_tcp_rendezvous import create_rdzv_handler  # noqa: PLC0415
-
-    return create_rdzv_handler(params)
-
-
 def _c10d(params: RendezvousParameters) -> RendezvousHandler:
     from .c10d_rendezvous_backend import create_backend  # noqa: PLC0415
     from .dynamic_rendezvous import create_handler  # noqa: PLC0415
@@ -33,10 +29,9 @@ def _c10d(params: RendezvousParameters) -> RendezvousHandler:
     return create_handler(store, backend, params)
 
 
-def _etcd(params: RendezvousParameters) -> RendezvousHandler:
-    from .etcd_rendezvous import create_rdzv_handler  # noqa: PLC0415
-
-    return create_rdzv_handler(params)
+def _from_module(name: str, params: RendezvousParameters) -> RendezvousHandler:
+    handler: RendezvousHandler = import_module(f".{name}", __package__).create_rdzv_handler(params)
+    return handler
 
 
 def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
@@ -49,8 +44,10 @@ def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
 
 def _register() -> None:
     """Register torch's names first, so that no plug-in takes them. A broken plug-in must not break the others."""
-    for name, creator in (("etcd", _etcd), ("etcd-v2", _etcd_v2), ("c10d", _c10d), ("static", _static)):
-        rendezvous_handler_registry.register(name, creator)
+    rendezvous_handler_registry.register("etcd", partial(_from_module, "etcd_rendezvous"))
+    rendezvous_handler_registry.register("etcd-v2", _etcd_v2)
+    rendezvous_handler_registry.register("c10d", _c10d)
+    rendezvous_handler_registry.register("static", partial(_from_module, "static_tcp_rendezvous"))
     for entry in entry_points(group=GROUP):
         try:
             rendezvous_handler_registry.register(entry.name, entry.load()())

@@ -1,4 +1,4 @@
-"""The contract of torch's `RendezvousBackend`, on every backend there is; and what is c10d's own."""
+"""The contract of torch's `RendezvousBackend`, on every backend; and the rest of the c10d backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from rdzv.engines.register.file import FileBackend
 from rdzv.torchrun.rendezvous import (
     C10dRendezvousBackend,
     EtcdRendezvousBackend,
-    EtcdServer,
     RendezvousBackend,
     RendezvousConnectionError,
     RendezvousParameters,
@@ -48,20 +47,10 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def etcd():
-    server = EtcdServer()
-    server.start()
-    client = server.get_client()
-    yield client
-    client.close()
-    server.stop()
-
-
 @pytest.fixture(params=[*BACKENDS, "etcd"])
 def backend(request, tmp_path):
     if request.param == "etcd":
-        return EtcdRendezvousBackend(request.getfixturevalue("etcd"), "run", key_prefix=tmp_path.name)
+        return EtcdRendezvousBackend(request.getfixturevalue("etcd_client"), "run", key_prefix=tmp_path.name)
     return BACKENDS[request.param](tmp_path)
 
 
