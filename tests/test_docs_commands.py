@@ -100,7 +100,7 @@ RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TWO_TERMINALS, *T
 
 NOT_RUN = {
     "make demo": "makes an environment; what it starts then is `rdzv demo`",
-    "rdzv demo": "is run by tests/cli/test_commands.py",
+    "rdzv demo": "is run by tests/cli/test_launcher.py",
     "pip install .": "is how `make test` made the environment of these tests, and would change it",
     "pip install '.[cli]'": "the same",
     "pip install '.[etcd]'": "the same",

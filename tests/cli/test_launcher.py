@@ -1,4 +1,4 @@
-"""The shell tools as a user meets them: real processes, real sockets, real signals."""
+"""`rdzv join`, `run`, `serve` and `demo` as real processes, with real sockets and signals."""
 
 from __future__ import annotations
 
@@ -8,37 +8,11 @@ import signal
 import sys
 import time
 
-import pytest
-
 from support.cli_commands import LIMIT_S, QUICK, rdzv, running, served, worlds
 
 
 def joining(place, name, nnodes="2:3"):
     return running("join", place, "--run-id", "t", "--nnodes", nnodes, "--json", *QUICK, "--conf", f"slot={name}")
-
-
-def test_two_members_form_a_round_with_nothing_but_each_other():
-    """The first serves; no service was started before."""
-    with served() as place:
-        free = place  # A port that is free in a moment.
-    with joining(free, "a", "2") as a, joining(free, "b", "2") as b:
-        said = [worlds(one, lambda said: said["size"] == 2) for one in (a, b)]
-        assert sorted(one["rank"] for one in said) == [0, 1]
-        assert said[0]["bootstrap"] == said[1]["bootstrap"]
-        assert re.fullmatch(r"127\.0\.0\.1:\d+", said[0]["bootstrap"])
-
-
-def test_the_others_re_form_after_a_kill_and_let_a_newcomer_in():
-    """SIGKILL, and a late one."""
-    with served() as place, joining(place, "a") as a, joining(place, "b") as b, joining(place, "c") as c:
-        three = [worlds(one, lambda said: said["size"] == 3) for one in (a, b, c)]
-        assert sorted(one["rank"] for one in three) == [0, 1, 2]
-        c.kill()
-        two = [worlds(one, lambda said: said["size"] == 2) for one in (a, b)]
-        assert {one["round"] for one in two} == {three[0]["round"] + 1}
-        with joining(place, "d") as d:
-            again = [worlds(one, lambda said: said["size"] == 3) for one in (a, b, d)]
-            assert len({(one["round"], one["bootstrap"]) for one in again}) == 1
 
 
 def test_a_member_leaves_on_sigterm_with_code_0():
@@ -80,25 +54,11 @@ def test_who_finds_nobody_is_told_so_at_once():
         assert "engine rdzv://no-such-host.invalid:29400 is unreachable: host 'no-such-host.invalid' " in said["reason"]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (["join", "memory://", "--run-id", "t", "--nnodes", "3:2"], 2, "min_nodes is 3 and max_nodes is 2"),
-        (["join", "memory://", "--run-id", "t", "--nnodes", ":"], 2, "--nnodes is ':'"),
-        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "last_cal=1"], 2, "did you mean 'last_call'?"),
-        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "x"], 2, "--conf is 'x': it must be KEY=VALUE"),
-        (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], 2, "unknown scheme 'nonsense'"),
-        (["run", "memory://", "--run-id", "t", "--nnodes", "1"], 2, "rdzv run needs a program"),
-        (["join", "memory://", "--run-id", "t", "--nnodes", "2", "--conf", "join_timeout=0.2"], 3, "waiting for 1 more"),
-        (["serve", "--bind", "nowhere"], 2, "--bind is 'nowhere': it must be HOST:PORT"),
-    ],
-)
-def test_a_mistake_gives_one_sentence_and_its_code(words, code, sentence):
-    """No traceback."""
-    done = rdzv(*words)
-    assert done.returncode == code, done.stderr
-    assert sentence in done.stderr
+def test_a_mistake_gives_one_sentence_and_its_code_and_no_traceback():
+    done = rdzv("join", "memory://", "--run-id", "t", "--nnodes", "2", "--conf", "join_timeout=0.2")
+    assert done.returncode == 3, done.stderr
     assert done.stderr.startswith("rdzv: ")
+    assert "waiting for 1 more" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""The shell tools within this process: what they say and how they end, where no second process is needed."""
+"""Commands within this process: their messages and exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def invoke(*words):
 
 
 def alone():
-    """Options of a run of one, of an id that nobody else has."""
+    """Return the options of a run of one member, with an id of its own."""
     run_id = f"inside-{next(_numbers)}"
     return ["memory://", "--run-id", run_id, "--nnodes", "1", "--conf", "last_call=0.1"]
 
@@ -79,7 +79,10 @@ def test_every_error_has_its_code(error, code):
         (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "x"], "--conf is 'x'"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1"], "rdzv run needs a program"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "last_cal=1"], "did you mean 'last_call'?"),
+        (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], "unknown scheme 'nonsense'"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
+        (["serve", "--bind", "nowhere"], "--bind is 'nowhere': it must be HOST:PORT"),
         (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
         (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
         (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
@@ -91,6 +94,7 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     done = invoke(*words)
     assert done.exit_code == ExitCode.USAGE
     assert sentence in done.stderr
+    assert done.stderr.startswith("rdzv: ")
     assert done.stderr.count("\n") == 1
     assert "4711" not in done.stderr
 

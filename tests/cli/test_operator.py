@@ -1,4 +1,4 @@
-"""The commands of those who are no members: status, watch, journal, drain, ban, unban, close; against a real server."""
+"""Commands of non-members against a real server: status, watch, journal, drain, ban, unban, close, adopt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def member(place, name, nnodes="1:3"):
 
 
 def asked(*words):
-    """What it says as JSON, if it went well."""
+    """Run a command that must succeed, and return its JSON output."""
     done = rdzv(*words, *RUN, "--json")
     assert (done.returncode, done.stderr) == (0, ""), done
     return json.loads(done.stdout)
@@ -127,7 +127,7 @@ def test_a_run_that_is_not_there_has_its_own_exit_code(words):
 
 
 @pytest.mark.parametrize("words", [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"], ["adopt"]])
-def test_no_command_of_an_onlooker_ever_serves(words):
+def test_no_command_of_a_viewer_or_operator_ever_serves(words):
     """The endpoint is this machine's and nobody is there: a member would serve."""
     with served() as place:
         free = place

@@ -1,19 +1,21 @@
-"""The journal of a run: what its lines add up to."""
+"""The journal of a run: its durations add up, and a scripted job is told with every cause and duration."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
+import time
+from contextlib import ExitStack
 
 import msgspec
-import pytest
 
 from rdzv.core import wire
 from rdzv.core.keys import Keys
 from rdzv.core.model import JOURNAL_MAX, Call, Cause, CauseKind, Era, JournalEntry, Phase
-from rdzv.engines.port import Delete, Put
+from rdzv.engines.port import Put
 from rdzv.operate import commands, journal
 from rdzv.operate.journal import Duration, histories
-from rdzv.operate.run_viewer import GONE, RunViewer
+from support.cli_commands import LIMIT_S, rdzv, running, served
 from support.memory_members import Party, join, kill, run, until
 
 LOST = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
@@ -107,55 +109,71 @@ def test_the_journal_is_bounded_survives_its_leaders_and_is_read_in_the_order_of
     run(scenario)
 
 
-@pytest.mark.parametrize("run_id", ["other", "job"])
-def test_an_onlooker_sees_what_is_there_and_changes_nothing(run_id):
-    async def scenario():
-        async with Party(2, 3, last_call=5) as party:
-            onlooker = RunViewer(party.operator, run_id, asyncio.get_running_loop().time)
-            assert await onlooker.look() is None
-            joining = asyncio.gather(party.member("a").join(), party.member("b").join())
-            await until(party.head)
-            if run_id == "other":
-                assert await onlooker.look() is None
-                joining.cancel()
-                await asyncio.gather(joining, return_exceptions=True)
-                return
-            await until(lambda: says(party.operator, "last call, at most "))
-            before = (await party.operator.txn()).revision
-            status = await onlooker.look()
-            assert (status.min_nodes, status.max_nodes, status.ready, status.call) == (2, 3, 2, "last")
-            assert (await party.operator.txn()).revision == before
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
+# ---- a scripted job and its journal
 
-    run(scenario)
+PAIRS = ("last_call=0.3", "settle=0.2", "lease=3", "grow_every=0", "replace_wait=0.7")
+QUICK = [word for pair in PAIRS for word in ("-c", pair)]
+NOISE_S = 2.0
+"""Between the leader's write and the script's view of it, on a loaded machine."""
+RUN = ["--run-id", "scripted"]
 
 
-async def says(session, text):
-    """To one who has never looked before."""
-    return text in (await RunViewer(session, "job", asyncio.get_running_loop().time).look()).reason
+class Node:
+    """A member as a process, and the times of its events by the script's own clock."""
+
+    def __init__(self, stack, place, name):
+        words = ["join", place, *RUN, "--nnodes", "2:3", "--json", *QUICK, "-c", f"slot={name}"]
+        self.name = f"{os.uname().nodename}/{name}"
+        self.process = stack.enter_context(running(*words))
+
+    def until(self, number, event="world", **fields):
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if said["event"] == event and said["round"] == number and fields.items() <= said.items():
+                return time.monotonic()
+        raise AssertionError(self.process.stderr.read())
 
 
-def test_an_onlooker_follows_a_run_to_its_end():
-    async def scenario():
-        async with Party(1, 2) as party:
-            onlooker = RunViewer(party.operator, "job", asyncio.get_running_loop().time)
-            phases = []
-
-            async def follow():
-                async for status in onlooker.follow():
-                    phases.append(status and status.phase)
-                    if phases[-1] == "closed":
-                        return
-
-            following = asyncio.ensure_future(follow())
-            (a,), _ = await party.form("a")
-            await a.done()
-            await following
-            assert list(dict.fromkeys(phases)) == [None, "none", "open", "sealed", "closed"]
-            assert onlooker.succeeded
-            await a.leave()
-            await party.write(Delete(party.keys.head))
-            assert (await onlooker.look()).reason == GONE
-
-    run(scenario)
+def test_the_journal_of_a_job_names_every_cause_and_duration():
+    """Form, kill, re-form, grow, spare promoted, close."""
+    with ExitStack() as stack:
+        place = stack.enter_context(served())
+        a, b, c = (Node(stack, place, name) for name in "abc")
+        sealed = {1: max(node.until(1) for node in (a, b, c))}
+        c.process.kill()
+        broken = {1: a.until(1, "changed")}
+        sealed[2] = max(node.until(2) for node in (a, b))
+        d = Node(stack, place, "d")
+        broken[2] = a.until(2, "changed")
+        sealed[3] = max(node.until(3) for node in (a, b, d))
+        e = Node(stack, place, "e")
+        e.until(3, "notice", kind="present")
+        b.process.kill()
+        broken[3] = a.until(3, "changed")
+        sealed[4] = max(node.until(4) for node in (a, d, e))
+        assert rdzv("close", place, *RUN, "--reason", "enough").returncode == 0
+        assert [node.process.wait(LIMIT_S) for node in (a, d, e)] == [4, 4, 4]
+        done = rdzv("journal", place, *RUN, "--json")
+        shown = rdzv("journal", place, *RUN)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    restarts = [one for one in said if one["event"] == "restart"]
+    assert [(one["round"], one["kind"], one["members"], one["came"], one["gone"]) for one in restarts] == [
+        (1, "lost", [c.name], [], [c.name]),
+        (2, "growth", [d.name], [d.name], []),
+        (3, "lost", [b.name], [e.name], [b.name]),
+    ]
+    assert [(one["next_round"], one["next_size"]) for one in restarts] == [(2, 2), (3, 3), (4, 3)]
+    for one in restarts:
+        number = one["round"]
+        assert one["cost_exact"]
+        assert one["ran_exact"]
+        assert abs(one["cost_s"] - (sealed[number + 1] - broken[number])) < NOISE_S, one
+        assert abs(one["ran_s"] - (broken[number] - sealed[number])) < NOISE_S, one
+    assert restarts[0]["cost_s"] >= 0.7, "the wait for a replacement is part of what it cost"
+    closed = said[len(said) - len(restarts) - 1]
+    assert (closed["phase"], closed["cause"]["kind"], closed["reason"]) == ("closed", "closed", "enough")
+    assert f"round 1 broken after {restarts[0]['ran_s']:.1f} s: {c.name} lost" in shown.stdout
+    assert f"came in: {e.name}; no longer in: {b.name}; the restart took {restarts[2]['cost_s']:.1f} s" in shown.stdout
+    assert f"restart after round 2: growth (by {d.name})" in shown.stdout
+    assert "closed: enough (by " in shown.stdout

@@ -1,4 +1,4 @@
-"""What is said while a run waits, what torch's event handlers hear, and the one warning."""
+"""Reports while a run waits, events for torch's handlers, and the warning about restarts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def status(phase="open", *members):
     return Status("job", 1, phase, 2, "1 of 2 nodes: waiting for 1 more", "a", standings)
 
 
-class Spoken(logging.Handler):
-    """Collects what is said, and lets a test wait for it."""
+class LogCollector(logging.Handler):
+    """Collects messages, and lets a test wait for them."""
 
     def __init__(self, count):
         super().__init__()
@@ -42,16 +42,16 @@ class Spoken(logging.Handler):
 
 
 def listen(ask, lines=2):
-    spoken = Spoken(lines)
-    events.logger.addHandler(spoken)
+    collected = LogCollector(lines)
+    events.logger.addHandler(collected)
     try:
         with events.WaitReporter(ask, 600.0, every_s=0.01) as reporter:
             reporter.start()
             reporter.start()
-            assert spoken.enough.wait(LONG_S)
+            assert collected.enough.wait(LONG_S)
     finally:
-        events.logger.removeHandler(spoken)
-    return [line.partition(" s: ")[2] for line in spoken.lines]
+        events.logger.removeHandler(collected)
+    return [line.partition(" s: ")[2] for line in collected.lines]
 
 
 def test_whoever_waits_says_for_what_and_for_whom():

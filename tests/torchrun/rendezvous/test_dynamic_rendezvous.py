@@ -117,7 +117,7 @@ def test_who_comes_later_waits_and_is_let_in_by_the_next_round(tcp):
         assert ranks(nodes.join(*first)) == [(0, 2), (1, 2)]
         assert [handler.num_nodes_waiting() for handler in first] == [0, 0]
         later = nodes.join(nodes.add("127.0.0.3"))
-        wait_for(lambda: all(handler.num_nodes_waiting() > 0 for handler in first), "it happens")
+        wait_for(lambda: all(handler.num_nodes_waiting() > 0 for handler in first))
         assert ranks(nodes.join(*first) + later) == [(0, 3), (1, 3), (2, 3)]
 
 
@@ -126,7 +126,7 @@ def test_who_is_beyond_the_maximum_is_spare_and_not_needed_when_all_is_done(tcp)
         first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
         infos = [future.result(LONG_S) for future in nodes.join(*first)]
         (spare,) = nodes.join(nodes.add("127.0.0.3"))
-        wait_for(lambda: len(first[0]._rendezvous.status().of("spare")) == 1, "it happens")
+        wait_for(lambda: len(first[0]._rendezvous.status().of("spare")) == 1)
         assert [handler.num_nodes_waiting() for handler in first] == [0, 0]
         for info in infos:
             info.store.add(TERMINAL, 1)
@@ -139,9 +139,9 @@ def test_a_spare_takes_the_place_of_one_that_leaves(sqlite):
         one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
         assert ranks(nodes.join(one, two)) == [(0, 2), (1, 2)]
         spare = nodes.join(nodes.add("127.0.0.3"))
-        wait_for(lambda: len(one._rendezvous.status().of("spare")) == 1, "it happens")
+        wait_for(lambda: len(one._rendezvous.status().of("spare")) == 1)
         assert two.shutdown()
-        wait_for(lambda: one.num_nodes_waiting() > 0, "it happens")
+        wait_for(lambda: one.num_nodes_waiting() > 0)
         assert ranks(nodes.join(one) + spare) == [(0, 2), (1, 2)]
 
 
@@ -155,7 +155,7 @@ def test_closing_ends_the_run_for_all_who_ask(kind, request):
         assert not outside.is_closed()
         outside.set_closed()
         assert outside.is_closed()
-        wait_for(lambda: one.is_closed() and two.is_closed(), "it happens")
+        wait_for(lambda: one.is_closed() and two.is_closed())
         for handler in (one, outside, nodes.add("127.0.0.4")):
             with pytest.raises(RendezvousClosedError, match="run 'run' is closed: "):
                 handler.next_rendezvous()
