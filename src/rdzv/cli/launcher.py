@@ -20,6 +20,8 @@ from .exit_codes import ExitCode
 from .output import Printer
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+MemberFactory = Callable[[Callable[[Notice], None] | None], AsyncRendezvous]
+"""Makes a member with an observer."""
 
 
 class StopSignal:
@@ -51,7 +53,7 @@ class StopSignal:
             await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-async def join(make: Callable[[Callable[..., None]], AsyncRendezvous], printer: Printer) -> int:
+async def join(make: MemberFactory, printer: Printer) -> int:
     """Join every round until a signal, or until the run is over. Return the exit code."""
     stop = StopSignal()
     over = asyncio.Event()
@@ -99,12 +101,13 @@ def _print_error(sentence: str) -> None:
 class Program:
     """One run of the command, in one world. It and its children are one process group."""
 
-    def __init__(self, command: list[str], stop_s: float) -> None:
-        self._command = command
+    def __init__(self, process: asyncio.subprocess.Process, stop_s: float) -> None:
+        self._process = process
         self._stop_s = stop_s
-        self._process: asyncio.subprocess.Process | None = None
+        self.wait = process.wait
 
-    async def start(self, world: AsyncWorld, reason: str) -> None:
+    @classmethod
+    async def start(cls, command: list[str], stop_s: float, world: AsyncWorld, reason: str) -> Program:
         """Start the command with the variables that training programs read."""
         environ = {
             **os.environ,
@@ -118,95 +121,74 @@ class Program:
         }
         # The program of rank 0 binds the port itself.
         world.bootstrap.release()
-        self._process = await asyncio.create_subprocess_exec(*self._command, env=environ, start_new_session=True)
+        return cls(await asyncio.create_subprocess_exec(*command, env=environ, start_new_session=True), stop_s)
 
-    async def wait(self) -> int:
-        assert self._process is not None, "started before"
-        return await self._process.wait()
-
-    async def stop(self) -> int:
-        """Send SIGTERM to the group, and SIGKILL if the program does not end in time. Return its exit code."""
-        assert self._process is not None, "started before"
+    async def stop(self) -> None:
+        """Send SIGTERM to the group, and SIGKILL if the program does not end in time."""
         try:
             if self._process.returncode is None:
                 self._signal(signal.SIGTERM)
-                await asyncio.wait_for(asyncio.shield(self._process.wait()), self._stop_s)
+                await asyncio.wait_for(asyncio.shield(self.wait()), self._stop_s)
         except asyncio.TimeoutError:
             _print_error(f"the program did not stop within {self._stop_s:g} s and is killed")
         finally:
             # Always: this wait may have been cancelled, and the program's children may outlive it.
             self._signal(signal.SIGKILL)
-        return await self._process.wait()
+        await self.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "started before"
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 
-class Launcher:
-    """`rdzv run`: runs the command in each world, and restarts it when the round changes."""
+async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_restarts: int) -> int:
+    """Run the command in each world, and restart it when the round changes. Return the exit code of `rdzv run`."""
+    stop = StopSignal()
+    reason = "this node came to join"
+    async with make(None) as rendezvous:
+        while True:
+            try:
+                world = await stop.run_until(rendezvous.join())
+            except Evicted as evicted:
+                reason = evicted.reason
+                continue
+            code = None
+            if world is not None:
+                program = await Program.start(command, stop_s, world, reason)
+                code, reason = await _until_changed(program, rendezvous, world.round, stop)
+            if stop.signal is not None:
+                return 128 + stop.signal
+            if code == 0:
+                with suppress(RdzvError):  # The others may have closed the run, or evicted this member, just now.
+                    await rendezvous.done()
+                return ExitCode.OK
+            if code is not None and max_restarts == 0:
+                await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
+                _print_error(f"the program failed: {reason}")
+                return code
+            max_restarts -= code is not None
 
-    def __init__(
-        self,
-        make: Callable[[Callable[..., None] | None], AsyncRendezvous],
-        command: list[str],
-        *,
-        stop_s: float,
-        max_restarts: int,
-    ) -> None:
-        self._make = make
-        self._command = command
-        self._stop_s = stop_s
-        self._restarts_left = max_restarts
 
-    async def run(self) -> int:
-        """Return the command's exit code, or one of `rdzv join`."""
-        self._stop = StopSignal()
-        reason = "this node came to join"
-        async with self._make(None) as rendezvous:
-            while True:
-                try:
-                    world = await self._stop.run_until(rendezvous.join())
-                except Evicted as evicted:
-                    reason = evicted.reason
-                    continue
-                if world is None:
-                    return 128 + int(self._stop.signal or 0)
-                code, reason = await self._in_world(rendezvous, world, reason)
-                if self._stop.signal is not None:
-                    return 128 + int(self._stop.signal or 0)
-                if code == 0:
-                    with suppress(RdzvError):  # The others may have closed the run, or evicted this member, just now.
-                        await rendezvous.done()
-                    return ExitCode.OK
-                if code is not None and self._restarts_left == 0:
-                    await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
-                    _print_error(f"the program failed: {reason}")
-                    return code
-                self._restarts_left -= code is not None
-
-    async def _in_world(self, rendezvous: AsyncRendezvous, world: AsyncWorld, reason: str) -> tuple[int | None, str]:
-        """Run the command. Return its exit code, or None if the round changed or a signal came first; and the reason."""
-        program = Program(self._command, self._stop_s)
-        await program.start(world, reason)
-        ended = asyncio.ensure_future(program.wait())
-        changed = asyncio.ensure_future(rendezvous.wait_changed())
-        try:
-            await self._stop.run_until(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
-            if ended.done():
-                code = ended.result()
-                code = 128 - code if code < 0 else code  # As in a shell: signal n is 128 + n.
-                return code, f"exit code {code}"
-            if self._stop.signal is not None:
-                with suppress(RdzvError):  # The others re-form while our program is still stopping.
-                    await rendezvous.drain(f"{self._stop.signal.name} received")
-                return None, "stopped"
-            change = changed.result()
-            why = change.reason if change is not None else "this member left"
-            _print_error(f"round {world.round} is over: {why}; stopping the program")
-            return None, why
-        finally:
-            changed.cancel()
-            await program.stop()
-
+async def _until_changed(
+    program: Program, rendezvous: AsyncRendezvous, round: int, stop: StopSignal
+) -> tuple[int | None, str]:
+    """Wait for the program. Return its exit code, or None if the round changed or a signal came first; and the reason."""
+    ended = asyncio.ensure_future(program.wait())
+    changed = asyncio.ensure_future(rendezvous.wait_changed())
+    try:
+        await stop.run_until(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
+        if ended.done():
+            code = ended.result()
+            code = 128 - code if code < 0 else code  # As in a shell: signal n is 128 + n.
+            return code, f"exit code {code}"
+        if stop.signal is not None:
+            with suppress(RdzvError):  # The others re-form while our program is still stopping.
+                await rendezvous.drain(f"{stop.signal.name} received")
+            return None, "stopped"
+        change = changed.result()
+        why = change.reason if change is not None else "this member left"
+        _print_error(f"round {round} is over: {why}; stopping the program")
+        return None, why
+    finally:
+        changed.cancel()
+        await program.stop()

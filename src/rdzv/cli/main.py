@@ -59,7 +59,7 @@ def _shared(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
 
 
-def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> Callable[..., AsyncRendezvous]:
+def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> launcher.MemberFactory:
     """Read the options now; make the member, which checks its settings, later in the event loop."""
     low, high = options.nodes(nnodes)
 
@@ -112,8 +112,7 @@ def run(
         # Checked before the join: the others would form a round with this member and lose it at once.
         raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
     make = _maker(endpoint, run_id, nnodes, given)
-    program = launcher.Launcher(make, command, stop_s=stop_s, max_restarts=max_restarts)
-    sys.exit(asyncio.run(program.run()))
+    sys.exit(asyncio.run(launcher.run(make, command, stop_s=stop_s, max_restarts=max_restarts)))
 
 
 @app.command()

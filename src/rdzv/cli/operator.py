@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +15,7 @@ from ..engines.port import Session
 from ..errors import NotFound, SettingsError
 from ..operate import commands
 from . import options
-from .session import operator_name, require_run, run_command, session_for
+from .session import ask, operator_name, require_run, run_command
 
 Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
 ASKED = "asked for by an operator"
@@ -25,16 +24,12 @@ Answer = tuple[str, str, dict[str, Any]]
 """A word for the field `done`, a sentence for people, and further fields for programs."""
 
 
-def _operator_command(act: Callable[..., Awaitable[Answer]]) -> Callable[..., None]:
+def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[..., None]:
     """Make a command from an action on a session: connect, act, and print the answer."""
 
     @functools.wraps(act)
     def command(settings: Settings, as_json: bool, **values: Any) -> None:
-        async def ask() -> Answer:
-            async with session_for(settings) as session:
-                return await act(session, settings, **values)
-
-        done, text, fields = asyncio.run(ask())
+        done, text, fields = ask(settings, lambda session: act(session, settings, **values))
         typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if as_json else text)
 
     own = [one for name, one in inspect.signature(act).parameters.items() if name not in ("session", "settings")]

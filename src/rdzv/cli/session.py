@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import getpass
 import inspect
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from ..config.secret import put_aside
 from ..config.settings import Settings
@@ -18,6 +19,8 @@ from ..drivers import open_driver
 from ..engines.port import EngineReset, Get, Session
 from ..errors import NotFound, Unreachable
 from . import options
+
+T = TypeVar("T")
 
 
 def settings_for(endpoint: str, run_id: str, given: options.Given) -> Settings:
@@ -70,6 +73,16 @@ async def session_for(settings: Settings) -> AsyncIterator[Session]:
             await session.close()
     finally:
         await driver.close()
+
+
+def ask(settings: Settings, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
+    """Run the work on a session, in an event loop of its own, and return its result."""
+
+    async def asking() -> T:
+        async with session_for(settings) as session:
+            return await work(session)
+
+    return asyncio.run(asking())
 
 
 def no_such_run(settings: Settings) -> NotFound:

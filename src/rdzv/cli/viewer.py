@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import msgspec
 import typer
 from rich.console import Console
 
 from ..config.settings import Settings
-from ..core.status import Status
 from ..operate import journal as journals
 from ..operate.journal import RunHistory
 from ..operate.run_viewer import RunViewer
-from .session import no_such_run, run_command, session_for
+from .session import ask, no_such_run, run_command
 from .tables import status_table
 from .watch import Watcher
 
@@ -22,21 +22,15 @@ from .watch import Watcher
 @run_command
 def status(settings: Settings, as_json: bool) -> None:
     """Show the members of a run, their states, and what the run is waiting for. Asks once. Exit code 7: no such run."""
-    seen = asyncio.run(_look(settings))
+    seen = ask(settings, lambda session: RunViewer(session, settings.run_id, time.monotonic).look())
+    if seen is None:
+        raise no_such_run(settings)
     if as_json:
         typer.echo(msgspec.json.encode(seen).decode())
     else:
         typer.echo(str(seen))
         if seen.members:
             Console().print(status_table(seen))
-
-
-async def _look(settings: Settings) -> Status:
-    async with session_for(settings) as session:
-        seen = await RunViewer(session, settings.run_id, asyncio.get_running_loop().time).look()
-    if seen is None:
-        raise no_such_run(settings)
-    return seen
 
 
 @run_command
@@ -56,16 +50,11 @@ def journal(settings: Settings, as_json: bool) -> None:
     The timestamps are from the writers' own clocks; durations are measured and do not depend on them. Exit code 7: the engine
     has no journal of that run.
     """
-    for history in asyncio.run(_read(settings)):
-        typer.echo("\n".join(_json_lines(history) if as_json else _text_lines(settings.run_id, history)))
-
-
-async def _read(settings: Settings) -> list[RunHistory]:
-    async with session_for(settings) as session:
-        histories = await journals.read(session, settings.run_id)
+    histories = ask(settings, lambda session: journals.read(session, settings.run_id))
     if not histories:
         raise no_such_run(settings)
-    return histories
+    for history in histories:
+        typer.echo("\n".join(_json_lines(history) if as_json else _text_lines(settings.run_id, history)))
 
 
 def _json_lines(history: RunHistory) -> list[str]:

@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 import statistics
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 
@@ -90,8 +90,11 @@ class Doctor:
         driver = open_driver(self._settings)
         try:
             yield await self._own_name()
-            for finding in self._endpoint_itself():
-                yield finding
+            if not self._endpoint.hosts:
+                yield Finding(OK, "endpoint", f"{self._endpoint} names no host: nothing lies between")
+            elif self._endpoint.is_loopback:
+                text = f"{self._endpoint} means this machine only"
+                yield Finding(WARNING, "endpoint", text, "if nodes are on several machines, name the host that serves")
             for host, port in self._endpoint.hosts:
                 async for finding in self._host(host, port):
                     yield finding
@@ -121,13 +124,6 @@ class Doctor:
             )
             return Finding(WARNING, "own name", text, remedy)
         return Finding(OK, "own name", f"this machine is {name!r}, which means {', '.join(found)}")
-
-    def _endpoint_itself(self) -> Iterator[Finding]:
-        if not self._endpoint.hosts:
-            yield Finding(OK, "endpoint", f"{self._endpoint} names no host: nothing lies between")
-        elif self._endpoint.is_loopback:
-            text = f"{self._endpoint} means this machine only"
-            yield Finding(WARNING, "endpoint", text, "if nodes are on several machines, name the host that serves")
 
     async def _host(self, host: str, port: int) -> AsyncIterator[Finding]:
         try:
@@ -197,21 +193,19 @@ class Doctor:
         yield self._trust()
         try:
             session = await driver.connect()
-        except Untrusted as error:
-            remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
-            yield problem("RDZV-P07", "trust", error.problem, remedy)
-            return
-        except SettingsError as error:  # The user lacks rights in etcd.
-            remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
-            yield problem("RDZV-P08", "engine", error.problem, remedy)
-            return
-        except Unreachable as error:
-            if self._is_etcd:
+        except (Untrusted, SettingsError, Unreachable) as error:
+            if isinstance(error, Untrusted):
+                remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
+                yield problem("RDZV-P07", "trust", error.problem, remedy)
+            elif isinstance(error, SettingsError):  # The user lacks rights in etcd.
+                remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
+                yield problem("RDZV-P08", "engine", error.problem, remedy)
+            elif self._is_etcd:
                 remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
-                return
-            remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
-            yield problem("RDZV-P06", "engine", error.problem, remedy)
+            else:
+                remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
+                yield problem("RDZV-P06", "engine", error.problem, remedy)
             return
         try:
             kept = "keeps its records through a restart" if session.durable else "keeps its records in memory"

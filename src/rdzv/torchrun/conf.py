@@ -90,19 +90,23 @@ def read(parameters: RendezvousParameters) -> Conf:
 
 def read_etcd(parameters: RendezvousParameters) -> Conf:
     """Read the parameters of the backend `etcd-v3`, whose endpoint needs no scheme. Raises SettingsError."""
-    text, config = parameters.endpoint or "", dict(parameters.config)
-    protocol = config.pop("protocol", "http")
-    if protocol not in ("http", "https"):
-        raise SettingsError(f"--rdzv-conf protocol is {protocol!r}: it must be 'http' or 'https'")
-    if text and "://" not in text:
-        text = f"{'etcds' if protocol == 'https' else 'etcd'}://{text}"
-    endpoint = Endpoint.parse(text)
+    config = dict(parameters.config)
+    endpoint = etcd_endpoint(parameters.endpoint or "", config.pop("protocol", "http"), "--rdzv-conf protocol")
     if endpoint.scheme not in ("etcd", "etcds"):
         raise SettingsError(
             f"endpoint {str(endpoint)!r} is not an etcd's: --rdzv-backend=etcd-v3 needs one such as "
             "'etcd://host:2379', or use --rdzv-backend=rdzv"
         )
     return _read(parameters, endpoint, config)
+
+
+def etcd_endpoint(text: str, protocol: object, key: str) -> Endpoint:
+    """Parse an endpoint of etcd, whose scheme follows from torch's `protocol` if it has none. Raises SettingsError."""
+    if protocol not in ("http", "https"):
+        raise SettingsError(f"{key} is {protocol!r}: it must be 'http' or 'https'")
+    if text and "://" not in text:
+        text = f"{'etcds' if protocol == 'https' else 'etcd'}://{text}"
+    return Endpoint.parse(text)
 
 
 def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: dict[str, object]) -> Conf:

@@ -12,6 +12,8 @@ import socket
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from torch.distributed import TCPStore
@@ -53,6 +55,15 @@ _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
 def torch_error(error: RdzvError) -> Exception:
     """Return torch's error for ours, with the same message and code."""
     return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
+
+
+@contextmanager
+def torch_errors() -> Iterator[None]:
+    """Raise torch's error for each of ours."""
+    try:
+        yield
+    except RdzvError as error:
+        raise torch_error(error) from error
 
 
 class Handler(RendezvousHandler):

@@ -20,12 +20,12 @@ from ...config.endpoint import Endpoint
 from ...config.settings import DEFAULTS
 from ...engines.register.backend import BlockingRegister
 from ...engines.register.driver import RegisterDriver
-from ...errors import NotJoined, RdzvError
+from ...errors import NotJoined
 from ...operate import commands
 from ...system.node import LocalNode
 from ...system.portal import Portal
 from ..conf import KEYS, TORCH, Conf, translate
-from ..handler import Handler, torch_error
+from ..handler import Handler, torch_errors
 from .api import RendezvousClosedError, RendezvousInfo, RendezvousParameters, RendezvousStateError
 
 __all__ = [
@@ -114,19 +114,16 @@ class DynamicRendezvousHandler(Handler):
         """Whether the run is over. Asks the backend, as torch's handler does, unless that is known already."""
         if self._was_closed or super().is_closed():
             return True
-        try:
+        with torch_errors():
             return self._rendezvous.status().phase == "closed"
-        except RdzvError as error:
-            raise torch_error(error) from error
 
     def set_closed(self) -> None:
         """End the run for all members. The caller need not be a member."""
-        try:
-            self._rendezvous.close_run("closed by its program")
-        except NotJoined:
-            self._close_from_outside()
-        except RdzvError as error:
-            raise torch_error(error) from error
+        with torch_errors():
+            try:
+                self._rendezvous.close_run("closed by its program")
+            except NotJoined:
+                self._close_from_outside()
         self._was_closed = True
 
     def _close_from_outside(self) -> None:
@@ -141,8 +138,6 @@ class DynamicRendezvousHandler(Handler):
             portal = Portal.open()
         try:
             portal.run(close())
-        except RdzvError as error:
-            raise torch_error(error) from error
         finally:
             portal.close()
 

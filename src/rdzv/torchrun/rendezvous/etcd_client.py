@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...config.endpoint import Endpoint
 from ...config.settings import Settings
 from ...drivers import open_driver
 from ...engines.port import Session
 from ...errors import SettingsError
 from ...system.portal import Portal
+from ..conf import etcd_endpoint
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -105,14 +105,10 @@ def client_of(parameters: RendezvousParameters) -> EtcdClient:
     """Make the client that torch's parameters of an etcd backend describe. Raises SettingsError."""
     config = parameters.config
     protocol = str(config.get("protocol", "http")).strip().lower()
-    if protocol not in ("http", "https"):
-        raise SettingsError(f"protocol is {protocol!r}: it must be 'http' or 'https'")
-    text = parameters.endpoint.strip()
-    if "://" not in text:
-        text = f"{'etcds' if protocol == 'https' else 'etcd'}://{text}"
+    endpoint = etcd_endpoint(parameters.endpoint.strip(), protocol, "protocol")
     names = {"ssl_cert": "tls_cert", "ssl_cert_key": "tls_key", "ca_cert": "tls_ca"}
     names |= {"cert": "tls_cert", "key": "tls_key", "cacert": "tls_ca", "token_file": "token_file"}
     options = {name: config[key] for key, name in names.items() if config.get(key)}
     return EtcdClient(
-        str(Endpoint.parse(text)), read_timeout_s=float(config.get("read_timeout", READ_TIMEOUT_S)), **options
+        str(endpoint), read_timeout_s=float(config.get("read_timeout", READ_TIMEOUT_S)), **options
     )

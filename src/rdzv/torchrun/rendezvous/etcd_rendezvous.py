@@ -15,6 +15,7 @@ waiting member to notice it, and `shutdown` leaves the run instead of ending it 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,10 +24,10 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from ...blocking import Rendezvous, World
 from ...config.endpoint import Endpoint
 from ...core.model import Phase
-from ...errors import Evicted, NotJoined, RdzvError, RoundOver
+from ...errors import Evicted, NotJoined, RoundOver
 from ..conf import Conf
 from ..dist_store import DistStore
-from ..handler import Handler, torch_error
+from ..handler import Handler, torch_errors
 from .etcd_client import EtcdClient, client_of
 
 if TYPE_CHECKING:
@@ -73,22 +74,16 @@ class EtcdRendezvous:
 
     def rendezvous_barrier(self) -> tuple[int, int, int]:
         """Wait for a version with this member in it, and return the version, rank and size. Raises torch's errors."""
-        try:
+        with torch_errors():
             while True:
-                try:
+                with suppress(Evicted):
                     self._world = self.member.join()
-                except Evicted:
-                    continue
-                return self._world.round, self._world.rank, self._world.size
-        except RdzvError as error:
-            raise torch_error(error) from error
+                    return self._world.round, self._world.rank, self._world.size
 
     def set_closed(self) -> None:
         """End the run for all members."""
-        try:
+        with torch_errors():
             self.member.close_run("closed by its program")
-        except RdzvError as error:
-            raise torch_error(error) from error
 
     def get_rdzv_state(self) -> dict[str, Any]:
         """Return the run's status, version, participants, and the number of waiting members."""
@@ -109,17 +104,13 @@ class EtcdRendezvous:
 
     def store_extra_data(self, rdzv_version: int, key: str, value: str) -> None:
         """Store a value for the other members of that version."""
-        try:
+        with torch_errors():
             self._world_of(rdzv_version).store.set(f"extra/{key}", value)
-        except RdzvError as error:
-            raise torch_error(error) from error
 
     def load_extra_data(self, rdzv_version: int, key: str, timeout: float | None = None) -> str:
         """Wait for a value that a member of that version stored."""
-        try:
+        with torch_errors():
             return self._world_of(rdzv_version).store.get(f"extra/{key}", timeout).decode()
-        except RdzvError as error:
-            raise torch_error(error) from error
 
     def setup_kv_store(self, rdzv_version: int) -> DistStore:
         """Return the store of that version. Its keys end with the version."""
