@@ -63,7 +63,7 @@ def test_every_option_is_explained_and_every_option_explained_exists(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_may_come_from_the_environment_does_in_every_command(name):
+def test_the_environment_variables_are_those_of_the_page_in_every_command(name):
     variables = {
         word: row[1].strip("`") for row in rows(section("Options that several commands share"), "option")
         for word in words(row[0]) if row[1].startswith("`")

@@ -15,8 +15,7 @@ def joining(place, name, nnodes="2:3"):
     return running("join", place, "--run-id", "t", "--nnodes", nnodes, "--json", *QUICK, "--conf", f"slot={name}")
 
 
-def test_a_member_leaves_on_sigterm_with_code_0():
-    """And the others hear of a leave, not of a loss."""
+def test_a_member_leaves_on_sigterm_with_code_0_and_the_others_are_told_of_a_leave():
     with served() as place, joining(place, "a", "1:2") as a, joining(place, "b", "1:2") as b:
         worlds(a, lambda said: said["size"] == 2)
         worlds(b, lambda said: said["size"] == 2)
@@ -26,7 +25,7 @@ def test_a_member_leaves_on_sigterm_with_code_0():
         assert "/b left: its work here is over" in broken["reason"]
 
 
-def test_who_serves_stays_for_the_others_until_a_second_signal_and_they_go_on():
+def test_a_serving_member_stays_for_the_others_until_a_second_signal_and_they_go_on():
     """The second takes the address over, with nothing but what it knows itself."""
     with served() as place:
         free = place
@@ -46,24 +45,14 @@ def test_who_serves_stays_for_the_others_until_a_second_signal_and_they_go_on():
             assert back["reason"] == "kept after the engine came back"
 
 
-def test_who_finds_nobody_is_told_so_at_once():
-    """Not only when its patience is at its end."""
+def test_an_unreachable_engine_is_reported_at_once():
     with joining("no-such-host.invalid:29400", "a", "2") as a:
         said = json.loads(a.stdout.readline())
         assert said["kind"] == "engine away"
         assert "engine rdzv://no-such-host.invalid:29400 is unreachable: host 'no-such-host.invalid' " in said["reason"]
 
 
-def test_a_mistake_gives_one_sentence_and_its_code_and_no_traceback():
-    done = rdzv("join", "memory://", "--run-id", "t", "--nnodes", "2", "--conf", "join_timeout=0.2")
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith("rdzv: ")
-    assert "waiting for 1 more" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_taken_port_is_named():
-    """So that nobody looks for the mistake elsewhere."""
     with served() as place:
         done = rdzv("serve", "--bind", place)
         assert done.returncode == 5
@@ -101,7 +90,6 @@ def test_a_program_is_run_in_each_world_and_restarted_when_it_changes():
 
 
 def test_the_exit_code_is_the_programs_and_the_others_end_with_the_root_cause():
-    """Both were needed, so the run is closed: nobody waits for nothing."""
     with served() as place, launching(place, "a", "2", "7", nnodes="2") as a, launching(place, "b", "9", "0", nnodes="2") as b:
         assert a.wait(LIMIT_S) == 7
         assert "the program failed: exit code 7" in a.stderr.read()
@@ -110,7 +98,6 @@ def test_the_exit_code_is_the_programs_and_the_others_end_with_the_root_cause():
 
 
 def test_sigterm_stops_the_program_and_the_member():
-    """With the code a shell would show."""
     with served() as place, launching(place, "a", "9", "0", nnodes="1") as a:
         a.stdout.readline()
         a.send_signal(signal.SIGTERM)
@@ -118,7 +105,7 @@ def test_sigterm_stops_the_program_and_the_member():
 
 
 def test_the_demo_shows_a_kill_and_a_late_comer():
-    """In one command, and in under fifteen seconds (three times that on a loaded machine)."""
+    """The limit is three times the fifteen seconds of an idle machine."""
     began = time.monotonic()
     done = rdzv("demo")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -99,8 +99,7 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     assert "4711" not in done.stderr
 
 
-def test_nobody_is_let_over_to_another_engine_without_force():
-    """And it is said what would be done."""
+def test_adopt_without_force_changes_nothing_and_says_what_it_would_do():
     done = invoke("adopt", "memory://", "--run-id", "t")
     assert done.exit_code == ExitCode.USAGE
     assert re.fullmatch(
@@ -112,7 +111,7 @@ def test_nobody_is_let_over_to_another_engine_without_force():
     assert re.fullmatch(r"members of run 't' may follow to memory\S+ for 3600 s from now\n", done.stdout)
 
 
-def test_who_waits_in_vain_is_told_for_what():
+def test_a_join_timeout_says_what_was_missing():
     done = invoke("join", "memory://", "--run-id", "vain", "--nnodes", "2", "--conf", "join_timeout=0.2", "--json")
     assert done.exit_code == ExitCode.TIMEOUT
     assert "waiting for 1 more" in done.stderr
@@ -128,7 +127,6 @@ def test_a_program_that_succeeds_ends_the_run():
 
 
 def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
-    """Its exit code is ours."""
     program = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit(7)"
     done = invoke("run", *alone(), "--max-restarts", "2", "--", sys.executable, "-c", program)
     assert done.exit_code == 7

@@ -117,18 +117,21 @@ def test_watch_on_a_terminal_draws_a_table():
         os.close(ours)
 
 
-@pytest.mark.parametrize("words", [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"]])
-def test_a_run_that_is_not_there_has_its_own_exit_code(words):
+COMMANDS = [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"]]
+
+
+def test_a_run_that_is_not_there_has_its_own_exit_code():
     with served() as place:
-        done = rdzv(*words, place, *RUN)
-    assert done.returncode == 7
-    assert f"run 't': engine rdzv://{place} keeps no such run" in done.stderr
-    assert "check --run-id and the endpoint" in done.stderr
+        for words in COMMANDS:
+            done = rdzv(*words, place, *RUN)
+            assert done.returncode == 7, words
+            assert f"run 't': engine rdzv://{place} keeps no such run" in done.stderr
+            assert "check --run-id and the endpoint" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"], ["adopt"]])
+@pytest.mark.parametrize("words", [*COMMANDS, ["adopt", "--force"]])
 def test_no_command_of_a_viewer_or_operator_ever_serves(words):
-    """The endpoint is this machine's and nobody is there: a member would serve."""
+    """The endpoint is this machine's and nothing listens there: a member would serve."""
     with served() as place:
         free = place
     done = rdzv(*words, free, *RUN)

@@ -107,7 +107,6 @@ def _ip(host, *words):
 
 
 def test_dns_is_not_there_yet(network, processes):
-    """It is said at once, and waited for."""
     a, b = network.host("a"), network.host("b")
     b.hosts({})
     first = processes.member("a", f"a:{PORT}", "2", on=a.on)
@@ -174,7 +173,7 @@ def test_the_port_is_taken_by_another_program():
 
 
 def test_the_hosts_file_maps_the_own_name_to_loopback(network, processes):
-    """It works all the same, with an address that others can reach; and the doctor says what else may stumble over it."""
+    """The member tells others an address that they can reach, and the doctor warns about other programs."""
     a, b = network.host("a"), network.host("b")
     a.hosts({"a": "127.0.1.1", "b": b.address})
     members = [processes.member(host.name, f"a:{PORT}", "2", on=host.on) for host in (a, b)]
@@ -202,7 +201,7 @@ def test_the_etcd_has_no_quorum():
 
 
 def test_the_node_of_rank_0_served_and_is_dead(network, processes):
-    """Nobody can serve in its place, so the others are told what to do."""
+    """No other host can serve at its address, so the error says what to do."""
     a, b = network.host("a"), network.host("b")
     impatient = ("read_timeout=1", "outage_grace=1", "join_timeout=2", "lease=2")
     first, second = (processes.member(host.name, f"a:{PORT}", "1:2", *impatient, on=host.on) for host in (a, b))

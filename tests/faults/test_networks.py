@@ -75,7 +75,7 @@ def test_a_server_that_nobody_can_reach_for_a_while_disturbs_nobody(network, pro
 
 
 def test_a_host_without_power_leaves_half_a_connection_and_is_missed_all_the_same(network, processes):
-    """No word of its end reaches the server: its lease says it."""
+    """No packet tells the server: the lease ends."""
     hosts = [network.host(name) for name in "abc"]
     members = [processes.member(host.name, f"a:{PORT}", "2:3", on=host.on) for host in hosts]
     round = one_round([member.world(3) for member in members])
@@ -90,7 +90,7 @@ def test_a_host_without_power_leaves_half_a_connection_and_is_missed_all_the_sam
 
 
 def test_members_with_half_a_connection_to_a_server_that_was_restarted_go_on(network, processes):
-    """Its host lost power: nothing says that the connections are over until the members ask."""
+    """The server's host lost power: members notice the dead connections only with their next request."""
     server_host, *hosts = [network.host(name) for name in "sab"]
     server, _ = processes.serve(f"*:{PORT}", on=server_host.on)
     members = [processes.member(host.name, f"s:{PORT}", "2:2", IMPATIENT, on=host.on) for host in hosts]
@@ -177,7 +177,7 @@ def test_an_operator_lets_the_members_follow_to_another_server(network, processe
     assert one_round([member.world(2, after=round) for member in (a, b)]) == round + 1
 
 
-def test_all_who_follow_in_time_go_on_in_their_round(network, processes):
+def test_members_that_all_follow_in_time_go_on_in_their_round(network, processes):
     first_host, second_host, *hosts = [network.host(name) for name in "stab"]
     point_head_to(network, first_host)
     processes.serve(f"*:{PORT}", on=first_host.on)
@@ -198,23 +198,23 @@ def test_all_who_follow_in_time_go_on_in_their_round(network, processes):
 # ---- names and addresses
 
 
-def works_for_all(hosts, worlds):
-    """The bootstrap address, from every host."""
-    return [host.name for host in hosts if not host.reaches(worlds[0]["bootstrap"])] == []
+def check_bootstrap(hosts, members, prefix):
+    """Check that all are in one round, and that every host reaches its bootstrap address."""
+    worlds = [member.world(2) for member in members]
+    one_round(worlds)
+    assert worlds[0]["bootstrap"].startswith(prefix)
+    assert [host.name for host in hosts if not host.reaches(worlds[0]["bootstrap"])] == []
 
 
 def test_the_address_told_to_others_is_of_the_interface_that_works(network, processes):
-    """Names mean the first interface, and that leads nowhere."""
+    """The names resolve to the first interface, whose link is cut."""
     network.bridge("br1")
     hosts = [network.host(name) for name in "ab"]
     for host in hosts:
         host.plug("eth1", f"q{host.number}", f"10.98.0.{host.number}/24", bridge="br1")
         host.cut()
     members = [processes.member(host.name, f"10.98.0.1:{PORT}", "2:2", on=host.on) for host in hosts]
-    worlds = [member.world(2) for member in members]
-    one_round(worlds)
-    assert worlds[0]["bootstrap"].startswith("10.98.0.")
-    assert works_for_all(hosts, worlds)
+    check_bootstrap(hosts, members, "10.98.0.")
 
 
 def test_hosts_with_ipv6_only_meet(network, processes):
@@ -223,10 +223,7 @@ def test_hosts_with_ipv6_only_meet(network, processes):
         processes.member(host.name, endpoint, "2:2", on=host.on)
         for host, endpoint in zip(hosts, (f"a:{PORT}", f"[fd99::1]:{PORT}"), strict=True)
     ]
-    worlds = [member.world(2) for member in members]
-    one_round(worlds)
-    assert worlds[0]["bootstrap"].startswith("[fd99::")
-    assert works_for_all(hosts, worlds)
+    check_bootstrap(hosts, members, "[fd99::")
 
 
 def test_two_jobs_on_one_port_are_told_apart_and_what_to_do(network, processes):

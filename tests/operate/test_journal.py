@@ -26,7 +26,7 @@ def line(seq, phase, number=1, lasted_s=None, **others):
     return JournalEntry(seq=seq, phase=phase, number=number, lasted_s=lasted_s, **fields)
 
 
-def test_a_restart_costs_from_the_break_to_the_next_seal_whoever_wrote_what_is_between():
+def test_a_restart_costs_from_the_break_to_the_next_seal_over_all_writers():
     (history,) = histories([
         line(1, Phase.OPEN, 0),
         line(2, Phase.SEALED, lasted_s=2.0),
@@ -48,7 +48,7 @@ def test_a_restart_costs_from_the_break_to_the_next_seal_whoever_wrote_what_is_b
     assert (history.whole, str(history.cost)) == (True, "1.8 s")
 
 
-def test_what_a_writer_could_not_know_makes_a_sum_a_lower_bound():
+def test_an_unknown_duration_makes_a_sum_a_lower_bound():
     (history,) = histories([
         line(7, Phase.BROKEN, cause=LOST),
         line(8, Phase.SEALED, 2, lasted_s=None),

@@ -1,4 +1,4 @@
-"""What it costs the engine that everything is told: the same thousand members, with all sinks and with none."""
+"""The cost of all notices for the engine: a thousand members with all sinks, and with none."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from support.memory_members import Party, run, until
 
 
 @pytest.mark.parametrize("run_id", ["other", "job"])
-def test_an_viewer_sees_what_is_there_and_changes_nothing(run_id):
+def test_a_viewer_sees_what_is_there_and_changes_nothing(run_id):
     async def scenario():
         async with Party(2, 3, last_call=5) as party:
             viewer = RunViewer(party.operator, run_id, asyncio.get_running_loop().time)
@@ -40,7 +40,7 @@ async def says(session, text):
     return text in (await RunViewer(session, "job", asyncio.get_running_loop().time).look()).reason
 
 
-def test_an_viewer_follows_a_run_to_its_end():
+def test_a_viewer_follows_a_run_to_its_end():
     async def scenario():
         async with Party(1, 2) as party:
             viewer = RunViewer(party.operator, "job", asyncio.get_running_loop().time)

@@ -34,7 +34,7 @@ def faketime() -> str:
 
 
 def test_clocks_twenty_seconds_apart_change_nothing(job):
-    """Neither who is in, nor who is lost: longer than a lease after the round, everybody is still there."""
+    """Longer than a lease after the seal, no member is lost."""
     library = faketime()
     training = job("2:2", lease=2)
     training.agent("a")
@@ -88,7 +88,7 @@ def test_an_outage_of_the_engine_restarts_nobody_and_a_later_loss_is_noticed(job
 
 
 def close_by_failure(training: Job) -> str:
-    """Two nodes, one of which gives up; how its failure is told."""
+    """Start two nodes, let one fail for good, and return the reason that the other is told."""
     training.start("a", "b", max_restarts=0)
     rows = training.world("ab", 2)
     training.order("a", 17)
@@ -128,7 +128,7 @@ def test_a_closed_run_id_can_be_used_again_when_its_time_is_over(job, serve):
 
 @pytest.mark.parametrize("function", ["launch_forked", "launch_spawned", "launch_after_a_failure"])
 def test_the_launcher_as_a_library_returns_what_the_functions_returned(job, function):
-    """In an `except` block too, where every look at the present exception shows that of somebody else."""
+    """One launches in an `except` block, where `sys.exc_info` shows the exception of the caller."""
     training = job("2:2")
     training.start("a", "b", function=f"functions:{function}", env={"PYTHONPATH": str(training.jobs)})
     assert {agent.ends() for agent in training.agents.values()} == {0}, training.report()

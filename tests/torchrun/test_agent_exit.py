@@ -63,7 +63,7 @@ def test_sigterm_ends_an_agent_that_waits_as_process_1(job):
 
 
 def test_sigterm_ends_an_agent_in_the_last_barrier_at_once_and_disturbs_nobody(job):
-    """Its workers have succeeded: what they did counts, however their agent ends."""
+    """The workers of that agent have succeeded, so it counts as done however it ends."""
     training = job("1:2", **TOGETHER)
     form(training, "ab")
     done, left = training.other_than_server()
@@ -92,7 +92,7 @@ def test_an_agent_killed_alone_is_lost_and_its_workers_are_orphans(job):
 
 @pytest.mark.parametrize("nnodes", ["2:2", "1:2"])
 def test_the_other_of_two_is_told_which_rank_failed_or_goes_on_if_one_is_enough(job, nnodes):
-    """With 2:2 it would otherwise wait for a quorum that cannot come."""
+    """A node of 2:2 would otherwise wait for a quorum that cannot come."""
     training = job(nnodes, max_restarts=0, **TOGETHER)
     rows = form(training, "ab")
     failing, left = training.other_than_server()

@@ -73,7 +73,7 @@ def test_torchs_other_words_are_understood():
     assert (made.tls_cert, made.tls_key, made.tls_ca) == ("/c", "/k", "/a")
 
 
-def test_what_torch_has_and_we_do_not_need_is_checked_all_the_same():
+def test_torchs_keys_without_a_meaning_here_are_checked():
     assert settings(heartbeat_timeout="5", close_timeout="30.5").closed_for == 60
     wanted = "it must be a number of seconds, more than 0 and at most 1000000000"
     assert refused(close_timeout="soon") == f"close_timeout is 'soon': {wanted}"
@@ -107,11 +107,11 @@ def test_the_local_address_is_torchruns():
         ({"spare_exit": "never"}, "spare_exit is 'never': it must be 'auto' or 'exit' or 'error'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(conf, sentence):
+def test_a_mistake_gives_one_sentence(conf, sentence):
     assert refused(**conf) == sentence
 
 
-def test_what_has_an_option_of_its_own_is_refused_with_its_name():
+def test_a_key_with_a_torchrun_option_is_refused_with_its_name():
     parameters = given()
     parameters.config["min_nodes"] = "3"
     with pytest.raises(SettingsError, match=r"--rdzv-conf has 'min_nodes', which is given with --nnodes"):
@@ -175,7 +175,7 @@ def test_a_shared_engine_needs_an_id():
         ("etcds://a,b:23/p", {}, "etcds://a:2379,b:23/p"),
     ],
 )
-def test_who_comes_from_etcd_v2_need_not_change_the_endpoint(endpoint, conf, read_as):
+def test_users_of_etcd_v2_need_not_change_the_endpoint(endpoint, conf, read_as):
     assert str(read_etcd(given(endpoint=endpoint, backend="etcd-v3", **conf)).endpoint) == read_as
 
 

@@ -54,7 +54,7 @@ def listen(ask, lines=2):
     return [line.partition(" s: ")[2] for line in collected.lines]
 
 
-def test_whoever_waits_says_for_what_and_for_whom():
+def test_a_report_names_lost_and_late_members():
     here = status("broken", ("a", "ready"), ("b", "lost"), ("c", "straggling"))
     first, second, *_ = listen(lambda: here)
     assert first == second == (
@@ -63,7 +63,7 @@ def test_whoever_waits_says_for_what_and_for_whom():
     )
 
 
-def test_whoever_waits_for_quorum_says_what_happens_next():
+def test_a_report_below_quorum_says_what_happens_next():
     few = replace(status(), round=0, min_nodes=2, ready=1)
     assert listen(lambda: few, 1)[0].endswith("waiting for 1 more (no members); gives up in 600 s (join_timeout)")
     again = replace(few, round=3, phase="broken")

@@ -204,7 +204,7 @@ def test_whether_torch_handles_its_own_error_is_tried(monkeypatch):
     assert agent_exit.torch_handles_graceful_exit() is False
 
 
-def test_who_comes_to_a_run_that_is_over_is_no_spare():
+def test_an_agent_that_comes_to_a_closed_run_is_no_spare():
     with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
@@ -245,7 +245,7 @@ def test_an_error_of_the_agent_itself_is_a_failure_too():
         assert agent_exit.failure_reason(error, None) == ""
 
 
-def test_who_leaves_in_an_except_block_of_its_caller_has_not_failed():
+def test_an_agent_that_leaves_in_an_except_block_of_its_caller_has_not_failed():
     with Handlers(1, 2) as job:
         try:
             raise child_failed()
@@ -256,7 +256,7 @@ def test_who_leaves_in_an_except_block_of_its_caller_has_not_failed():
         assert handlers[1]._rendezvous.changed.reason.endswith("left: its work here is over")
 
 
-def test_who_finished_in_an_except_block_has_not_failed():
+def test_an_agent_that_finished_in_an_except_block_has_not_failed():
     with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
@@ -335,7 +335,7 @@ def test_a_closed_run_says_so():
             handler.next_rendezvous()
 
 
-def test_what_goes_wrong_while_closing_is_torchs_error(monkeypatch):
+def test_an_error_while_closing_is_torchs_error(monkeypatch):
     with Handlers(1, 1) as job:
         handler = job.agent()
         with pytest.raises(RendezvousError, match="has not joined"):

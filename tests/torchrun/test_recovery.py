@@ -42,7 +42,7 @@ def lose(training: Job, victim: str) -> list[str]:
 
 
 def test_the_others_go_on_when_a_node_is_killed_and_a_fresh_one_comes_in(job):
-    """Neither rank 0 nor the server; workers that use no collectives, so only the rendezvous can notice."""
+    """The victim is neither rank 0 nor the server. No worker uses collectives, so only the rendezvous can notice."""
     training = job("2:3", **QUICK)
     rows = form(training)
     server = training.server()
@@ -90,7 +90,7 @@ def test_a_job_grows_with_the_default_settings(job, conf):
 @pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_workers_that_use_collectives_go_on_too(job):
-    """Their collective fails, which torch judges before it asks the rendezvous: that costs a restart, and no more.
+    """A failed collective costs one restart, because torch looks at failed workers before it asks the rendezvous.
 
     Only in the soak, because the test of examples/elastic_ddp.py shows the same.
     """

@@ -45,7 +45,7 @@ def test_a_host_that_is_cut_off_is_lost_and_comes_back_when_healed(job, hosts):
 
 
 def test_training_goes_on_when_the_serving_host_is_lost_and_the_error_names_the_remedy(job, hosts):
-    """Until `outage_grace` nobody hears of it. Then the agents end, and say what happened and what would have helped."""
+    """After `outage_grace` the agents end, and their error says what happened and what would have helped."""
     training = form(job, hosts, outage_grace=3, join_timeout=3, read_timeout=2)
     hosts[0].cut()
     killed_at = training.agents["a"].kill()

@@ -65,7 +65,7 @@ def listener(handled):
     signals.close()
 
 
-def test_a_deadly_signal_is_heard_whoever_has_its_handler(listener):
+def test_a_fatal_signal_is_noticed_although_it_has_another_handler(listener):
     os.kill(os.getpid(), signal.SIGTERM)
     assert listener.names.get(timeout=LONG_S) == "SIGTERM"
 
@@ -77,14 +77,14 @@ def test_other_signals_mean_nothing(listener):
     assert listener.names.empty()
 
 
-def test_which_signals_are_deadly_is_for_torchrun_to_say(listener, monkeypatch):
+def test_torchruns_variable_names_the_fatal_signals(listener, monkeypatch):
     assert fatal_signals() == FATAL
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1")
     os.kill(os.getpid(), signal.SIGUSR1)
     assert listener.names.get(timeout=LONG_S) == "SIGUSR1"
 
 
-def test_whoever_listened_before_is_told_too_and_gets_its_place_back(handled, wakeup_pair):
+def test_the_previous_owner_of_the_descriptor_is_told_too_and_gets_it_back(handled, wakeup_pair):
     mine, reader = wakeup_pair
     signal.set_wakeup_fd(mine.fileno())
     listener = Recorder()
@@ -99,7 +99,7 @@ def test_whoever_listened_before_is_told_too_and_gets_its_place_back(handled, wa
     assert signal.set_wakeup_fd(-1) == mine.fileno()
 
 
-def test_who_took_the_place_over_keeps_it(handled, wakeup_pair):
+def test_a_later_owner_of_the_descriptor_keeps_it(handled, wakeup_pair):
     mine, _ = wakeup_pair
     signals = SignalListener(weakref.WeakMethod(Recorder().heard))
     signals.listen()
@@ -115,7 +115,7 @@ def test_a_listener_that_was_dropped_is_not_told(handled):
     signals.close()
 
 
-def test_outside_the_main_thread_it_is_deaf(handled):
+def test_outside_the_main_thread_nothing_is_noticed(handled):
     listener = Recorder()
     signals = SignalListener(weakref.WeakMethod(listener.heard))
     thread = threading.Thread(target=lambda: (signals.listen(), signals.close()))

@@ -75,7 +75,7 @@ def test_a_fresh_token_replaces_the_state_and_is_stale_then(backend):
     assert backend.get_state()[0] == b"three"
 
 
-def test_of_many_who_swap_one_wins(backend):
+def test_one_of_many_swaps_wins(backend):
     _, token, _ = backend.set_state(b"start")
     wins = []
 
@@ -251,7 +251,7 @@ def test_the_first_on_the_right_machine_serves_and_the_others_connect():
     assert DEFAULT_PORT == 29400
 
 
-def test_who_is_told_to_serve_and_cannot_says_so():
+def test_a_node_that_must_serve_and_cannot_says_so():
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""`DynamicRendezvousHandler` as torch documents it, over backends that know nothing of rdzv; several nodes in one process."""
+"""`DynamicRendezvousHandler` as torch documents it, over backends that do not know rdzv; several nodes in one process."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_last_call_is_over_after_its_time(sqlite):
         assert time.monotonic() - began_at >= 1
 
 
-def test_who_comes_later_waits_and_is_let_in_by_the_next_round(tcp):
+def test_a_late_node_waits_and_is_let_in_by_the_next_round(tcp):
     with Nodes(tcp, 2, 3) as nodes:
         first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
         assert ranks(nodes.join(*first)) == [(0, 2), (1, 2)]
@@ -121,7 +121,7 @@ def test_who_comes_later_waits_and_is_let_in_by_the_next_round(tcp):
         assert ranks(nodes.join(*first) + later) == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_who_is_beyond_the_maximum_is_spare_and_not_needed_when_all_is_done(tcp):
+def test_a_node_beyond_the_maximum_is_a_spare_and_exits_when_all_are_done(tcp):
     with Nodes(tcp, 2, 2) as nodes:
         first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
         infos = [future.result(LONG_S) for future in nodes.join(*first)]
@@ -146,7 +146,7 @@ def test_a_spare_takes_the_place_of_one_that_leaves(sqlite):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "tcp"])
-def test_closing_ends_the_run_for_all_who_ask(kind, request):
+def test_closing_ends_the_run_for_all_members(kind, request):
     with Nodes(request.getfixturevalue(kind), 2, 2) as nodes:
         one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
         ranks(nodes.join(one, two))
@@ -170,7 +170,7 @@ def test_a_member_closes_the_run(sqlite):
             nodes.add().next_rendezvous()
 
 
-def test_who_closes_before_anybody_came_has_closed_it_for_itself(sqlite):
+def test_closing_a_run_that_has_no_member_closes_only_this_handler(sqlite):
     with Nodes(sqlite, 1, 1) as nodes:
         handler = nodes.add()
         handler.set_closed()
@@ -227,7 +227,7 @@ def test_from_backend_needs_no_parameters():
 
 
 def test_handlers_may_be_shut_down_in_any_order():
-    """In the main thread, where each has taken over the descriptor for signals from the one before."""
+    """In the main thread each handler takes the wakeup descriptor from the one before."""
     handlers = []
     for run in ("a", "b"):
         store = HashStore()

@@ -96,7 +96,7 @@ def test_a_wait_is_woken_by_a_watch_and_asks_nothing_meanwhile(server, client, p
     other.client.close()
 
 
-def test_what_does_not_come_in_time_is_torchs_error_and_names_the_store_and_the_key(client, prefix):
+def test_a_timeout_is_torchs_error_and_names_the_store_and_the_key(client, prefix):
     store = EtcdStore(client, prefix, timedelta(seconds=0.3))
     for wait in (lambda: store.get("absent"), lambda: store.wait(["absent"], timedelta(seconds=0.3))):
         with pytest.raises(DistStoreError) as caught:
@@ -246,7 +246,7 @@ def test_the_etcd_rendezvous_gives_ranks_a_store_and_extra_data(server, prefix):
     assert both([handler.shutdown for handler in handlers]) == [True, True]
 
 
-def test_who_waits_is_counted_and_a_closed_run_refuses(server, client, prefix):
+def test_waiting_members_are_counted_and_a_closed_run_refuses(server, client, prefix):
     members = [
         etcd_rendezvous.EtcdRendezvous(client, "/torchelastic/p2p", prefix, 1, 1, 30, 0.1) for _ in range(2)
     ]
