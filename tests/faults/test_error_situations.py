@@ -44,9 +44,7 @@ def _plain(text: str) -> str:
 def join(endpoint, *words, on=(), nnodes="2", **environ):
     command = [*on, sys.executable, "-m", "rdzv", "join", endpoint, "--run-id", "job", "--nnodes", nnodes, *SOON, *words]
     began = time.monotonic()
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**ENVIRON, **environ}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**ENVIRON, **environ})
     assert time.monotonic() - began < DEADLINE_S
     assert "Traceback" not in done.stderr
     assert done.stderr.count("is unreachable") <= 1, "what is a line of its own is not logged as well"

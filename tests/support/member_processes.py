@@ -171,13 +171,7 @@ class ProcessSet:
         return server, line["text"].split()[-1]
 
     def member(
-        self,
-        name: str,
-        endpoint: str,
-        nnodes: str,
-        *settings: str,
-        run_id: str = "job",
-        on: Sequence[str] = (),
+        self, name: str, endpoint: str, nnodes: str, *settings: str, run_id: str = "job", on: Sequence[str] = ()
     ) -> Process:
         """Start a member (`member_process.py`)."""
         low, _, high = nnodes.partition(":")

@@ -29,9 +29,7 @@ LONG_S = 60.0
 T = TypeVar("T")
 
 
-def wait_for(
-    look: Callable[[], T | None], what: str = "it", timeout_s: float = LONG_S, report: Callable[[], str] = str
-) -> T:
+def wait_for(look: Callable[[], T | None], what: str = "it", timeout_s: float = LONG_S, report: Callable[[], str] = str) -> T:
     """Poll for the first true result. If none comes, fail with the text that `report` returns."""
     deadline = time.monotonic() + timeout_s
     while True:

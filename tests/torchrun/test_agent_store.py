@@ -89,11 +89,7 @@ def barrier(store, size, timeout_s=LONG_S):
 def test_all_agents_give_their_workers_ranks_of_one_world():
     with Agents(3) as agents:
         found = list(agents.pool.map(agents.assign, range(3), [2, 1, 3]))
-    assert found == [
-        [(0, 6, 0, 6), (1, 6, 1, 6)],
-        [(2, 6, 2, 6)],
-        [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)],
-    ]
+    assert found == [[(0, 6, 0, 6), (1, 6, 1, 6)], [(2, 6, 2, 6)], [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)]]
 
 
 def test_an_agent_that_is_alone_asks_nobody():

@@ -96,10 +96,7 @@ def test_the_local_address_is_torchruns():
             {"lease": "3", "keep_alive_interval": "1"},
             "--rdzv-conf has lease and torch's keep_alive_interval, which mean the same: give one of them",
         ),
-        (
-            {"order": "3", "rank": "1"},
-            "--rdzv-conf has order and torch's rank, which mean the same: give one of them",
-        ),
+        ({"order": "3", "rank": "1"}, "--rdzv-conf has order and torch's rank, which mean the same: give one of them"),
         (
             {"store_type": "file"},
             "--rdzv-conf has 'store_type': the endpoint says it: 'host:port', or 'file:///path' for a file that all nodes see",

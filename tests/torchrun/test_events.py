@@ -57,9 +57,13 @@ def listen(ask, lines=2):
 def test_a_report_names_lost_and_late_members():
     here = status("broken", ("a", "ready"), ("b", "lost"), ("c", "straggling"))
     first, second, *_ = listen(lambda: here)
-    assert first == second == (
-        "run 'job', round 1 broken: 1 of 2 nodes: waiting for 1 more (1 lost, 1 ready, 1 straggling); lost: b; "
-        "still stopping their workers: c"
+    assert (
+        first
+        == second
+        == (
+            "run 'job', round 1 broken: 1 of 2 nodes: waiting for 1 more (1 lost, 1 ready, 1 straggling); lost: b; "
+            "still stopping their workers: c"
+        )
     )
 
 

@@ -17,10 +17,7 @@ from .session import settings_for
 
 @options.with_settings
 def doctor(
-    endpoint: options.Endpoint,
-    given: options.Given,
-    run_id: options.AnyRunId = "doctor",
-    json: options.Json = False,
+    endpoint: options.Endpoint, given: options.Given, run_id: options.AnyRunId = "doctor", json: options.Json = False
 ) -> None:
     """Check each step from here to an endpoint: names, routes, ports, the server, trust, rights, clock, torch.
 

@@ -50,6 +50,7 @@ class StopSignal:
         finally:
             for task in (working, stopping):
                 task.cancel()
+            # Awaited, because a cancelled call must have ended before its member is used again.
             await asyncio.gather(working, stopping, return_exceptions=True)
 
 
@@ -169,9 +170,7 @@ async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_res
             max_restarts -= code is not None
 
 
-async def _until_changed(
-    program: Program, rendezvous: AsyncRendezvous, round: int, stop: StopSignal
-) -> tuple[int | None, str]:
+async def _until_changed(program: Program, rendezvous: AsyncRendezvous, round: int, stop: StopSignal) -> tuple[int | None, str]:
     """Wait for the program. Return its exit code, or None if the round changed or a signal came first; and the reason."""
     ended = asyncio.ensure_future(program.wait())
     changed = asyncio.ensure_future(rendezvous.wait_changed())

@@ -72,11 +72,7 @@ def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> lau
 @app.command()
 @options.with_settings
 def join(
-    endpoint: options.Endpoint,
-    run_id: options.RunId,
-    nnodes: options.Nodes,
-    given: options.Given,
-    json: options.Json = False,
+    endpoint: options.Endpoint, run_id: options.RunId, nnodes: options.Nodes, given: options.Given, json: options.Json = False
 ) -> None:
     """Join a run as a member and print a line per event, until SIGTERM or the run is over.
 

@@ -20,8 +20,7 @@ RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="name
 AnyRunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="the run that you will join, if you know it")]
 Nodes = Annotated[str, typer.Option("--nnodes", help="how many nodes: n, or min:max")]
 Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated"),
+    list[str] | None, typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated")
 ]
 TokenFile = Annotated[str | None, typer.Option("--token-file", help="file with the shared secret; or set RDZV_TOKEN")]
 TlsCa = Annotated[str | None, typer.Option("--tls-ca", help="PEM file: whose certificates to trust")]
@@ -43,11 +42,7 @@ Given: TypeAlias = dict[str, Any]
 
 
 def _given(
-    conf: Conf = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    conf: Conf = None, token_file: TokenFile = None, tls_ca: TlsCa = None, tls_cert: TlsCert = None, tls_key: TlsKey = None
 ) -> Given:
     """Collect the settings, the secret and the certificates that every command takes."""
     trust = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}

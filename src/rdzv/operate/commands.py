@@ -21,6 +21,7 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
     keys = Keys(run_id)
     listed = await session.txn(then=[List(keys.members), Get(keys.settings)])
     settings = listed.item(1)
+    # Requests and bans are attached to the run's lease, so that they end with the run.
     lease = settings.lease if settings is not None else 0
     asked: dict[str, str] = {}
     for item in listed.reads[0]:
@@ -52,7 +53,7 @@ async def unban(session: Session, run_id: str, host: str) -> bool:
 async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
     """End the run for all members (T11). Return False if there is no run, or if it is closed already."""
     keys = Keys(run_id)
-    while True:
+    while True:  # The leader may replace the head between the read and the write; then the compare fails.
         seen = await session.txn(then=[Get(keys.head), Get(keys.settings)])
         item, settings = seen.item(0), seen.item(1)
         head = None if item is None else wire.decode(Head, item.value)
@@ -63,9 +64,7 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
         closed = close_head(head, because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
         line = wire.encode(journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp()))
         journal = Put(keys.journal_entry(closed.seq), line, settings.lease if settings else lease)
-        outcome = await session.txn(
-            [Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal]
-        )
+        outcome = await session.txn([Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal])
         if outcome.succeeded:
             return True
         await session.revoke(lease)

@@ -45,7 +45,7 @@ OWN: dict[str, Setting] = {
         "how an agent leaves that is not needed any more: 'exit' ends its program with code 0, 'error' raises torch's "
         "RendezvousGracefulExitError; 'auto' exits where torch does not handle that error yet",
         words=("auto", "exit", "error"),
-    ),
+    )
 }
 """Settings of the torchrun handler only."""
 

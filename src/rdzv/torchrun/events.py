@@ -32,9 +32,7 @@ class Recorder:
         self._backend = backend
         self._run_id = run_id
 
-    def record(
-        self, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None, bootstrap: str = ""
-    ) -> None:
+    def record(self, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None, bootstrap: str = "") -> None:
         """Record a step or a formed round (RUNNING), a clean leave (SUCCEEDED), or a failure of the agent (FAILED)."""
         try:
             construct_and_record_rdzv_event(
@@ -66,9 +64,7 @@ class WaitReporter:
     def __enter__(self) -> WaitReporter:  # noqa: PYI034  Self came with 3.11.
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # The thread is not joined: it may be waiting for an engine that does not answer, and logs nothing more then.
         self._stopped.set()
 

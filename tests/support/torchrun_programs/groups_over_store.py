@@ -1,6 +1,6 @@
 """One of two processes that make their process groups over the round's own store, or over an EtcdStore.
 
-    python groups_over_store.py ENDPOINT [ETCD_URL]
+python groups_over_store.py ENDPOINT [ETCD_URL]
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 with rdzv.Rendezvous(sys.argv[1], run_id="job", min_nodes=2, max_nodes=2) as rendezvous:
     world = rendezvous.join()
     store = EtcdStore(EtcdClient(sys.argv[2]), "gloo") if len(sys.argv) > 2 else DistStore(world.store)
-    dist.init_process_group(
-        "gloo", store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=40)
-    )
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=40))
     number = torch.tensor([world.rank + 1.0])
     dist.all_reduce(number)
     ranks: list[int | None] = [None] * world.size

@@ -212,8 +212,7 @@ def test_torchs_own_dynamic_rendezvous_runs_on_the_backend(server, prefix):
     """The code that users have today, with only the import of the backend changed."""
     made = [etcd_rendezvous_backend.create_backend(parameters(server, prefix)) for _ in range(2)]
     handlers = [
-        DynamicRendezvousHandler.from_backend(prefix, store, backend, 2, 2, local_addr="127.0.0.1")
-        for backend, store in made
+        DynamicRendezvousHandler.from_backend(prefix, store, backend, 2, 2, local_addr="127.0.0.1") for backend, store in made
     ]
     found = both([handler.next_rendezvous for handler in handlers])
     assert sorted((info.rank, info.world_size) for info in found) == [(0, 2), (1, 2)]
@@ -247,9 +246,7 @@ def test_the_etcd_rendezvous_gives_ranks_a_store_and_extra_data(server, prefix):
 
 
 def test_waiting_members_are_counted_and_a_closed_run_refuses(server, client, prefix):
-    members = [
-        etcd_rendezvous.EtcdRendezvous(client, "/torchelastic/p2p", prefix, 1, 1, 30, 0.1) for _ in range(2)
-    ]
+    members = [etcd_rendezvous.EtcdRendezvous(client, "/torchelastic/p2p", prefix, 1, 1, 30, 0.1) for _ in range(2)]
     assert members[0].get_rdzv_state()["status"] == "setup"
     version, rank, size = members[0].rendezvous_barrier()
     assert (version, rank, size) == (1, 0, 1)

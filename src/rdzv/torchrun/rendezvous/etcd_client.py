@@ -35,9 +35,7 @@ class EtcdClient:
     def __init__(self, endpoint: str, *, read_timeout_s: float = READ_TIMEOUT_S, **options: Any) -> None:
         text = endpoint if "://" in endpoint else f"etcd://{endpoint}"
         # A client is no member, but its endpoint and credentials are settings of a member.
-        settings = Settings.make(
-            text, run_id="client", min_nodes=1, max_nodes=1, read_timeout=read_timeout_s, **options
-        )
+        settings = Settings.make(text, run_id="client", min_nodes=1, max_nodes=1, read_timeout=read_timeout_s, **options)
         if settings.endpoint.scheme not in ("etcd", "etcds"):
             raise SettingsError(f"endpoint {str(settings.endpoint)!r} is not an etcd's: it must be as in 'etcd://host:2379'")
         self.endpoint = str(settings.endpoint)
@@ -109,6 +107,4 @@ def client_of(parameters: RendezvousParameters) -> EtcdClient:
     names = {"ssl_cert": "tls_cert", "ssl_cert_key": "tls_key", "ca_cert": "tls_ca"}
     names |= {"cert": "tls_cert", "key": "tls_key", "cacert": "tls_ca", "token_file": "token_file"}
     options = {name: config[key] for key, name in names.items() if config.get(key)}
-    return EtcdClient(
-        str(endpoint), read_timeout_s=float(config.get("read_timeout", READ_TIMEOUT_S)), **options
-    )
+    return EtcdClient(str(endpoint), read_timeout_s=float(config.get("read_timeout", READ_TIMEOUT_S)), **options)

@@ -171,4 +171,3 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         float(config.get("last_call_timeout", LAST_CALL_S)),
     )
     return EtcdRendezvousHandler(implementation, params.local_addr)
-

@@ -47,9 +47,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     _DEFAULT_TTL = 7200
 
-    def __init__(
-        self, client: EtcdClient, run_id: str, key_prefix: str | None = None, ttl: int | None = None
-    ) -> None:
+    def __init__(self, client: EtcdClient, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
         if not run_id:
             raise ValueError("the run id is empty: it must name the run")
         self._client = client

@@ -18,9 +18,7 @@ class EtcdServer(Server):
     def __init__(self, data_dir: str | None = None) -> None:
         super().__init__(data_dir or "", binary=os.environ.get(BINARY_ENV, ""))
 
-    def start(
-        self, timeout: float = 60, num_retries: int = 3, stderr: int | IO[str] | None = None
-    ) -> None:
+    def start(self, timeout: float = 60, num_retries: int = 3, stderr: int | IO[str] | None = None) -> None:
         """Start etcd and wait until it serves. Raises NotStarted, which is a RuntimeError."""
         super().start(timeout, num_retries, stderr)
 

@@ -21,9 +21,7 @@ TIMEOUT_S = 600
 class StaticTCPRendezvous(RendezvousHandler):
     """A handler that returns the rank and size that it was given."""
 
-    def __init__(
-        self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
-    ) -> None:
+    def __init__(self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int) -> None:
         self.master_addr = master_addr
         self.master_port = master_port
         self.rank = rank
