@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import pytest
 
 from rdzv.engines.etcd.server import EtcdServer, find_etcd
 from rdzv.errors import RdzvError
+from support.torchrun_jobs import free_port
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate")
@@ -187,12 +187,6 @@ class Machine:
             out, err = shell.communicate(timeout=LIMIT_S)
             assert shell.returncode == 0, (command, out, err)
             return out
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

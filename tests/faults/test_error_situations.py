@@ -73,7 +73,7 @@ def test_the_port_is_wrong(network, processes):
     assert done.returncode == 3
     agrees("Wrong port", done.stderr)
     said = doctor(f"a:{PORT + 1}", on=b.on)
-    assert f"ok       name        a means {a.address} (IPv" in said
+    assert f"ok       name        a resolves to {a.address} (IPv" in said
     assert f"ok       route       {a.address} is reached through eth0 ({b.address})" in said
     assert f"problem  port        {a.address}:{PORT + 1}: connection refused [RDZV-P03]" in said
 
@@ -193,7 +193,8 @@ def test_the_etcd_has_no_quorum():
         done = join(cluster.endpoint(), "-c", "join_timeout=15", "-c", "read_timeout=2")
         said = doctor(cluster.endpoint(), "-c", "read_timeout=2")
     assert done.returncode == 3
-    assert re.search(r"^problem  engine      .*no quorum.* \[RDZV-P08\]\n +-> see that a majority ", said, re.MULTILINE), said
+    problem = r"^problem  engine      .*no quorum.* \[RDZV-P08\]\n +-> make sure that a majority "
+    assert re.search(problem, said, re.MULTILINE), said
     # What gRPC calls it differs.
     agrees("The etcd has no quorum", re.sub(r"quorum \(.*?\)+;", "quorum (deadline exceeded);", done.stderr))
 

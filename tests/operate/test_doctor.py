@@ -54,7 +54,7 @@ def test_a_server_that_works_is_found_to_work():
     assert {topic for topic, finding in found.items() if finding.level != "ok"} <= {"endpoint", "own name", "torch"}
     assert found["engine"].text.startswith("it may be read and written, and answers in ")
     assert found["run"].text == "run 't' is not kept there yet: nobody has joined it"
-    assert found["trust"].text == "this node comes without TLS and without a secret"
+    assert found["trust"].text == "this node connects without TLS and without a secret"
 
 
 def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no_cause_for_complaint(caplog):
@@ -68,9 +68,9 @@ def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no
     ("theirs", "said"),
     [
         ("Wed, 01 Jul 2026 12:00:02 GMT", "the clock of s and this machine's agree to about 2 s"),
-        ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither, but logs"),
+        ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither clock, but logs"),
         ("Wed, 01 Jul 2026 11:59:50 GMT", "is 10 s behind this machine's"),
-        ("soon", "s tells no time that can be read"),
+        ("soon", "s sends no readable time"),
     ],
 )
 def test_a_clock_that_differs_is_information_and_nothing_else(theirs, said):
@@ -92,7 +92,7 @@ def test_where_nobody_serves_this_machine_would():
         place = f"127.0.0.1:{listener.getsockname()[1]}"
     found = examined(place)
     assert found["serving"] == Finding(
-        "ok", "serving", f"nobody serves at {place} yet; this machine can bind it, so a member here would serve"
+        "ok", "serving", f"nothing serves at {place} yet; this machine can bind it, so a member here would serve"
     )
 
 
@@ -175,7 +175,7 @@ def test_an_engine_that_refuses_or_is_slow_is_said_to_be(monkeypatch, odd, level
     assert (found[0].level, said in found[0].text) == (level, True)
     if level == "warning":
         assert found[-1].topic == "address"
-        assert "means something only here" in found[-1].text
+        assert "works only here" in found[-1].text
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_whether_torchrun_would_find_us_is_told_without_torch(monkeypatch, versi
 
 @pytest.mark.parametrize(
     ("means", "level", "said"),
-    [(["127.0.1.1"], "warning", "which means 127.0.1.1 to itself: others cannot use that"),
-     (["10.0.0.1", "127.0.0.1"], "ok", "which means 10.0.0.1, 127.0.0.1"), ([], "warning", "which it cannot resolve itself")],
+    [(["127.0.1.1"], "warning", "which resolves to 127.0.1.1 here: others cannot use that"),
+     (["10.0.0.1", "127.0.0.1"], "ok", "which resolves to 10.0.0.1, 127.0.0.1"), ([], "warning", "which it cannot resolve")],
 )  # fmt: skip
 def test_the_machines_own_name_is_checked(monkeypatch, means, level, said):
     async def resolve(*_):
@@ -227,7 +227,7 @@ def test_a_name_that_means_this_machine_here_is_warned_about(monkeypatch):
         return [finding async for finding in examiner._host("node1", 29400)]
 
     found = asyncio.run(scenario())
-    assert "node1 means this machine itself here" in found[1].text
+    assert "node1 resolves to this machine here" in found[1].text
 
 
 def test_the_command_shows_it_to_people_and_programs_and_ends_with_1_if_there_is_a_problem():

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from support.torchrun_jobs import LONG_S, free_port, wait_for
+from support.torchrun_jobs import LONG_S, children_of, free_port, wait_for
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -36,8 +36,7 @@ def test_the_example_without_torch_goes_on_when_a_node_is_killed(tmp_path):
         # The node that does not write the progress down is the one to go, with its program.
         kept = 0 if "world of 2" in outs[0].read_text() else 1
         lost = nodes[1 - kept]
-        programs = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text().split()
-        for pid in [lost.pid, *map(int, programs)]:
+        for pid in [lost.pid, *children_of(lost.pid)]:
             os.kill(pid, signal.SIGKILL)
         assert nodes[kept].wait(LONG_S) == 0, outs[kept].read_text()
     finally:

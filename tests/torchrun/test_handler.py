@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 import os
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -29,12 +27,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
-from rdzv.engines.embedded.server import Server
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
 from rdzv.torchrun import agent_exit, events, plugin
 from rdzv.torchrun.agent_store import TERMINAL
-from support.torchrun_jobs import wait_for
+from support.torchrun_jobs import ServeProcess, wait_for
 
 LONG_S = 20.0
 QUICK = {"last_call": "0.2", "settle": "0.1", "drain_settle": "0.1", "grow_every": "0", "lease": "2"}
@@ -277,7 +274,7 @@ def test_leaving_never_raises(monkeypatch, caplog):
 
             monkeypatch.setattr(handler._rendezvous, "leave", leave)
             assert handler.shutdown() is answer
-        assert "could not leave run 'job' as it should" in caplog.text
+        assert "could not leave run 'job' properly" in caplog.text
         monkeypatch.setattr(handler._rendezvous, "leave", real)
 
 
@@ -352,31 +349,11 @@ def test_an_error_while_closing_is_torchs_error(monkeypatch):
 # ---- a server of many runs
 
 
-@pytest.fixture
-def shared_server():
-    """As `rdzv serve`: it keeps the runs of others too."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start():
-        server = Server(("127.0.0.1", 0))
-        await server.start()
-        return server
-
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(LONG_S)
-    yield f"127.0.0.1:{server.port}"
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(LONG_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(LONG_S)
-    loop.close()
-
-
-def test_a_shared_server_refuses_a_run_without_an_id(shared_server):
-    with Handlers(1, 1) as job:
+def test_a_shared_server_refuses_a_run_without_an_id():
+    with ServeProcess() as server, Handlers(1, 1) as job:
         with pytest.raises(RendezvousError, match=r"the run has no id \('none'\), and the server at"):
-            job.agent(run_id="none", endpoint=shared_server).next_rendezvous()
-        [info] = job.next(job.agent(endpoint=shared_server))
+            job.agent(run_id="none", endpoint=server.endpoint).next_rendezvous()
+        [info] = job.next(job.agent(endpoint=server.endpoint))
         assert info.world_size == 1
 
 

@@ -35,7 +35,7 @@ from ..system.node import http_date
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 PROBLEMS = {
     "RDZV-P01": "The name does not resolve",
-    "RDZV-P02": "There is no way to the address",
+    "RDZV-P02": "There is no route to the address",
     "RDZV-P03": "The connection is refused",
     "RDZV-P04": "The packets are dropped",
     "RDZV-P05": "The port is taken by another program here",
@@ -91,9 +91,9 @@ class Doctor:
         try:
             yield await self._own_name()
             if not self._endpoint.hosts:
-                yield Finding(OK, "endpoint", f"{self._endpoint} names no host: nothing lies between")
+                yield Finding(OK, "endpoint", f"{self._endpoint} names no host, so there is no network to check")
             elif self._endpoint.is_loopback:
-                text = f"{self._endpoint} means this machine only"
+                text = f"{self._endpoint} is reachable on this machine only"
                 yield Finding(WARNING, "endpoint", text, "if nodes are on several machines, name the host that serves")
             for host, port in self._endpoint.hosts:
                 async for finding in self._host(host, port):
@@ -112,33 +112,33 @@ class Doctor:
         try:
             addresses = await self._resolver.resolve(name, 0, self._timeout_s)
         except DialFailed:
-            text = f"this machine is {name!r}, which it cannot resolve itself"
+            text = f"this machine is {name!r}, which it cannot resolve"
             remedy = "rdzv does not need it; other programs may: add it to the hosts file"
             return Finding(WARNING, "own name", text, remedy)
         found = [plain(str(where[0])) for _, where in addresses]
         if all(map(is_loopback, found)):
-            text = f"this machine is {name!r}, which means {', '.join(found)} to itself: others cannot use that"
+            text = f"this machine is {name!r}, which resolves to {', '.join(found)} here: others cannot use that"
             remedy = (
                 "rdzv tells others the address of its connection instead; for other programs let the hosts file name a real "
                 "address, or give local_addr"
             )
             return Finding(WARNING, "own name", text, remedy)
-        return Finding(OK, "own name", f"this machine is {name!r}, which means {', '.join(found)}")
+        return Finding(OK, "own name", f"this machine is {name!r}, which resolves to {', '.join(found)}")
 
     async def _host(self, host: str, port: int) -> AsyncIterator[Finding]:
         try:
             addresses = await self._resolver.resolve(host, port, self._timeout_s)
         except DialFailed as failed:
-            remedy = "check the spelling; mend DNS or the hosts file, or give an address; a name that comes later is waited for"
+            remedy = "check the spelling; fix DNS or the hosts file, or give an address; members wait for the name"
             yield problem("RDZV-P01", "name", failed.problem, remedy)
             return
         found = [plain(str(where[0])) for _, where in addresses]
         families = " and ".join(sorted({f"IPv{ipaddress.ip_address(one).version}" for one in found}))
-        yield Finding(OK, "name", f"{host} means {', '.join(dict.fromkeys(found))} ({families})")
+        yield Finding(OK, "name", f"{host} resolves to {', '.join(dict.fromkeys(found))} ({families})")
         if not self._endpoint.is_loopback and any(map(is_loopback, found)):
             yield Finding(
-                WARNING, "name", f"{host} means this machine itself here; other machines may see another address under it",
-                "see that it means the same host everywhere, or give an address",
+                WARNING, "name", f"{host} resolves to this machine here; on other machines it may resolve to another address",
+                "make it resolve to the same host everywhere, or give an address",
             )  # fmt: skip
         tried = await asyncio.gather(*(self._address(address, port) for address in addresses))
         works = any(finding.level == OK for findings in tried for finding in findings if finding.topic in ("port", "serving"))
@@ -152,8 +152,8 @@ class Doctor:
         shown = f"[{where[0]}]:{port}" if ":" in str(where[0]) else f"{where[0]}:{port}"
         source = _source(address)
         if not source:
-            remedy = "this machine has no route or no address of that family: use the other family, or mend the routes"
-            return [problem("RDZV-P02", "route", f"there is no way from here to {where[0]}", remedy)]
+            remedy = "this machine has no route or no address of that family: use the other family, or fix the routes"
+            return [problem("RDZV-P02", "route", f"there is no route from here to {where[0]}", remedy)]
         here = is_here(family, str(where[0]))
         names = dict(interfaces())
         through = f"through {names[source]} ({source})" if source in names else f"from {source}"
@@ -164,7 +164,7 @@ class Doctor:
             return [*findings, self._not_connected(failed, shown, port, here=here)]
         sock.close()
         self._reached = True
-        return [*findings, Finding(OK, "port", f"somebody accepts connections at {shown}")]
+        return [*findings, Finding(OK, "port", f"a program accepts connections at {shown}")]
 
     def _not_connected(self, failed: DialFailed, shown: str, port: int, *, here: bool) -> Finding:
         if here and self._endpoint.scheme == "rdzv":
@@ -173,9 +173,9 @@ class Doctor:
             remedy = "a firewall drops the packets, or the host is off: open the port between the nodes, or choose another one"
             return problem("RDZV-P04", "port", failed.problem, remedy)
         if "refused" in failed.problem:
-            remedy = "start the node or service that serves there, or correct the port: the host is up, and nobody listens"
+            remedy = "start the node or service that serves there, or correct the port: the host is up, and nothing listens"
             return problem("RDZV-P03", "port", failed.problem, remedy)
-        remedy = "the network says that there is no such way: check the address and this machine's routes"
+        remedy = "the network has no route to it: check the address and this machine's routes"
         return problem("RDZV-P02", "route", failed.problem, remedy)
 
     def _could_serve(self, port: int, shown: str) -> Finding:
@@ -183,11 +183,11 @@ class Doctor:
             for listener in listen("" if not self._endpoint.is_loopback else self._endpoint.hosts[0][0], port):
                 listener.close()
         except OSError as error:
-            text = f"nobody answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
+            text = f"nothing answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
             remedy = "end the program that has the port (ss -ltnp shows it), or choose another port for all nodes"
             return problem("RDZV-P05", "serving", text, remedy)
         self._would_serve = True
-        return Finding(OK, "serving", f"nobody serves at {shown} yet; this machine can bind it, so a member here would serve")
+        return Finding(OK, "serving", f"nothing serves at {shown} yet; this machine can bind it, so a member here would serve")
 
     async def _engine(self, driver: Driver) -> AsyncIterator[Finding]:
         yield self._trust()
@@ -201,7 +201,7 @@ class Doctor:
                 remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
             elif self._is_etcd:
-                remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
+                remedy = "make sure that a majority of the cluster's members is up (etcdctl endpoint status)"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
             else:
                 remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
@@ -242,12 +242,12 @@ class Doctor:
         tls = "with TLS" if trust.certificates is not None or self._endpoint.scheme == "etcds" else "without TLS"
         if self._is_etcd:
             user = self._endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, "")
-            return Finding(OK, "trust", f"this node comes {tls} and {f'as {user!r}' if user else 'without a name'}")
+            return Finding(OK, "trust", f"this node connects {tls} and {f'as {user!r}' if user else 'without a name'}")
         if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
-            text = f"this node comes {tls} and without a secret: whoever reaches the port can take part"
+            text = f"this node connects {tls} and without a secret: any program that reaches the port can join"
             return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")
         secret = "with" if trust.secret is not None else "without"
-        return Finding(OK, "trust", f"this node comes {tls} and {secret} a secret")
+        return Finding(OK, "trust", f"this node connects {tls} and {secret} a secret")
 
     async def _use(self, session: Session) -> AsyncIterator[Finding]:
         """Check that the engine may be read and written, by a write whose condition never holds."""
@@ -277,7 +277,7 @@ class Doctor:
         if told and can_be_told(told):
             yield Finding(OK, "address", f"others would be told to reach this node at {told}")
         elif not self._endpoint.is_loopback and self._endpoint.hosts:
-            text = f"others would be told to reach this node at {told or 'its name'}, which means something only here"
+            text = f"others would be told to reach this node at {told or 'its name'}, which works only here"
             yield Finding(WARNING, "address", text, "give local_addr, an address of this node that others can reach")
 
 
@@ -311,12 +311,12 @@ def clock_finding(where: str, remote: str, local: str) -> Finding:
     try:
         ahead_s = (parsedate_to_datetime(remote) - parsedate_to_datetime(local)).total_seconds()
     except (TypeError, ValueError):
-        return Finding(OK, "clock", f"{where} tells no time that can be read")
+        return Finding(OK, "clock", f"{where} sends no readable time")
     if abs(ahead_s) <= CLOCK_S:
         return Finding(OK, "clock", f"the clock of {where} and this machine's agree to about {CLOCK_S:g} s")
     way = "ahead of" if ahead_s > 0 else "behind"
     text = f"the clock of {where} is {abs(ahead_s):.0f} s {way} this machine's"
-    return Finding(OK, "clock", f"{text}; rdzv depends on neither, but logs and certificates do")
+    return Finding(OK, "clock", f"{text}; rdzv depends on neither clock, but logs and certificates do")
 
 
 def torch_findings() -> Iterable[Finding]:

@@ -148,9 +148,9 @@ class Handler(RendezvousHandler):
             # If this process serves the run, the call returns only when the other members have left.
             self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
         except (SignalException, KeyboardInterrupt) as error:
-            logger.warning("told to go while leaving (%s), and goes", error)
+            logger.warning("interrupted while leaving (%s): ends at once", error)
         except Exception:  # noqa: BLE001
-            logger.exception("could not leave run %r as it should", self._conf.run_id)
+            logger.exception("could not leave run %r properly", self._conf.run_id)
             return False
         return True
 
