@@ -104,17 +104,17 @@ def test_watch_without_a_terminal_prints_plain_lines_and_ends_when_told():
 def test_watch_on_a_terminal_draws_a_table():
     with served() as place, member(place, "a", "1:2") as a:
         worlds(a, lambda said: said["size"] == 1)
-        ours, theirs = pty.openpty()
+        terminal, child_side = pty.openpty()
         command = [sys.executable, "-m", "rdzv", "watch", place, *RUN]
         environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environ) as watch:
-            os.close(theirs)
+        with subprocess.Popen(command, stdin=child_side, stdout=child_side, stderr=subprocess.PIPE, env=environ) as watch:
+            os.close(child_side)
             drawn = ""
             while not ("round 1 sealed for >" in drawn and f"{HOST}/a" in drawn and "1 in, 1 needed, 2 at most" in drawn):
-                drawn += os.read(ours, 4096).decode(errors="replace")
+                drawn += os.read(terminal, 4096).decode(errors="replace")
             watch.send_signal(signal.SIGINT)
             assert watch.wait(LIMIT_S) == 0
-        os.close(ours)
+        os.close(terminal)
 
 
 COMMANDS = [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"]]

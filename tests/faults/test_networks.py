@@ -122,7 +122,7 @@ def test_a_second_server_under_the_same_name_is_refused_and_never_makes_a_second
     stranger.until(is_notice("present"), "it found the second server")
     led_astray = members[:1] if first_is == "alive" else members
     if first_is == "alive":
-        hosts[0].cut()  # For so long that it connects anew.
+        hosts[0].cut()  # Until it has to reconnect.
         led_astray[0].until(is_notice("engine away"), "the engine is away")
         hosts[0].heal()
     elif first_is == "paused":

@@ -139,7 +139,7 @@ def test_a_member_lost_while_the_server_was_away_is_noticed(processes, turn):
 
 @turns
 def test_a_server_that_does_not_answer_for_long_disturbs_nobody(processes, turn):
-    """Longer than the lease and the read timeout: every connection is given up, and none can be made anew."""
+    """Longer than the lease and the read timeout: every connection times out, and no new one succeeds."""
     server, place = processes.serve()
     members, round = formed(processes, place, 3, "2:4", "read_timeout=3", "last_call=1")
     server.pause()

@@ -65,7 +65,7 @@ def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("remote", "said"),
     [
         ("Wed, 01 Jul 2026 12:00:02 GMT", "the clock of s and this machine's agree to about 2 s"),
         ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither clock, but logs"),
@@ -73,8 +73,8 @@ def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no
         ("soon", "s sends no readable time"),
     ],
 )
-def test_a_clock_that_differs_is_information_and_nothing_else(theirs, said):
-    finding = clock_finding("s", theirs, "Wed, 01 Jul 2026 12:00:00 GMT")
+def test_a_clock_that_differs_is_information_and_nothing_else(remote, said):
+    finding = clock_finding("s", remote, "Wed, 01 Jul 2026 12:00:00 GMT")
     assert (finding.level, said in finding.text) == ("ok", True)
 
 

@@ -1,4 +1,4 @@
-"""Notices signals at once, whoever installed the handlers and whatever the main thread does.
+"""Notices signals at once, although torch owns the handlers and the main thread may be busy.
 
 torch's agent does not tell the rendezvous about a signal until its workers are gone. That takes 30 s if they do not stop by
 themselves. A handler of ours would not help, because torch installs its own later. But the interpreter can write the number of

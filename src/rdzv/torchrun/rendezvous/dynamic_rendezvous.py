@@ -130,7 +130,7 @@ class DynamicRendezvousHandler(Handler):
         async def close() -> None:
             session = await self._driver.connect()
             try:
-                await commands.close(session, self.get_run_id(), "closed by a program", "somebody outside")
+                await commands.close(session, self.get_run_id(), "closed by a program", "a non-member")
             finally:
                 await session.close()
 
