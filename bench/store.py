@@ -184,7 +184,7 @@ class Agents:
             self._spec["address"], run_id="bench", min_nodes=size, max_nodes=size, slot=str(index), is_host=False
         )
         world = member.join(120.0)
-        return world.rank, AgentStore(world, SimpleNamespace(give_up=print)), member
+        return world.rank, AgentStore(world, SimpleNamespace(restart=print)), member
 
     def _torchs(self, index: int) -> tuple:
         from torch.distributed import TCPStore  # noqa: PLC0415
