@@ -9,7 +9,7 @@ import pytest
 
 from rdzv import aio, drivers, errors
 from rdzv.aio import departure_of
-from rdzv.core.member import ChangeKind
+from rdzv.core.member_rules import ChangeKind
 from rdzv.engines.memory import MemoryDriver, MemorySession
 from support.memory_members import LONG_S, QUICK, memory, run
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 from . import aio
 from .aio import departure_of
 from .config.endpoint import Endpoint
-from .core.member import Change, ChangeKind
+from .core.member_rules import Change, ChangeKind
 from .core.status import Status
 from .engines.port import Driver
 from .errors import ForkedChild, LeftAlready

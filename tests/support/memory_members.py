@@ -84,7 +84,7 @@ async def join(*members: Member) -> list[AsyncWorld]:
 
 async def kill(member: Member) -> None:
     """Stop it as a power cut would: nothing is said, and its lease runs out."""
-    task = member._attendance._task
+    task = member.task
     assert task is not None
     task.cancel()
     await asyncio.wait([task])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +22,6 @@ from ..engines.port import (
     AllCreated,
     Batch,
     Compare,
-    Created,
     Delete,
     DeletePrefix,
     Empty,
@@ -53,6 +53,10 @@ JUDGING_S = 5e-6
 """Pause per member after each look, so that a storm of joins costs a few looks and not one each."""
 
 
+class _Over(Exception):
+    """The presence has ended."""
+
+
 class _Stale(Exception):
     """What we know may be out of date: list again."""
 
@@ -60,8 +64,9 @@ class _Stale(Exception):
 class Leader:
     """Leads while it runs. `idle` and `progress` tell the heartbeat that it is not stuck."""
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, founds: bool) -> None:
         self._presence = presence
+        self._founds = founds
         self._session = presence.session
         self._node = presence.node
         self._keys = presence.keys
@@ -84,6 +89,8 @@ class Leader:
                 await self._reign()
             except (Gap, _Stale):
                 pass
+            except _Over:
+                return
             except Unreachable:
                 self._was_cut_off = True
                 self.idle = True
@@ -97,8 +104,7 @@ class Leader:
         self.progress += 1
         self._listed_at = self._node.now()
         if self._was_cut_off or self._listed_at - asked_at > OUT_OF_TOUCH_S:
-            # Perhaps everybody was: all are given their time to come back anew.
-            self._presence.known_at = self._listed_at
+            self._presence.give_time_to_return()
             self._was_cut_off = False
         mirror = self.mirror = RunMirror(self._keys, listed.reads[-1], listed.revision)
         self._pending.clear()
@@ -115,7 +121,7 @@ class Leader:
     async def _list(self) -> Outcome:
         """All of the run at one revision. Settings that we have just made are put under the run's lease on the way."""
         presence, everything = self._presence, List(self._keys.group)
-        founds, presence.founds = presence.founds, False
+        founds, self._founds = self._founds, False
         if not founds:
             return await self._session.txn(then=[everything])
         settings = Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())
@@ -170,14 +176,14 @@ class Leader:
             self._show(mirror, batch.revision)
         if self._failed is not None:
             raise self._failed
-        if self._presence.over is not None:
-            raise self._presence.over
+        if self._presence.is_over:
+            raise _Over
 
     def _show(self, mirror: RunMirror, revision: int) -> None:
         """Our presence sees the head, unless our key is gone: that we must hear before what the others did since (T10)."""
         own = mirror.members.get(self._presence.id)
         if own is not None and own.created == self._presence.created:
-            self._presence.sight.show(mirror.head_item, revision)
+            self._presence.show_head(mirror.head_item, revision)
 
     async def _await_revision(self, mirror: RunMirror, revision: int) -> None:
         """Do not judge before our own write is in what we judge."""
@@ -195,7 +201,7 @@ class Leader:
             me=presence.id,
             durable=self._session.durable,
             known_s=self._node.now() - presence.known_at,
-            ages=presence.sight.ages(),
+            ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation,
             fresh=self._node.token(),
         )
@@ -210,23 +216,24 @@ class Leader:
 
     async def _carry_out(self, act: Act, reason: str, view: View) -> Outcome:
         if isinstance(act, WriteHead):
-            return await self._write_head(act.head, reason, view)
+            return await self.write_head(act.head, reason, view)
         if isinstance(act, Seal):
             return await self._seal(act, reason, view)
         if isinstance(act, Evict):
             return await self._evict(act, view)
         return await self._sweep(act, view)
 
-    def _guard(self, view: View) -> list[Compare]:
-        presence = self._presence
-        return [
-            Created(self._keys.member(presence.id), presence.created),
-            Modified(self._keys.head, view.head_modified),
-        ]
+    def guard(self, view: View) -> list[Compare]:
+        """Compare the leader's own key and the head it judged: a leader that was paused or cut off is refused."""
+        return [self._presence.own_guard, Modified(self._keys.head, view.head_modified)]
 
     async def _txn(self, compares: list[Compare], writes: list[Operation]) -> Outcome:
+        return await self._sure(self._session.txn(compares, writes))
+
+    async def _sure(self, request: Awaitable[Outcome]) -> Outcome:
+        """The outcome of a guarded write that took effect."""
         try:
-            outcome = await self._session.txn(compares, writes)
+            outcome = await request
         except LeaseGone:
             raise _Stale from None
         self.progress += 1
@@ -234,46 +241,45 @@ class Leader:
             raise _Stale
         return outcome
 
-    async def _write_head(self, head: Head, reason: str, view: View) -> Outcome:
-        lease = self._presence.run_lease
-        guard = self._guard(view)
+    async def write_head(self, head: Head, reason: str, view: View) -> Outcome:
+        """Write the head that the rules want."""
+        guard = self.guard(view)
         if head.phase is Phase.CLOSED:
-            lease = await self._session.grant(self._presence.agreed.closed_for)
-            # A close is final, so it must not overlook somebody who came meanwhile and could have gone on.
+            # A close is final, so it must not overlook a member that came meanwhile and could have made up the quorum
+            # (T11.9, seed 1216).
             guard.append(Empty(self._keys.members, view.revision))
-        writes: list[Operation] = [
-            Put(self._keys.head, wire.encode(head), lease),
-            self._presence.journal(head, reason),
-        ]
-        return await self._txn(guard, writes)
+        return await self._sure(self._presence.write_head(head, reason, guard))
 
     async def _seal(self, act: Seal, reason: str, view: View) -> Outcome:
-        """T6. The lines go ahead in batches; only the last transaction, which checks all members, makes them count."""
-        keys, session = self._keys, self._session
+        """T6. The entries go ahead in batches; only the last transaction, which checks all members, makes them count."""
+        keys, presence = self._keys, self._presence
         began_at = self._node.now()
-        lines: list[Operation] = [
-            Put(keys.entry(act.head.table, id), wire.encode(line), self._presence.run_lease)
-            for id, line in act.lines.items()
+        entries: list[Operation] = [
+            Put(keys.entry(act.head.table, id), wire.encode(entry), presence.run_lease) for id, entry in act.lines.items()
         ]
-        came = [line.name for line in act.lines.values() if line.since == act.head.number]
-        gone = [line.name for id, line in view.entries.items() if id not in act.lines]
-        writes: list[Operation] = [
-            Put(keys.head, wire.encode(act.head), self._presence.run_lease),
-            self._presence.journal(act.head, reason, came, gone),
-        ]
+        came = [entry.name for entry in act.lines.values() if entry.since == act.head.number]
+        gone = [entry.name for id, entry in view.entries.items() if id not in act.lines]
+        swept: list[Operation] = []
         if act.former_table:
-            writes += [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
-        room = min(session.writes_max, BATCH_MAX)
-        while len(lines) + len(writes) > room:
-            await self._txn(self._guard(view), lines[:room])
-            del lines[:room]
-        if self._node.now() - began_at > self._presence.settings.lease / 3:
+            swept = [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
+        room = min(self._session.writes_max, BATCH_MAX)
+        # Two more: the head and its journal entry.
+        while len(entries) + len(swept) + 2 > room:
+            await self._txn(self.guard(view), entries[:room])
+            del entries[:room]
+        if self._node.now() - began_at > presence.settings.lease / 3:
             raise _Stale
-        return await self._txn([*self._guard(view), *self._members_unchanged(act, view)], [*lines, *writes])
+        guard = [*self.guard(view), *self.members_unchanged(act, view)]
+        sealing = presence.write_head(act.head, reason, guard, ahead=entries, behind=swept, came=came, gone=gone)
+        return await self._sure(sealing)
 
-    def _members_unchanged(self, act: Seal, view: View) -> list[Compare]:
-        """G4: every member sealed in lives. Where an engine cannot compare so many, rank 0 stands for all and `seen` tells."""
-        chosen = {self._keys.member(id): line.created for id, line in act.lines.items()}
+    def members_unchanged(self, act: Seal, view: View) -> list[Compare]:
+        """Compare that every member sealed in lives (G4).
+
+        Where an engine cannot compare so many keys, rank 0 stands for all. A member that died unseen then breaks the
+        round at once, because `seen` shows it.
+        """
+        chosen = {self._keys.member(id): entry.created for id, entry in act.lines.items()}
         first = self._keys.member(act.first)
         if len(chosen) + 3 > self._session.compares_max:
             chosen = {first: chosen[first]}
@@ -283,14 +289,14 @@ class Leader:
         for id in act.ids:
             key = self._keys.member(id)
             unchanged = Modified(key, view.members[id].modified)
-            outcome = await self._txn([*self._guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
+            outcome = await self._txn([*self.guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
         return outcome
 
     async def _sweep(self, act: Sweep, view: View) -> Outcome:
         writes: list[Operation] = []
         for table in act.tables:
             writes += [DeletePrefix(self._keys.table(table)), DeletePrefix(self._keys.kv(table))]
-        return await self._txn(self._guard(view), writes[: self._session.writes_max])
+        return await self._txn(self.guard(view), writes[: self._session.writes_max])
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
         """T12: all that outlives its writer hangs on one lease, so that a run whose members all die does not stay for ever."""
@@ -301,15 +307,13 @@ class Leader:
             writes: list[Operation] = [Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())]
             modified = 0
         elif settings.lease:
-            presence.run_lease = settings.lease
+            presence.use_run_lease(settings.lease)
             return
         else:
             writes = [Put(self._keys.settings, settings.value, await self._new_run_lease())]
             modified = settings.modified
-        own = Created(self._keys.member(presence.id), presence.created)
-        outcome = await self._txn([own, Modified(self._keys.settings, modified)], writes)
+        outcome = await self._txn([presence.own_guard, Modified(self._keys.settings, modified)], writes)
         await self._await_revision(mirror, outcome.revision)
 
     async def _new_run_lease(self) -> int:
-        self._presence.run_lease = await self._session.grant(RUN_LEASE_S)
-        return self._presence.run_lease
+        return self._presence.use_run_lease(await self._session.grant(RUN_LEASE_S))

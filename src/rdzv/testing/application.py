@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..core.member import Change, ChangeKind
+from ..core.member_rules import Change, ChangeKind
 from ..core.model import NO_ROUND, RoundId
 from ..engines.port import EngineReset
 from ..errors import (

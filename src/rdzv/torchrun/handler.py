@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from ..blocking import Rendezvous, World
 from ..config.settings import DEFAULTS, TABLE
-from ..core.member import ChangeKind
+from ..core.member_rules import ChangeKind
 from ..engines.port import Driver
 from ..errors import (
     Banned,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.member import (
+from rdzv.core.member_rules import (
     Change,
     ChangeKind,
     TakeResult,
