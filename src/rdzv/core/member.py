@@ -1,4 +1,4 @@
-r"""A member's state, and what it does about what happens to it: a pure machine, as `rules` is for the leader.
+"""A member's state, and what it does about what happens to it: a pure machine, as `rules` is for the leader.
 
 Theory of operation
 -------------------

@@ -30,7 +30,7 @@ class EndPresence(MemberAction, frozen=True):
 
 
 class GiveRound(MemberAction, frozen=True):
-    """Make a world of this round, for whoever joins."""
+    """Make a world of this round for the callers of `join`."""
 
     head: Head
     entry: RankEntry

@@ -69,7 +69,7 @@ class RenewalFailed(MemberEvent, frozen=True):
     sent_at: float
     trouble: str
     paused: bool = False
-    """It took longer than a request can take, so this process stood still, which says nothing about the engine."""
+    """The answer took longer than a request can take, so this process stood still, which says nothing about the engine."""
 
 
 class DrainAsked(MemberEvent, frozen=True):

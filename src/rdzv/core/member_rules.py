@@ -34,25 +34,25 @@ class ChangeKind(str, Enum):
 
 
 class WaitingStep(Enum):
-    """What a waiting member does about a head."""
+    """The next step of a waiting member, for one head."""
 
     WAIT = "wait"
     EXAMINE = "examine"
-    """Ask, in one transaction, whether its rank table has us in it."""
+    """Read, in one transaction, whether its rank table has an entry of this member."""
 
 
 class TakeResult(Enum):
-    """What that transaction showed."""
+    """The result of that transaction."""
 
     GIVEN = "given"
     GIVE_UP = "give up"
-    """Broken before we took it: say that we run nothing of it, so that the others need not wait for us."""
+    """Broken before the member took it: it runs nothing of it, and says so, so that the others need not wait for it."""
     NOT_OURS = "not ours"
     LOOK_AGAIN = "look again"
 
 
 def waiting_step(head: Head | None, left: RoundId, examined: str) -> WaitingStep:
-    """T3: a head is worth a question once per table, and only if its round is above all we gave up."""
+    """T3.1: examine a table once, and only if its round is above all that the member gave up."""
     if head is None or head.adopted or head.phase not in (Phase.SEALED, Phase.BROKEN):
         return WaitingStep.WAIT
     if head.table == examined or head.round <= left:
@@ -60,11 +60,11 @@ def waiting_step(head: Head | None, left: RoundId, examined: str) -> WaitingStep
     return WaitingStep.EXAMINE
 
 
-def take_result(head: Head | None, table: str, line: RankEntry | None, created: int) -> TakeResult:
-    """T3 and T4: judge the head and our own line as one transaction read them. `table` is what the line was asked of."""
+def take_result(head: Head | None, table: str, entry: RankEntry | None, created: int) -> TakeResult:
+    """T3 and T4: judge the head and the member's own entry in `table`, as one transaction read them."""
     if head is None or head.table != table:
         return TakeResult.LOOK_AGAIN
-    if line is None or line.created != created or head.adopted:
+    if entry is None or entry.created != created or head.adopted:
         return TakeResult.NOT_OURS
     if head.phase is Phase.SEALED:
         return TakeResult.GIVEN
@@ -72,11 +72,11 @@ def take_result(head: Head | None, table: str, line: RankEntry | None, created: 
 
 
 def change_for(holds: RoundReport, head: Head | None) -> Change | None:
-    """T10: what the holder of a round is told when this is the head. None: its world stands."""
+    """T10: the change that a head is for the holder of a round. None: its world stands."""
     if head is None:
         return None
     if head.phase is Phase.CLOSED:
-        # Success is nothing to be told of, unless it is that of others, who went on without us.
+        # Success is no news, unless it is that of others, which went on without this member (seed 225123).
         if head.cause is not None and head.cause.kind is CauseKind.SUCCESS and head.table == holds.table:
             return None
         return Change(ChangeKind.CLOSED, f"the run was closed: {head.cause.text if head.cause else 'no reason was given'}")
@@ -90,12 +90,12 @@ def change_for(holds: RoundReport, head: Head | None) -> Change | None:
 
 
 def still_ours(holds: RoundReport, head: Head | None) -> bool:
-    """T15: whether a holder that came back to an emptied engine may go on; otherwise it is evicted and joins as new."""
+    """T15.6: whether a holder that came back to an emptied engine may go on. Otherwise it is evicted and joins as new."""
     return head is None or head.phase is Phase.CLOSED or (head.run == holds.run and head.table == holds.table)
 
 
 def report(head: Head, rank: int, left: RoundId = NO_ROUND) -> RoundReport:
-    """What to tell an emptied engine of this head."""
+    """Make the report of this head for an emptied engine (T13)."""
     return RoundReport(
         run=head.run,
         era=head.era,

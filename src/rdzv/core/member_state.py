@@ -36,27 +36,27 @@ class Standing(Enum):
     """Where a member stands with the engine."""
 
     IDLE = "idle"
-    """It has not joined yet."""
+    """The member has not joined yet."""
     AWAY = "away"
-    """It looks for an engine, or registers with one."""
+    """The member looks for an engine, or registers with one."""
     PRESENT = "present"
-    """Its key is on the engine."""
+    """The member's key is on the engine."""
     EVICTED = "evicted"
-    """The others, or the end of its lease, removed its key. The next join is that of a new member."""
+    """The others, or the end of the lease, removed the key. The next join is that of a new member."""
     ENDED = "ended"
     """Something final: the run is closed, or the member may not or cannot take part."""
     LEAVING = "leaving"
-    """It is saying goodbye."""
+    """The member is saying goodbye."""
     LEFT = "left"
 
 
 class Holding(Enum):
-    """What a member has of rounds."""
+    """The share that a member has in rounds."""
 
     NOTHING = "nothing"
     HOLDING = "holding"
     OWING = "owing"
-    """It gave up a round of which its presence has an entry, and has not said so to the others yet (T4)."""
+    """The member gave up a round of which its presence has an entry, and has not told the others yet (T4)."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class MemberState(msgspec.Struct):
     told_of: Exception | None = None
     """The eviction that the holder knows of. An eviction is told once, by `changed` or by the next call."""
     change: Change | None = None
-    """What is wrong with the world that is held (T10)."""
+    """The change that the holder must be told of (T10)."""
 
     # Rounds, over all presences.
     holding: Holding = Holding.NOTHING
@@ -102,7 +102,7 @@ class MemberState(msgspec.Struct):
     # The present instance.
     head: Head | None = None
     examined: str = ""
-    """The table that was found not to be ours."""
+    """The table that was found to have no entry of this member, or was given up."""
     spare: bool = False
     """The round examined last was full without this member."""
     asked: str = ""
@@ -119,7 +119,7 @@ class MemberState(msgspec.Struct):
     """Where the engine runs on which this member was present last."""
     away_at: float | None = None
     trouble: str = ""
-    """What came of the last request that was not answered."""
+    """The error of the last request that was not answered."""
     complained: bool = False
     """The observer has been told that the engine is away."""
     refused: str = ""
@@ -163,7 +163,7 @@ TRANSITIONS: Mapping[Standing, Mapping[type[MemberEvent], tuple[Standing, ...]]]
     _LEAVING: {HeadSeen: (_LEAVING,), Left: (_LEFT,)},
     _LEFT: {},
 }
-"""Which events count in which standing, and which standings each may lead to."""
+"""The events that count in each standing, and the standings that each may lead to."""
 
 
 HOLDINGS: Mapping[Holding, Mapping[type[MemberEvent], tuple[Holding, ...]]] = {
@@ -176,7 +176,7 @@ HOLDINGS: Mapping[Holding, Mapping[type[MemberEvent], tuple[Holding, ...]]] = {
         Examined: (Holding.HOLDING,),
     },
 }
-"""Which events change what the member has of rounds. All others leave it as it is."""
+"""The events that change the holding. All others leave it as it is."""
 
 
 def diagram() -> str:

@@ -1,7 +1,10 @@
-"""The leader's duty: keep a mirror of the run, ask the rules, carry out one guarded act, look again.
+"""The leader: it keeps a mirror of the run, asks the rules, carries out one guarded act, and looks again.
 
-It has no opinions. Every write carries GUARD (our own key's create revision and the head's mod revision), so a leader that was
-paused or cut off cannot do harm: its write is refused and it lists again. An unknown outcome is treated like a refusal.
+The rules decide; the leader only acts. Everything that it must see lies under one prefix (`group/`), so that one watch shows
+the run in the order of revisions, and each view is the run at one revision, on every engine.
+
+Every write carries GUARD (create revision of the leader's own key, modify revision of the head), so a leader that was paused or
+cut off can do no harm: its write is refused, and it lists again. An unknown outcome is treated like a refusal.
 """
 
 from __future__ import annotations
@@ -41,14 +44,15 @@ if TYPE_CHECKING:
     from .presence import Presence
 
 BATCH_MAX = 10_000
-"""Lines of a rank table per transaction, where the engine would allow more: so that none takes it long.
+"""Entries of a rank table per transaction where the engine would allow more, so that no transaction takes it long.
 
-Lines that go ahead are told apart from the head that makes them count, which is one notice more for each member.
-"""
+More transactions cost each member one more watch event: the entries that go ahead are shown before the head that names them."""
 RUN_LEASE_S = 24 * 3600.0
 """How long the records of a run outlive its last member."""
 OUT_OF_TOUCH_S = 1.0
-"""An answer that took longer, or is older, does not show who is there now. A third of the time members have to come back."""
+"""An answer that took longer, or is older, does not show who is there now.
+
+A third of the time that members have to come back to an emptied engine (BACK_S)."""
 JUDGING_S = 5e-6
 """Pause per member after each look, so that a storm of joins costs a few looks and not one each."""
 
@@ -58,7 +62,7 @@ class _Over(Exception):
 
 
 class _Stale(Exception):
-    """What we know may be out of date: list again."""
+    """The mirror may be out of date: list again."""
 
 
 class Leader:
@@ -76,14 +80,14 @@ class Leader:
         self._drains_at: float | None = None
         self._listed_at = 0.0
         self._was_cut_off = False
-        """The engine has not answered us since we last listed."""
+        """The engine has not answered since the last listing."""
         self.mirror: RunMirror | None = None
         self.reason = ""
         self.idle = False
         self.progress = 0
 
     async def run(self) -> None:
-        """Until cancelled; raises EngineReset."""
+        """Lead until cancelled, or until the presence ends. Raises EngineReset."""
         while True:
             try:
                 await self._reign()
@@ -119,7 +123,7 @@ class Leader:
             await asyncio.gather(pump, return_exceptions=True)
 
     async def _list(self) -> Outcome:
-        """All of the run at one revision. Settings that we have just made are put under the run's lease on the way."""
+        """List the run at one revision. Settings that this member has just made are put under the run's lease on the way."""
         presence, everything = self._presence, List(self._keys.group)
         founds, self._founds = self._founds, False
         if not founds:
@@ -137,7 +141,7 @@ class Leader:
             async for batch in watch:
                 self._pending.append(batch)
                 self._bell.ring()
-        except Exception as error:  # noqa: BLE001  Raised again by the duty, which waits for this bell.
+        except Exception as error:  # noqa: BLE001  Raised again by `_catch_up`.
             self._failed = error
             self._bell.ring()
         finally:
@@ -152,7 +156,7 @@ class Leader:
         self.reason = verdict.reason
         if verdict.act is not None:
             if view.head is None and view.told and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
-                # Whether somebody has not come back is for an engine to say that answers now (T15).
+                # Only an engine that answers now can tell that a member has not come back (T15, seed 161314).
                 raise _Stale
             if not self._presence.is_fresh:
                 await self._rest(self._presence.settings.lease / 10)
@@ -164,7 +168,7 @@ class Leader:
         await sleep(self._node, len(mirror.members) * JUDGING_S)
 
     async def _rest(self, timeout_s: float | None) -> None:
-        """Idle until something happens. A little longer than asked, since clocks round down."""
+        """Wait until something happens. A little longer than asked, since clocks round down."""
         self.idle = True
         await self._bell.wait(None if timeout_s is None else max(timeout_s, 0.0) + 0.001)
         self.idle = False
@@ -180,13 +184,16 @@ class Leader:
             raise _Over
 
     def _show(self, mirror: RunMirror, revision: int) -> None:
-        """Our presence sees the head, unless our key is gone: that we must hear before what the others did since (T10)."""
+        """Show the head to the member, unless its key is gone.
+
+        The member must hear of its eviction before it hears what the others did since (T10.8, scenario H29).
+        """
         own = mirror.members.get(self._presence.id)
         if own is not None and own.created == self._presence.created:
             self._presence.show_head(mirror.head_item, revision)
 
     async def _await_revision(self, mirror: RunMirror, revision: int) -> None:
-        """Do not judge before our own write is in what we judge."""
+        """Wait until the mirror shows the leader's own write, so that it does not judge without it."""
         deadline = self._node.now() + self._presence.settings.lease / 3
         while mirror.revision < revision:
             await self._bell.wait(deadline - self._node.now())
@@ -299,11 +306,11 @@ class Leader:
         return await self._txn(self.guard(view), writes[: self._session.writes_max])
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
-        """T12: all that outlives its writer hangs on one lease, so that a run whose members all die does not stay for ever."""
+        """T12.2: keep everything that outlives its writer under one lease, so that a run whose members all die is removed."""
         presence = self._presence
         settings = mirror.settings
         if settings is None:
-            # Expired or removed under us: whoever comes next would agree on settings of its own.
+            # They have expired or were removed: the next member to come would make settings of its own.
             writes: list[Operation] = [Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())]
             modified = 0
         elif settings.lease:

@@ -217,7 +217,7 @@ class Presence:
 
     @property
     def is_fresh(self) -> bool:
-        """By the member's own clock its lease cannot have ended."""
+        """Whether, by the member's own clock, its lease cannot have ended."""
         return machine.is_fresh(self.state, self.node.now())
 
     async def heartbeat(self) -> None:

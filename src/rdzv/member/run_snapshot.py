@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def read_run(session: Session, settings: Settings, presence: Presence | None) -> View:
     """Read what a leader would judge. O(n). Raises Unreachable.
 
-    There is no key with a summary: whoever asks pays for it, and a summary would be one more write per change.
+    There is no key with a summary: the reader pays for it, and a summary would be one more write per change.
     """
     keys = Keys(settings.run_id)
     try:

@@ -1,4 +1,4 @@
-"""Deliberate defects, to see that the simulator finds them: a checker that cannot fail is worth nothing.
+"""Deliberate defects, to show that the simulator finds them: a checker that cannot fail is worth nothing.
 
 Each replaces one small function of the product by a wrong one, while it is planted. Nothing in the product knows of them.
 """
@@ -44,7 +44,7 @@ def _bug(name: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[P
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Have that defect for a while."""
+    """Plant that defect for the duration of the block."""
     if name not in BUGS:
         msg = f"no planted bug is called {name!r}; there are: {', '.join(sorted(BUGS))}"
         raise ValueError(msg)
@@ -203,7 +203,7 @@ def _settings_guessed() -> list[Patch]:
 
 @_bug("one who came later is watched")
 def _later_watched() -> list[Patch]:
-    """Two that watch each other wait for ever when all before them have gone."""
+    """Two members that watch each other wait for ever when all earlier ones have gone."""
 
     async def look(self: Presence) -> None:
         await right(self)
@@ -272,7 +272,7 @@ def _follow_any() -> list[Patch]:
 
 @_bug("evicted member acts")
 def _evicted_acts() -> list[Patch]:
-    """It takes a new lease and goes on under its old id, as if nothing had happened."""
+    """The member takes a new lease and goes on under its old id, as if nothing had happened."""
 
     async def heartbeat(self: Presence) -> None:
         while True:
