@@ -8,7 +8,7 @@ nothing. Everything that comes of it goes to the member's machine as an event (`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -44,6 +44,7 @@ from ..errors import Banned, Closed, Evicted, SettingsError, Unreachable
 from ..system.node import Node
 from ..system.timers import Wakeup, sleep
 from .head_tracker import HeadTracker
+from .head_write import write_head
 from .leader import RUN_LEASE_S, Leader
 from .registration import Registration
 
@@ -456,30 +457,22 @@ class Presence:
         self,
         head: Head,
         reason: str,
-        guard: Sequence[Compare],
+        guard: Iterable[Compare],
         *,
-        ahead: Iterable[Operation] = (),
-        behind: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
         came: Iterable[str] = (),
         gone: Iterable[str] = (),
+        **operations: Iterable[Operation],
     ) -> Outcome:
-        """Write a head and its journal entry, if the guard holds. Every head that a member writes is written here.
-
-        A closed head has a lease of its own: it expires `closed_for` after the close (T11.10).
-        """
-        lease = self.run_lease
-        if head.phase is Phase.CLOSED:
-            lease = await self.session.grant(self.agreed.closed_for)
-        entry = journal_line(
+        """Write a head, with this member's account of it in the journal. `operations`: as for the function of this name."""
+        lasted_s, stamp = self.tracker.lasted_s(), self.node.stamp()
+        entry = journal_line(head, self.record.name, reason, came=came, gone=gone, lasted_s=lasted_s, stamp=stamp)
+        return await write_head(
+            self.session,
+            self.settings.run_id,
             head,
-            self.record.name,
-            reason,
-            came=came,
-            gone=gone,
-            lasted_s=self.tracker.lasted_s(),
-            stamp=self.node.stamp(),
+            entry,
+            guard,
+            run_lease=self.run_lease,
+            closed_for=self.agreed.closed_for,
+            **operations,
         )
-        journal = Put(self.keys.journal_entry(head.seq), wire.encode(entry), self.run_lease)
-        writes = [*ahead, Put(self.keys.head, wire.encode(head), lease), journal, *behind]
-        return await self.session.txn(guard, writes, otherwise)
