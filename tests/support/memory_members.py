@@ -70,7 +70,7 @@ class Party:
         return members, await join(*members)
 
     async def write(self, *operations: Operation) -> None:
-        """As an operator would."""
+        """Write as an operator would."""
         await self.operator.txn(then=operations)
 
     async def head(self) -> Head | None:
@@ -92,7 +92,7 @@ async def kill(member: Member) -> None:
 
 
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
-    """Ask until it is so, where there is nothing to wait on; `run` bounds it."""
+    """Poll until the condition holds, where there is nothing to wait on. `run` bounds it."""
     while not await holds():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 

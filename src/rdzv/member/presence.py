@@ -119,6 +119,8 @@ class Presence:
             asked_at = self.node.now()
             try:
                 if not self.lease:
+                    # `presence` lets the engine end this lease soon after its connection is lost. Other leases must not:
+                    # the run's records would go with the first leader.
                     self.lease = await self.session.grant(self.settings.lease, presence=True)
                 found = await Registration(self, entry).come_in()
             except LeaseGone:
