@@ -14,7 +14,8 @@ machine ends that presence; then it comes again, or stops. What it does about tr
 - Another instance answers at the same place: it came back empty. Register anew, and report what is held (T13).
 - Another instance answers at another place: refuse it, if a round is known (T16).
 
-All state is touched by one event loop only; `blocking` is the API for threads.
+All state is touched by one event loop only; `blocking` is the API for threads. The calls of the holder are the API; the
+attributes are for the parts of the member and for tests, and may change.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Member:
         self._former: Presence | None = None
         """The last presence, if the end of its instance ended it."""
         self._early: asyncio.Task[Session] | None = None
-        self._look: Look | None = None
+        self._taking: tuple[Presence, Look] | None = None
         """The read that the machine is being told of."""
         self._boot: Bootstrap | None = None
         self._pauses = 0
@@ -248,9 +249,8 @@ class Member:
                 self.world = None
 
     def _give(self, given: actions.GiveRound) -> None:
-        presence, look = self.presence, self._look
-        assert presence is not None, "a round is given by the present presence"
-        assert look is not None, "a round is given by a read"
+        assert self._taking is not None, "a round is given by a read of the present presence"
+        presence, look = self._taking
         presence.take(look)
         address = bootstrap.parse(given.head.boot)
         if self._boot is not None and given.entry.rank == 0:
@@ -433,9 +433,9 @@ class Member:
         if presence is not self.presence or presence.is_over:
             self.bell.ring()
             return
-        self._look = look
+        self._taking = presence, look
         self._on(events.Examined(table, look.head, look.entry, presence.created))
-        self._look = None
+        self._taking = None
 
     async def _put_ready(self, presence: Presence) -> None:
         """T4: one put per member and round, with a fresh bootstrap socket."""
@@ -486,7 +486,7 @@ class Member:
         while True:
             self.check(call)
             presence = self.presence
-            if presence is None:
+            if presence is None or presence.is_over:
                 await self.bell.wait(1.0)
                 continue
             try:
