@@ -1,4 +1,4 @@
-"""What a member makes of one head: T3, T4, T10, and the return to an emptied engine (T13, T15).
+"""The judgements of a member about one head: T3, T4, T10, and the return to an emptied engine (T13, T15).
 
 These functions are level, not edge: each looks at the present head only. A member that missed some heads in between, or reads
 the same one twice, comes to the same result.

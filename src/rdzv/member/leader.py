@@ -155,7 +155,7 @@ class Leader:
         verdict = lead(view)
         self.reason = verdict.reason
         if verdict.act is not None:
-            if view.head is None and view.told and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
+            if view.head is None and view.reports and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
                 # Only an engine that answers now can tell that a member has not come back (T15, seed 161314).
                 raise _Stale
             if not self._presence.is_fresh:
@@ -266,10 +266,10 @@ class Leader:
         keys, presence = self._keys, self._presence
         began_at = self._node.now()
         entries: list[Operation] = [
-            Put(keys.entry(act.head.table, id), wire.encode(entry), presence.run_lease) for id, entry in act.lines.items()
+            Put(keys.entry(act.head.table, id), wire.encode(entry), presence.run_lease) for id, entry in act.entries.items()
         ]
-        came = [entry.name for entry in act.lines.values() if entry.since == act.head.number]
-        gone = [entry.name for id, entry in view.entries.items() if id not in act.lines]
+        came = [entry.name for entry in act.entries.values() if entry.since == act.head.number]
+        gone = [entry.name for id, entry in view.entries.items() if id not in act.entries]
         swept: list[Operation] = []
         if act.former_table:
             swept = [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
@@ -290,7 +290,7 @@ class Leader:
         Where an engine cannot compare so many keys, rank 0 stands for all. A member that died unseen then breaks the
         round at once, because `seen` shows it.
         """
-        chosen = {self._keys.member(id): entry.created for id, entry in act.lines.items()}
+        chosen = {self._keys.member(id): entry.created for id, entry in act.entries.items()}
         first = self._keys.member(act.first)
         if len(chosen) + 3 > self._session.compares_max:
             chosen = {first: chosen[first]}
