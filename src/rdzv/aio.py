@@ -3,8 +3,8 @@
     async with rdzv.aio.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=4) as r:
         world = await r.join()
 
-`rdzv.Rendezvous` is the same for code without one. The calls are those of `Member`. This module says how a member is made
-from an endpoint and settings, and what the end of an `async with` block means.
+`rdzv.Rendezvous` is the same for code without one. The calls are those of `Member`. This module says how a member is
+made from an endpoint and settings, and what the end of an `async with` block means.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class AsyncRendezvous(Member):
 def departure_of(error: BaseException | None) -> tuple[bool, str]:
     """Whether a member failed, and the reason, as the end of its `with` block tells the others.
 
-    A member that was told to go, or whose program was stopped by hand, has not failed. Neither has a member whose run is
-    over because all succeeded.
+    A member that was told to go, or whose program was stopped by hand, has not failed. Neither has a member whose run
+    is over because all succeeded.
     """
     if error is None:
         return False, "its work here is over"

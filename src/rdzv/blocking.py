@@ -3,8 +3,8 @@
     with rdzv.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=4) as r:
         world = r.join()
 
-Every call runs the asyncio API's call of the same name in the process's portal and waits for it. The only logic here is what
-threads, forks and the end of the process need. Any thread may make any call.
+Every call runs the asyncio API's call of the same name in the process's portal and waits for it. The only logic here is
+what threads, forks and the end of the process need. Any thread may make any call.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _gone(portal: Portal, member: aio.AsyncRendezvous) -> None:
 
 
 def _forsaken(portal: Portal, member: aio.AsyncRendezvous) -> None:
-    """Let a member leave that is not referenced any more. The garbage collector calls this: it may neither wait nor lock."""
+    """Let a member leave that nothing refers to. The garbage collector calls this: it may neither wait nor lock."""
 
     async def leave() -> None:
         await member.leave(reason="its Rendezvous was dropped")
@@ -219,7 +219,7 @@ class Rendezvous:
         return self._handle.run(self._aio.status())
 
     def done(self) -> None:
-        """Say that the work here succeeded. The member stays; when all of the round are done, the run closes with success."""
+        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success."""
         self._handle.run(self._aio.done())
 
     def drain(self, reason: str = "asked to go") -> None:
@@ -234,8 +234,8 @@ class Rendezvous:
         """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
 
         `failed` says that the work cannot be done here: if quorum is then out of reach, the run is closed with this
-        reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it does
-        nothing.
+        reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it
+        does nothing.
         """
         self._handle.leave(failed, reason)
 

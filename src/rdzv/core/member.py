@@ -17,14 +17,14 @@ Two small machines run side by side:
   again (T4). After that it *owes* the others a record that says so, until that record is written.
 
 Three questions are answered from the state alone: what the holder must be told (`change`, T10, computed anew after each
-event, so that nothing is missed and nothing depends on the order of heads), what a waiting `join` does next (`next_step`),
-and whether a call must be refused (`refusal`). Beside `step`, only the functions that tell the holder of an eviction write
-to the state: they note that it has been told.
+event, so that nothing is missed and nothing depends on the order of heads), what a waiting `join` does next
+(`next_step`), and whether a call must be refused (`refusal`). Beside `step`, only the functions that tell the holder of
+an eviction write to the state: they note that it has been told.
 
 A *presence* is one key of this member on one engine instance. Its id, lease and watch are the runner's affair. Here a
 presence begins with `Connected`, counts from `Registered` on, and ends with `EndPresence`, or with `EngineAway` if the
-instance itself ended. The rules for heads are level, not edge: each looks at the present head only. A member that missed
-heads in between, or reads one twice, comes to the same result.
+instance itself ended. The rules for heads are level, not edge: each looks at the present head only. A member that
+missed heads in between, or reads one twice, comes to the same result.
 
 The numbers T1 to T16 are those of docs/protocol.md. The tables are in `member_state.py`, which can also draw them.
 """
@@ -141,13 +141,14 @@ def next_step(state: MemberState, now: float) -> Examine | PutReady | Raise | No
     if state.holding is Holding.OWING:
         return PutReady()
     # A member whose lease may have ended waits: what it read could be of a time when its key stood (scenario H4).
-    if head is not None and is_fresh(state, now) and waiting_step(head, state.left, state.examined) is WaitingStep.EXAMINE:
-        return Examine(head.table)
-    return None
+    if head is None or not is_fresh(state, now):
+        return None
+    worth_it = waiting_step(head, state.left, state.examined) is WaitingStep.EXAMINE
+    return Examine(head.table) if worth_it else None
 
 
 def unusable(state: MemberState, call: str) -> Exception | None:
-    """Why this member can never be used again: it has left, or failed by a defect, which may have left anything behind."""
+    """Why this member can never be used again: it has left, or failed by a defect."""
     if state.standing in (Standing.LEAVING, Standing.LEFT):
         return LeftAlready(state.me.run_id, call)
     return None if isinstance(state.end, RdzvError) else state.end
@@ -300,7 +301,8 @@ def _engine_away(state: MemberState, event: EngineAway, now: float) -> Actions:
 def _registered(state: MemberState, event: Registered, _now: float) -> Actions:
     state.standing, state.place = Standing.PRESENT, event.place
     state.away_at, state.complained = None, False
-    # Counted from when the lease was asked for: on a slow engine the time that answers take is part of it (seed 101358).
+    # Counted from when the lease was asked for: on a slow engine the time that answers take is part of it (seed
+    # 101358).
     state.renewed_at, state.silent_at = event.asked_at, None
     told = Tell("present", f"on engine {state.me.endpoint}")
     if state.holds is None:

@@ -69,7 +69,7 @@ class RenewalFailed(MemberEvent, frozen=True):
     sent_at: float
     trouble: str
     paused: bool = False
-    """The answer took longer than a request can take, so this process stood still, which says nothing about the engine."""
+    """A request cannot take so long, so this process stood still, which says nothing about the engine."""
 
 
 class DrainAsked(MemberEvent, frozen=True):

@@ -1,7 +1,7 @@
 """The judgements of a member about one head: T3, T4, T10, and the return to an emptied engine (T13, T15).
 
-These functions are level, not edge: each looks at the present head only. A member that missed some heads in between, or reads
-the same one twice, comes to the same result.
+These functions are level, not edge: each looks at the present head only. A member that missed some heads in between, or
+reads the same one twice, comes to the same result.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def change_for(holds: RoundReport, head: Head | None) -> Change | None:
         # Success is no news, unless it is that of others, which went on without this member (seed 225123).
         if head.cause is not None and head.cause.kind is CauseKind.SUCCESS and head.table == holds.table:
             return None
-        return Change(ChangeKind.CLOSED, f"the run was closed: {head.cause.text if head.cause else 'no reason was given'}")
+        text = head.cause.text if head.cause else "no reason was given"
+        return Change(ChangeKind.CLOSED, f"the run was closed: {text}")
     if head.run != holds.run:
         return Change(ChangeKind.EVICTED, "the run id has begun a new life without us")
     if head.phase is Phase.BROKEN and head.table == holds.table:
@@ -90,7 +91,7 @@ def change_for(holds: RoundReport, head: Head | None) -> Change | None:
 
 
 def still_ours(holds: RoundReport, head: Head | None) -> bool:
-    """T15.6: whether a holder that came back to an emptied engine may go on. Otherwise it is evicted and joins as new."""
+    """T15.6: whether a holder that came back to an emptied engine may go on. Otherwise it is evicted."""
     return head is None or head.phase is Phase.CLOSED or (head.run == holds.run and head.table == holds.table)
 
 

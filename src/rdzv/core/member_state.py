@@ -180,7 +180,7 @@ HOLDINGS: Mapping[Holding, Mapping[type[MemberEvent], tuple[Holding, ...]]] = {
 
 
 def diagram() -> str:
-    """Draw the table of standings in Mermaid's language, for the documents. Events that do not change it are left out."""
+    """Draw the table of standings in Mermaid's language, without the events that do not change the standing."""
     edges: dict[tuple[str, str], list[str]] = {}
     for standing, events in TRANSITIONS.items():
         for event, targets in events.items():
@@ -188,4 +188,5 @@ def diagram() -> str:
                 if target is not standing:
                     edges.setdefault((standing.value, target.value), []).append(event.__name__)
     lines = [f"    {old} --> {new}: {', '.join(names)}" for (old, new), names in edges.items()]
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {Standing.IDLE.value}", *lines, f"    {Standing.LEFT.value} --> [*]"])
+    first, last = f"    [*] --> {Standing.IDLE.value}", f"    {Standing.LEFT.value} --> [*]"
+    return "\n".join(["stateDiagram-v2", first, *lines, last])

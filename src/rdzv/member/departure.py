@@ -1,4 +1,4 @@
-"""T11: how a member says goodbye: its entry tells why, its key ends, and a run that is over does not stay open behind it."""
+"""T11: how a member says goodbye: its entry tells why, its key ends, and the last one closes a finished run."""
 
 from __future__ import annotations
 

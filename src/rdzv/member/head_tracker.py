@@ -1,7 +1,7 @@
 """The newest head a member has seen on one engine instance, and how old it is by the member's own clock.
 
-A timer of the protocol starts with a head write. Every member measures its age from the moment it received that write, so a
-new leader goes on from its own measure and no instant ever travels between nodes.
+A timer of the protocol starts with a head write. Every member measures its age from the moment it received that write,
+so a new leader goes on from its own measure and no instant ever travels between nodes.
 """
 
 from __future__ import annotations

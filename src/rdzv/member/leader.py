@@ -1,10 +1,11 @@
 """The leader: it keeps a mirror of the run, asks the rules, carries out one guarded act, and looks again.
 
-The rules decide; the leader only acts. Everything that it must see lies under one prefix (`group/`), so that one watch shows
-the run in the order of revisions, and each view is the run at one revision, on every engine.
+The rules decide; the leader only acts. Everything that it must see lies under one prefix (`group/`), so that one watch
+shows the run in the order of revisions, and each view is the run at one revision, on every engine.
 
-Every write carries GUARD (create revision of the leader's own key, modify revision of the head), so a leader that was paused or
-cut off can do no harm: its write is refused, and it lists again. An unknown outcome is treated like a refusal.
+Every write carries GUARD (create revision of the leader's own key, modify revision of the head), so a leader that was
+paused or cut off can do no harm: its write is refused, and it lists again. An unknown outcome is treated like a
+refusal.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 BATCH_MAX = 10_000
 """Entries of a rank table per transaction where the engine would allow more, so that no transaction takes it long.
 
-More transactions cost each member one more watch event: the entries that go ahead are shown before the head that names them."""
+More transactions cost each member one more watch event: its entry is shown before the head that names it."""
 RUN_LEASE_S = 24 * 3600.0
 """How long the records of a run outlive its last member."""
 OUT_OF_TOUCH_S = 1.0
@@ -123,7 +124,7 @@ class Leader:
             await asyncio.gather(pump, return_exceptions=True)
 
     async def _list(self) -> Outcome:
-        """List the run at one revision. Settings that this member has just made are put under the run's lease on the way."""
+        """List the run at one revision. Settings that this member has just made are put under the run's lease too."""
         presence, everything = self._presence, List(self._keys.group)
         founds, self._founds = self._founds, False
         if not founds:
@@ -266,7 +267,8 @@ class Leader:
         keys, presence = self._keys, self._presence
         began_at = self._node.now()
         entries: list[Operation] = [
-            Put(keys.entry(act.head.table, id), wire.encode(entry), presence.run_lease) for id, entry in act.entries.items()
+            Put(keys.entry(act.head.table, id), wire.encode(entry), presence.run_lease)
+            for id, entry in act.entries.items()
         ]
         came = [entry.name for entry in act.entries.values() if entry.since == act.head.number]
         gone = [entry.name for id, entry in view.entries.items() if id not in act.entries]
@@ -310,12 +312,13 @@ class Leader:
         return await self._txn(self.guard(view), writes[: self._session.writes_max])
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
-        """T12.2: keep everything that outlives its writer under one lease, so that a run whose members all die is removed."""
+        """T12.2: keep what outlives its writer under one lease, so that a run whose members all die is removed."""
         presence = self._presence
         settings = mirror.settings
         if settings is None:
             # They have expired or were removed: the next member to come would make settings of its own.
-            writes: list[Operation] = [Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())]
+            agreed = wire.encode(presence.agreed)
+            writes: list[Operation] = [Put(self._keys.settings, agreed, await self._new_run_lease())]
             modified = 0
         elif settings.lease:
             presence.use_run_lease(settings.lease)

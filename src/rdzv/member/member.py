@@ -1,14 +1,14 @@
 """The member: one agent in one run. The asyncio API is this class.
 
 The member's machine (`core/member.py`) decides; this runner carries out what it decides and tells it what came of that.
-Control flows one way: something happens, `_on` takes the event to the machine, and the actions it returns are carried out.
+Control flows one way: something happens, `_on` takes the event to the machine, and its actions are carried out.
 
     calls of the holder ----+
     stay: connect, register +--> _on(event) --> step() --> actions --> _carry_out
     presence: watch, renew -+
 
-One task (`task`) keeps the member present on whatever engine instance answers: it connects, registers, and stays until the
-machine ends that presence; then it comes again, or stops. What it does about trouble is the machine's choice:
+One task (`task`) keeps the member present on whatever engine instance answers: it connects, registers, and stays until
+the machine ends that presence; then it comes again, or stops. What it does about trouble is the machine's choice:
 
 - The engine is away: try again, and let the holder know once it has been away for too long (G7).
 - Another instance answers at the same place: it came back empty. Register anew, and report what is held (T13).
@@ -62,7 +62,7 @@ STOP_S = 2.0
 PAUSE_S = (0.02, 0.5)
 """First and longest wait between two attempts to find the engine.
 
-Short at first: nodes are started together, and those quicker than the one that serves lost up to half a second each time."""
+Short at first: nodes are started together, and each one quicker than the server's lost up to half a second."""
 
 
 class Member:
@@ -158,8 +158,8 @@ class Member:
                 world = self.world or await self._try_take()
                 if world is not None:
                     return world
-                heard = self.state.heard
-                if heard is not None and heard.phase is Phase.SEALED and not machine.away_s(self.state, self._node.now()):
+                heard, away = self.state.heard, machine.away_s(self.state, self._node.now())
+                if heard is not None and heard.phase is Phase.SEALED and not away:
                     began_at = self._node.now()
                 waited_s = self._node.now() - began_at
                 if waited_s >= limit_s:
@@ -170,7 +170,7 @@ class Member:
             alarm.cancel()
 
     async def done(self) -> None:
-        """Say that the work here succeeded. The member stays; when all of the round are done, the run closes with success."""
+        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success."""
         self.check("done", self.state.holding is Holding.HOLDING)
         self._on(events.WorkDone())
         await self.insist("done", lambda presence: presence.put_record(done=True))
@@ -222,8 +222,7 @@ class Member:
             self._carry_out(action)
 
     def _carry_out(self, action: actions.MemberAction) -> None:
-        # Told apart by `type(...) is`, the most frequent first: a pattern match takes six times as long, which 1,000 members
-        # in one process would notice.
+        # By `type(...) is`, the most frequent first: 1,000 members in one process would notice a slower pattern match.
         if type(action) is actions.Wake:
             self.bell.ring()
         elif type(action) is actions.Tell:
@@ -326,8 +325,9 @@ class Member:
                     return session
                 self._on(events.Elsewhere(session.place))
             except (Unreachable, Untrusted) as error:
-                # A member that comes for the first time is told at once that it is not trusted, since waiting mends nothing.
-                # One that has been in goes on as through any outage: it was trusted before, and its workers run (G7).
+                # A member that comes for the first time is told at once that it is not trusted, since waiting mends
+                # nothing. One that has been in goes on as through any outage: it was trusted before, and its workers
+                # run (G7).
                 if isinstance(error, Untrusted) and not self.state.place:
                     raise
                 self._on(events.EngineAway(error.sentence))
@@ -369,8 +369,8 @@ class Member:
         """Tell a known instance from an emptied one (T13.3, seed 4780).
 
         Only a new instance has forgotten this member. If the old one answers again, after another engine answered for a
-        while, nobody needs to be told of the round, and the former key is a ghost, if it is there at all. It is ended first,
-        so that it cannot be sealed in.
+        while, nobody needs to be told of the round, and the former key is a ghost, if it is there at all. It is ended
+        first, so that it cannot be sealed in.
         """
         former, session = self._former, presence.session
         if former is None or former.session.instance != session.instance:
@@ -443,8 +443,8 @@ class Member:
         if self._boot is None or (str(self._boot) == record.boot and record.left < left):
             # Not at a repetition after an unknown outcome: what was announced must be what is bound (seed 2619).
             self._bind(record.addr)
-        said = {"left": left, "boot": str(self._boot), "holds": None, "heard": record.heard or record.holds, "done": False}
-        await presence.put_record(**said)
+        heard = record.heard or record.holds
+        await presence.put_record(left=left, boot=str(self._boot), holds=None, heard=heard, done=False)
         if presence is self.presence:
             self._on(events.ReadyPut(left))
 

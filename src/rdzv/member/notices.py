@@ -15,7 +15,7 @@ from ..core.model import Cause, CauseKind, Head, Phase
 logger = logging.getLogger("rdzv.notices")
 
 _LOUD = frozenset({"engine away", "engine back", "evicted"})
-"""Logged as warnings, so that they are seen without any configuration. All others are raised to the caller, or expected."""
+"""Logged as warnings, which are seen without any configuration. All others are expected, or raised to the caller."""
 _ABOUT_OTHERS = {
     CauseKind.LOST: "lost",
     CauseKind.BANNED: "banned",
@@ -32,7 +32,7 @@ class Notice(msgspec.Struct, frozen=True):
     run_id: str
     round: int
     member: str
-    """The member it is about: the observer's own, unless the kind is about others (lost, left, drained, banned, gave up)."""
+    """The member concerned: the observer's own, or another one (lost, left, drained, banned, gave up)."""
     reason: str
 
 

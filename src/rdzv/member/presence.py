@@ -1,8 +1,9 @@
-"""A member's presence on one engine instance, under one id: from its registration (T1) until its key or the instance ends.
+"""A member's presence on one engine instance, under one id: from its registration (T1) until its key ends.
 
 A presence makes the requests: it registers, renews the lease, keeps the one watch that every member has (head, own key,
 own entry, an operator's ask, predecessor), and writes what a member writes for itself, each write guarded. It decides
-nothing. Everything that comes of it goes to the member's machine as an event (`emit`), and the machine ends the presence.
+nothing. Everything that comes of it goes to the member's machine as an event (`emit`), and the machine ends the
+presence.
 """
 
 from __future__ import annotations
@@ -112,20 +113,21 @@ class Presence:
     async def begin(self, holds: RoundReport | None, heard: RoundReport | None, entry: RankEntry | None) -> float:
         """T1, with what an emptied engine is told (T13). Returns when the lease was asked for.
 
-        After Unreachable it may be called again, with other reports. Closed, SettingsError, Banned and Evicted are final.
+        After Unreachable it may be called again, with other reports. Closed, SettingsError, Banned and Evicted are
+        final.
         """
         self.record = msgspec.structs.replace(self.record, holds=holds, heard=heard, left=NO_ROUND)
         while True:
             asked_at = self.node.now()
             try:
                 if not self.lease:
-                    # `presence` lets the engine end this lease soon after its connection is lost. Other leases must not:
-                    # the run's records would go with the first leader.
+                    # `presence` lets the engine end this lease soon after its connection is lost. Other leases must
+                    # not: the run's records would go with the first leader.
                     self.lease = await self.session.grant(self.settings.lease, presence=True)
                 found = await Registration(self, entry).come_in()
             except LeaseGone:
-                # The process stood still between grant and put. The key may have been there and gone, so it needs another
-                # id: one that comes a second time would be taken for its former life.
+                # The process stood still between grant and put. The key may have been there and gone, so it needs
+                # another id: one that comes a second time would be taken for its former life.
                 self.lease, self.id = 0, self.node.token()
                 continue
             except (Closed, SettingsError, Banned):
@@ -227,8 +229,8 @@ class Presence:
         """Renew, but only while leading makes progress: a leader that is stuck must lose its lease (T12.3)."""
         period = self.settings.lease / 3
         progress = -1
-        # Counted from when the lease was asked for, and later from when each renewal was sent: on a slow engine the time
-        # that answers take is part of the lease (seed 101358).
+        # Counted from when the lease was asked for, and later from when each renewal was sent: on a slow engine the
+        # time that answers take is part of the lease (seed 101358).
         due_at = self.state.renewed_at + period
         while True:
             await sleep(self.node, due_at - self.node.now())
@@ -329,7 +331,7 @@ class Presence:
                 await sleep(self.node, 0.1 + 0.4 * self.node.jitter())
 
     async def why_gone(self) -> Exception:
-        """The own key is gone: by its lease, or because the leader removed it. Tell the machine, and return the error."""
+        """Find out why the own key is gone, tell the machine, and return the error."""
         try:
             await self.session.renew(self.lease)
             reason = f"the leader removed it (workers not stopped within {self.agreed.regroup:g} s, or banned)"
@@ -357,7 +359,7 @@ class Presence:
     # ---- T3, T4: what a waiting member reads and writes
 
     async def examine(self, table: str) -> Look:
-        """T3.2: read the head and the own entry of that table at one revision. Raises Evicted, Unreachable, EngineReset."""
+        """T3.2: read head and own entry of that table at one revision. Raises Evicted, Unreachable, EngineReset."""
         item, head, revision = self._shown_entry(table), self.tracker.head, self.since
         if item is None:
             item, head, revision = await self._read(table)
@@ -367,9 +369,10 @@ class Presence:
         """Own entry in that table, if the watch has shown everything about head, own key and own entry up to `since`.
 
         A watch delivers everything of its targets in order. So at the revision it has come to, all three are known
-        exactly: this is the read of T3.2 without a request (T3.6; 1,000 members form in 0.27 s instead of 0.30 s). It is
-        like the answer of a transaction that was long on its way, but its age is bounded more closely: by half a lease on
-        the member's own clock. Seed 1002370: a member whose requests were cut off must not take what it is shown.
+        exactly: this is the read of T3.2 without a request (T3.6; 1,000 members form in 0.27 s instead of 0.30 s). It
+        is like the answer of a transaction that was long on its way, but its age is bounded more closely: by half a
+        lease on the member's own clock. Seed 1002370: a member whose requests were cut off must not take what it is
+        shown.
         """
         item = self._shown
         if item is None or item.key != self.keys.entry(table, self.id) or self.tracker.modified > self.since:
@@ -399,7 +402,7 @@ class Presence:
         self._shown = None
 
     async def put_record(self, **changes: Any) -> None:
-        """Write the own record, whatever its former contents: nobody else does. Raises Evicted, Unreachable, EngineReset."""
+        """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
         self.record = msgspec.structs.replace(self.record, **changes)
         put = Put(self.keys.member(self.id), wire.encode(self.record), self.lease)
         try:
@@ -431,7 +434,7 @@ class Presence:
         await self.session.txn(compares, writes)
 
     async def close_run(self, cause: Cause, holds: RoundId | None) -> bool:
-        """T11.7: close for everybody, if the own key lives and the head still is at the round held. False: it is not."""
+        """T11.7: close the run, if the own key lives and the head still is at the round held. False: it is not."""
         keys = self.keys
         while True:
             seen = await self.session.txn(then=[Get(keys.head), Get(keys.settings)])
@@ -446,9 +449,9 @@ class Presence:
             if holds is not None and head.round != holds:
                 return False
             guard: tuple[Compare, ...] = (self.own_guard, Modified(keys.head, item.modified))
-            outcome = await self.write_head(
-                close_head(head, cause), cause.text, guard, behind=[Get(keys.head)], otherwise=[Get(keys.member(self.id))]
-            )
+            own: list[Operation] = [Get(keys.member(self.id))]
+            closed = close_head(head, cause)
+            outcome = await self.write_head(closed, cause.text, guard, behind=[Get(keys.head)], otherwise=own)
             if outcome.succeeded:
                 self.show_head(outcome.item(2), outcome.revision)
                 return True
@@ -465,7 +468,7 @@ class Presence:
         gone: Iterable[str] = (),
         **operations: Iterable[Operation],
     ) -> Outcome:
-        """Write a head, with this member's account of it in the journal. `operations`: as for the function of this name."""
+        """Write a head, with this member's journal entry. `operations`: as for the function of this name."""
         lasted_s, stamp = self.tracker.lasted_s(), self.node.stamp()
         entry = journal_line(head, self.record.name, reason, came=came, gone=gone, lasted_s=lasted_s, stamp=stamp)
         return await write_head(

@@ -1,8 +1,8 @@
 """T1: how a member registers with a run.
 
-One transaction puts its key, if the run's settings are its own, its id is new and its host is not banned. The transaction is
-tried before anything was read, because that is right for nearly all members. For the others, the refusal brings what they need
-to know. The first member creates the settings in the same transaction.
+One transaction puts its key, if the run's settings are its own, its id is new and its host is not banned. The
+transaction is tried before anything was read, because that is right for nearly all members. For the others, the refusal
+brings what they need to know. The first member creates the settings in the same transaction.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Registration:
-    """One attempt of a presence to register. It may be repeated after any failure: the key's id tells whether it was put."""
+    """One attempt to register. It may be repeated after any failure: the key's id tells whether it was put."""
 
     def __init__(self, presence: Presence, entry: RankEntry | None) -> None:
         self._session = presence.session
@@ -87,8 +87,8 @@ class Registration:
     async def come_in(self) -> Found:
         """Try until the key is there. Raises Closed, SettingsError, Banned, LeaseGone, Unreachable, EngineReset."""
         keys = self._keys
-        # Every member that is here came earlier. Ids are random, so members that take the next one by key spread over all,
-        # and no engine needs to read all members to find it.
+        # Every member that is here came earlier. Ids are random, so members that take the next one by key spread over
+        # all, and no engine needs to read all members to find it.
         before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
         seen: Outcome | None = None
         while True:
@@ -103,7 +103,7 @@ class Registration:
             seen = outcome
 
     async def _recognize(self, own: Item) -> Found:
-        """An earlier attempt took effect, though its answer was lost. The record of that attempt is what counts (T1.6)."""
+        """An earlier attempt took effect, but its answer was lost. The record of that attempt counts (T1.6)."""
         before = List(self._keys.members, Order.NEWEST, limit=1, created_below=own.created)
         outcome = await self._session.txn(then=[before, Get(self._own), Get(self._keys.head)])
         still = outcome.item(1)
@@ -124,16 +124,17 @@ class Registration:
 
     def _look_around(self) -> list[Operation]:
         keys = self._keys
-        return [Get(keys.settings), Get(keys.head), Get(self._ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
+        anybody = List(keys.members, Order.ANY, limit=1)
+        return [Get(keys.settings), Get(keys.head), Get(self._ban), anybody, Get(self._own)]
 
     def ways(self, seen: Outcome | None) -> list[_Way]:
         """The transactions by which this member can come in; the engine does the first whose compares hold.
 
         Before anything was read there are two: the run has this member's settings, or there are none and it makes them.
-        So a join is one request, whether the member comes first, among others, or with a thousand in one millisecond, most
-        of which would be refused otherwise: because there are no settings, then because another member has made them. Only
-        the latter is tried if there is more to do than to come in: a closed head to replace, an entry to put under the
-        run's lease.
+        So a join is one request, whether the member comes first, among others, or with a thousand in one millisecond,
+        most of which would be refused otherwise: because there are no settings, then because another member has made
+        them. Only the latter is tried if there is more to do than to come in: a closed head to replace, an entry to put
+        under the run's lease.
         """
         ways = [self._plan(seen)]
         if seen is None and self._entry is None and not self._settings.incarnation:
@@ -157,7 +158,7 @@ class Registration:
         return compares, writes
 
     def replace_closed(self, seen: Outcome | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
-        """T1.4: a higher incarnation is a new attempt at the same job, which need not wait until the close has expired."""
+        """T1.4: a higher incarnation is a new attempt at the job, which need not wait until the close has expired."""
         item = None if seen is None else seen.item(_HEAD)
         head = None if item is None else wire.decode(Head, item.value)
         if item is None or head is None or seen is None or head.phase is not Phase.CLOSED:

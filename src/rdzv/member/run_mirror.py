@@ -16,7 +16,7 @@ from ..errors import Incompatible
 
 
 class RunMirror:
-    """The decoded records of a run at one revision. A record that cannot be read is left out: it must not stop the run."""
+    """The decoded records of a run at one revision. One that cannot be read is left out: it must not stop the run."""
 
     def __init__(self, keys: Keys, items: Iterable[Item], revision: int) -> None:
         self.keys = keys
@@ -69,7 +69,8 @@ class RunMirror:
                 entry = wire.decode(RankEntry, item.value)
             except Incompatible:
                 return
-            # Reported to an emptied engine: key and entry were put in one transaction, so they share the revision (T13.4).
+            # Reported to an emptied engine: key and entry were put in one transaction, so they share the revision
+            # (T13.4).
             entries[id] = entry if entry.created else msgspec.structs.replace(entry, created=item.created)
         elif not entries:
             del self.tables[table]

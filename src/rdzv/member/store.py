@@ -1,14 +1,15 @@
 """The round's key-value store, for trainers and agents.
 
-A store belongs to one round: its keys are named by the round's rank table and are deleted by the seal of the next. Every write
-compares the writer's own entry in that table, so a late writer of an old round is refused (RoundOver) and never reaches the new
-one. It compares the writer's own key too: the entry stands until the next seal, but an evicted member must not write (G8, seed
-55). Waits end when the round breaks.
+A store belongs to one round: its keys are named by the round's rank table and are deleted by the seal of the next.
+Every write compares the writer's own entry in that table, so a late writer of an old round is refused (RoundOver) and
+never reaches the new one. It compares the writer's own key too: the entry stands until the next seal, but an evicted
+member must not write (G8, seed 55). Waits end when the round breaks.
 
-A write whose outcome is unknown is not repeated blindly. Beside its value every write puts a mark with the operation's id and
-result, so that reading the mark tells whether the write took effect. An id inside the value would say nothing once another
-member has overwritten it (seed 239: an `add` counted twice). There is one mark per operation that a member has under way, so
-their number stays small. The mark also fences the member's own attempts: one that was given up and arrives late is refused.
+A write whose outcome is unknown is not repeated blindly. Beside its value every write puts a mark with the operation's
+id and result, so that reading the mark tells whether the write took effect. An id inside the value would say nothing
+once another member has overwritten it (seed 239: an `add` counted twice). There is one mark per operation that a member
+has under way, so their number stays small. The mark also fences the member's own attempts: one that was given up and
+arrives late is refused.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class AsyncStore:
                 await sleep(self._node, 0.1 + 0.2 * self._node.jitter())
 
     async def _txn(self, compares: Sequence[Modified], writes: list[Operation], otherwise: list[Operation]) -> Outcome:
-        """Transact, guarded by the own entry, which the next seal removes, and by the own key, which ends with an eviction."""
+        """Transact, guarded by the own entry (gone with the next seal) and the own key (gone with an eviction)."""
         presence = self._presence
         entry, own = presence.entry_guard(self._table), presence.own_guard
         reads = [Get(entry.key), Get(own.key), *otherwise]
@@ -188,7 +189,8 @@ class AsyncStore:
         if not outcome.succeeded:
             for guard, item in ((entry, outcome.item(0)), (own, outcome.item(1))):
                 if item is None or item.created != guard.revision:
-                    raise RoundOver(self._round, self.over or "a later round has been sealed, or this member was evicted")
+                    why = self.over or "a later round has been sealed, or this member was evicted"
+                    raise RoundOver(self._round, why)
         return outcome
 
     async def _read(self, reads: list[Operation], limit_s: float | None = None) -> Outcome:
@@ -234,11 +236,13 @@ class AsyncStore:
                 result, writes = plan(item)
                 if not writes:
                     return result
-                # The mark's revision fences the member's own attempts: one that was given up but arrives late is refused.
+                # The mark's revision fences the member's own attempts: one that was given up but arrives late is
+                # refused.
                 compares = [Modified(mark, self._marked.get(mark, 0))]
                 compares += [Modified(key, item.modified if item else 0)] if key else []
                 seen, doubt = None, True
-                outcome = await self._txn(compares, [*writes, self._put(mark, _encode(_Mark(operation, result)))], reads)
+                marking = self._put(mark, _encode(_Mark(operation, result)))
+                outcome = await self._txn(compares, [*writes, marking], reads)
                 if outcome.succeeded:
                     self._marked[mark] = outcome.revision
                     return result

@@ -58,7 +58,8 @@ class AsyncWorld:
         self.store = AsyncStore(presence, head.table, head.number, node)
 
     def __repr__(self) -> str:
-        return f"<World {self.run_id!r} round {self.round}: rank {self.rank} of {self.size}, bootstrap {self.bootstrap}>"
+        where = f"rank {self.rank} of {self.size}, bootstrap {self.bootstrap}"
+        return f"<World {self.run_id!r} round {self.round}: {where}>"
 
     def take_bootstrap_socket(self) -> socket.socket:
         """Take rank 0's listening socket, to serve at `bootstrap` with it. It can be taken once."""
@@ -93,7 +94,7 @@ class AsyncWorld:
         self.store.moved_to(presence)
 
     def end(self, reason: str) -> None:
-        """End the round for this member: waits in its store end, and a bootstrap socket that was not taken is closed."""
+        """End the round for this member: waits in its store end, and a socket that was not taken is closed."""
         self.store.end(reason)
         self.bootstrap.release()
 

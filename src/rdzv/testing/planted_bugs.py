@@ -1,6 +1,7 @@
 """Deliberate defects, to show that the simulator finds them: a checker that cannot fail is worth nothing.
 
-Each replaces one small function of the product by a wrong one, while it is planted. Nothing in the product knows of them.
+Each replaces one small function of the product by a wrong one, while it is planted. Nothing in the product knows of
+them.
 """
 
 from __future__ import annotations
