@@ -52,7 +52,7 @@ IMPORTS = {
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
     "member": "core config engines system errors _version",
-    "aio": "member drivers core config engines system errors",
+    "aio": "member drivers config engines system errors",
     "blocking": "aio member core config engines system errors",
     "__init__": "aio blocking member core errors _version",
     "operate": "member drivers core config engines engines.embedded system errors _version",

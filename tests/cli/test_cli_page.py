@@ -13,7 +13,7 @@ import rdzv
 from rdzv.cli.exit_codes import ExitCode
 from rdzv.cli.main import app
 from rdzv.cli.output import Printer
-from rdzv.core.member import Change, ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Era, Phase
 from rdzv.member.notices import _ABOUT_OTHERS, Notice
 from rdzv.system.bootstrap import Bootstrap

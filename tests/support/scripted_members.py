@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rdzv.config.settings import Settings
 from rdzv.core import wire
 from rdzv.core.keys import Keys
-from rdzv.core.member import Change, ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import NO_ROUND, Head, Phase, RoundId
 from rdzv.core.model import MemberRecord as Record
 from rdzv.engines.port import Compare, Get, Item, Operation, Outcome, Put
@@ -205,7 +205,7 @@ class Player:
 
     def holds(self, number: int) -> bool:
         """It was given that round last, and nothing has changed since."""
-        return bool(self.worlds) and self.world.round == number and self.member._world is self.world
+        return bool(self.worlds) and self.world.round == number and self.member.world is self.world
 
     # ---- by itself
 
