@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rdzv.engines.embedded.limits import Limits
 from rdzv.engines.port import Created, Driver, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
 from rdzv.testing.driver import SimDriver
@@ -84,16 +85,17 @@ def test_operations_and_bytes_are_counted_per_machine():
         session = await world.session(0)
         other = await world.session(1)
         before = world.network.counters["n0"].bytes
+        assert before == world.network.counters["n1"].bytes, "greetings are alike"
         watch = other.watch(["dir/"], 1)
         reader = world.on(1, anext(aiter(watch)))
         await world.on(0, session.txn([Created("dir/k", 0)], [Put("dir/k", b"x" * 100), Get("dir/k")]))
         assert (await reader).events[0].key == "dir/k"
-        return world.network.counters["n0"].bytes - before, world.network.counters["n1"]
+        return before, world.network.counters["n0"].bytes - before, world.network.counters["n1"]
 
-    spent, watching = Small(2).run(main)
-    assert spent == 5 + 105 + 5 + 105
+    before, spent, watching = Small(2).run(main)
+    assert 2 * 100 < spent < 300, "the value goes and comes back"
     assert (watching.operations, watching.events) == (2, 1)
-    assert watching.bytes == len("dir/") + 105
+    assert 100 < watching.bytes - before < 200, "the news has the value"
 
 
 # ---- order and delay
@@ -249,7 +251,7 @@ def test_requests_into_a_partition_time_out():
         assert silence.value.applied is None
         assert world.loop.time() - began == pytest.approx(10, abs=0.01)
         assert world.keys() == []
-        with pytest.raises(Unreachable, match="no answer"):
+        with pytest.raises(Unreachable, match="did not greet us within 3 s"):
             await world.session(connect_timeout_s=3.0)
 
     Small().run(main)
@@ -360,7 +362,7 @@ def test_a_watch_from_a_forgotten_revision_gets_a_gap():
         with pytest.raises(Gap):
             await world.on(0, anext(aiter(watch)))
 
-    Small(2, history_max=10).run(main)
+    Small(2, limits=Limits(history=10)).run(main)
 
 
 def test_a_server_may_cut_off_its_watches():

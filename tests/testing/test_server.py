@@ -25,7 +25,7 @@ def test_a_server_restarted_empty_is_another_instance_at_the_same_place():
         asked = world.on(0, session.txn([], [Put("never", b"")]))
         await asyncio.sleep(1)
         world.server.restart()
-        for failing in (asked, reader, world.on(0, session.grant(5)), world.on(0, anext(aiter(session.watch(["a"], 1))))):
+        for failing in (asked, reader, world.on(0, session.renew(5)), world.on(0, anext(aiter(session.watch(["a"], 1))))):
             with pytest.raises(EngineReset):
                 await failing
         again = await world.session()

@@ -1,4 +1,4 @@
-"""The stage of a simulated run: machines with the real member on them, engines, and the hand that hurts them."""
+"""A simulated run: nodes with the real member on them, engines, and the faults that befall them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..core import wire
 from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
 from ..core.model import RunSettings
+from ..engines.embedded.limits import Limits
 from ..engines.port import Driver, EngineReset, Get, Item, List
 from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
@@ -27,7 +28,10 @@ from .targeted_faults import AMBUSHES, TargetedFault
 from .virtual_loop import VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
-"""Ten times what the busiest runs need: more is a loop without end."""
+"""Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
+
+TIGHT = Limits(unanswered=800, backlog=1_000)
+"""Limits of the server in a quarter of the runs: a member that is paused or cut off soon counts as a slow reader."""
 
 
 class SimCluster:
@@ -47,7 +51,7 @@ class SimCluster:
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
         self.agreed: dict[str, RunSettings] = {}
-        """By machine: the settings it was started with."""
+        """The settings each node was started with."""
         self.operator = SimNode(self.loop, "operator", scenario.seed)
         self._born = 0
         self.isolated = 0
@@ -55,12 +59,13 @@ class SimCluster:
     def _server(self, name: str) -> SimServer:
         kind = RegisterServer if self.register else SimServer
         drawn = self.scenario
-        server = kind(self.network, name, drawn.seed, tick_s=0.4, writes_max=drawn.writes_max, stars=drawn.stars)
+        limits = TIGHT if drawn.seed % 4 == 1 else None
+        server = kind(self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars)
         self.history.follow(server)
         return server
 
     def driver(self, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> Driver:
-        """How that machine gets to the engine."""
+        """Return a driver for that node."""
         if not self.register:
             return SimDriver(self.network, node, read_timeout_s=read_timeout_s)
         register = SimRegister(self.network, node, beats=self.scenario.seed % 2 == 1)
@@ -68,12 +73,12 @@ class SimCluster:
 
     @property
     def closed(self) -> bool:
-        """The run has been closed; looked at from outside, to let lingering applications go."""
+        """Whether the run has been closed: looked at from outside, to let lingering applications go."""
         found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
         return found is not None and b'"phase":"closed"' in found.value
 
     def play(self) -> History:
-        """Run it to its end."""
+        """Run the scenario to its end."""
         self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
         return self.history
 
@@ -113,11 +118,11 @@ class SimCluster:
         return app
 
     def living(self, name: str = "") -> list[Application]:
-        """Applications whose machine lives, of that member if given."""
+        """Return the applications whose node lives, of that member if given."""
         return [app for app in self.apps.values() if not app.node.dead and name in ("", app.life.name)]
 
     def present(self) -> list[tuple[Item, str]]:
-        """Every member's key on the engine, and the machine it belongs to."""
+        """Return every member's key on the engine, and the node it belongs to."""
         keys = Keys("sim")
         owners = {(app.node.host, app.node.pid): name for name, app in self.apps.items()}
         items = self.engine.engine.txn((), [List(keys.members)], ()).reads[0]
@@ -230,7 +235,7 @@ class SimCluster:
         self.network.reset()
 
     def _second_engine(self, app: Application | None, _: FaultPlan) -> Callable[[], object]:
-        """The endpoint's name leads some machines elsewhere, while the first engine serves the others."""
+        """Let the endpoint's name lead some nodes elsewhere, while the first engine serves the others."""
         second = self._server(f"engine-{len(self.servers) + 1}")
         self.servers.append(second)
         moved = [one for one in self.living() if one is app or self.rng.random() < 0.4]
@@ -251,7 +256,7 @@ class SimCluster:
         self.start(self._fresh_life())
 
     def _newcomer_first(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
-        """The engine comes back empty, and somebody who knows nothing is there before all others."""
+        """Restart the engine empty, and let a newcomer that knows nothing be there before all others."""
         nodes = [app.node for app in self.living()]
         for node in nodes:
             self.network.cut(node, self.engine)
@@ -270,7 +275,7 @@ class SimCluster:
         return NodePlan(f"n{self._born}", self.loop.time(), 10_000.0, 0.3)
 
     def _stranger(self, _app: Application | None, _: FaultPlan) -> None:
-        """Somebody was started with other settings."""
+        """Start a node with other settings."""
         life = self._fresh_life()
         life.options = {"last_call": 99.0, "regroup": 88.0}
         self.start(life)
@@ -284,7 +289,7 @@ class SimCluster:
             app.command("drain")
 
     async def _operate(self, deed: str, *args: str) -> None:
-        """Through a session like anybody's; an operator whose engine is away gives up."""
+        """Act as an operator, through an ordinary session. An operator whose engine is away gives up."""
         with suppress(RdzvError, EngineReset):
             driver = self.driver(self.operator, read_timeout_s=2.0)
             session = await driver.connect()
@@ -308,7 +313,7 @@ class SimCluster:
 
 
 def _look(exited: asyncio.Future[None]) -> None:
-    """A crash is no failure of the run; an application's own error is."""
+    """Raise an application's own error. A crash is no failure of the run."""
     if not exited.cancelled() and exited.exception() is not None:
         error = exited.exception()
         assert error is not None, "just looked"

@@ -1,12 +1,13 @@
-"""A compare-and-set register in the simulation: it keeps a value and, in some runs, counters; it knows of nothing else.
+"""A compare-and-set register in the simulation: it keeps a value and, in some runs, counters, and knows of nothing else.
 
-What the members commit is read from the values that win, so that the same checkers judge it. The server's engine is a copy of
-the value, for those who look at the run from outside.
+The checkers read what the members commit from the values that win, and judge it like any other run. The server's engine is a
+copy of the value, for those who look at the run from outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engines.port import Operation, Put
@@ -14,10 +15,66 @@ from ..engines.reference import Engine
 from ..engines.register.backend import Version
 from ..engines.register.document import Document, Draft, decode, encode, read_log
 from ..errors import Unreachable
-from .driver import SimDriver
+from ..system.dial import DialFailed
+from ..system.timers import Timer
+from .driver import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from .network import SimConnection, SimNetwork
 from .nodes import SimNode
 from .server import SimServer
+
+ENDPOINT = "sim://register"
+
+
+class RegisterConnection(SimConnection):
+    """Calls and answers between a node and the register."""
+
+    def __init__(self, network: SimNetwork, node: SimNode, server: SimServer) -> None:
+        super().__init__(network, node, server)
+        self.timeout_s = CONNECT_TIMEOUT_S
+        """How long an answer may take."""
+        self._alarm: Timer | None = None
+        self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
+        self._asked = 0
+
+    async def call(self, verb: str, *args: Any) -> Any:
+        """Ask and wait. Without an answer in time the connection is given up: nothing more can be expected of it."""
+        if not self.open or self.network.loop.unwinding:
+            raise Unreachable(ENDPOINT, "the connection is lost", applied=False)
+        self._asked = number = self._asked + 1
+        waiter: asyncio.Future[Any] = self.network.loop.create_future()
+        self._waiters[number] = (self.node.now(), waiter)
+        if self._alarm is None:
+            self._alarm = self.node.call_later(self.timeout_s, self._check)
+        self.send_request(self.server.receive, self, (number, verb, args))
+        try:
+            return await waiter
+        finally:
+            self._waiters.pop(number, None)
+
+    def _check(self) -> None:
+        """Give up if the oldest call is overdue. One alarm serves all calls: nearly all are answered in time."""
+        self._alarm = None
+        if not self.open or not self._waiters:
+            return
+        oldest_at, _ = next(iter(self._waiters.values()))
+        left_s = self.timeout_s - (self.node.now() - oldest_at)
+        if left_s > 0:
+            self._alarm = self.node.call_later(left_s, self._check)
+        else:
+            self.client_lost("no answer", self.timeout_s)
+
+    def client_lost(self, problem: str, waited_s: float = 0.0) -> None:
+        if not self.open:
+            return
+        self.hang_up()
+        for _, waiter in self._waiters.values():
+            if not waiter.done():
+                waiter.set_exception(Unreachable(ENDPOINT, problem, waited_s))
+
+    def answered(self, number: int, answer: object) -> None:
+        _, waiter = self._waiters.get(number, (0.0, None))
+        if self.open and waiter is not None and not waiter.done():
+            waiter.set_result(answer)
 
 
 class RegisterServer(SimServer):
@@ -27,7 +84,7 @@ class RegisterServer(SimServer):
 
     @property
     def engine(self) -> Engine:
-        """What the value says, or an empty one."""
+        """The value as an engine; an empty one if there is none."""
         copy = self._copy
         if copy is None:
             copy = self._copy = Engine(self.instance)
@@ -35,22 +92,19 @@ class RegisterServer(SimServer):
                 copy.load(self._document.items, self._document.revision)
         return copy
 
-    @engine.setter
-    def engine(self, engine: Engine) -> None:
-        self._copy = engine
-
     @property
     def instance(self) -> str:
-        """That of the value."""
         return self._document.instance if self._document is not None else ""
 
     def _start(self) -> None:
-        super()._start()
+        self._copy = None
+        self._connections: dict[RegisterConnection, None] = {}
         self._value: bytes | None = None
         self._document: Document | None = None
         self._version = 0
         self._counters: dict[str, int] = {}
-        self._verbs = {
+        self._verbs: dict[str, Callable[..., Any]] = {
+            "hello": lambda _connection: self.place,
             "read": self._read,
             "swap": self._swap,
             "beat": self._beat,
@@ -58,30 +112,48 @@ class RegisterServer(SimServer):
             "drop_beat": self._drop_beat,
         }
 
-    def _hear(self) -> None:
-        """It has no leases to judge."""
+    def crash(self) -> None:
+        """Kill the process: the value is gone and all connections drop."""
+        self.dead = True
+        connections, self._connections = self._connections, {}
+        for connection in connections:
+            connection.answers.send(connection.client_lost, "the connection is lost")
+        self.resume()  # Requests that waited in its sockets are refused now.
 
-    def _tick(self, engine: Engine) -> None:
-        """Time is the members' affair."""
+    def receive(self, connection: Any, data: Any) -> None:
+        """A call of a client arrived."""
+        number, verb, args = data
+        if not self.dead and verb == "hello":
+            self._connections[connection] = None
+        for ambush in list(self.arrivals) if connection in self._connections else ():
+            ambush(connection.node.name, *self._described(verb, args))
+        if connection not in self._connections:
+            connection.refuse()
+        else:
+            connection.send_answer(connection.answered, number, self._verbs[verb](connection, *args))
+
+    def hung_up(self, connection: Any) -> None:
+        self._network.forget(connection)
+        self._connections.pop(connection, None)
 
     # ---- requests
 
-    def _read(self, _connection: SimConnection) -> Version | None:
+    def _read(self, _connection: RegisterConnection) -> Version | None:
         return None if self._value is None else (self._value, self._version)
 
-    def _swap(self, connection: SimConnection, state: bytes, token: int | None) -> tuple[bytes, int, bool] | None:
+    def _swap(self, connection: RegisterConnection, state: bytes, token: int | None) -> tuple[bytes, int, bool] | None:
         if (self._version if self._value is not None else None) == token:
             self._write(state, connection.node.name, "then")
             return state, self._version, True
         return None if self._value is None else (self._value, self._version, False)
 
-    def _beat(self, _connection: SimConnection, name: str) -> None:
+    def _beat(self, _connection: RegisterConnection, name: str) -> None:
         self._counters[name] = self._counters.get(name, 0) + 1
 
-    def _read_beats(self, _connection: SimConnection, names: Sequence[str]) -> list[int]:
+    def _read_beats(self, _connection: RegisterConnection, names: Sequence[str]) -> list[int]:
         return [self._counters.get(name, 0) for name in names]
 
-    def _drop_beat(self, _connection: SimConnection, name: str) -> None:
+    def _drop_beat(self, _connection: RegisterConnection, name: str) -> None:
         self._counters.pop(name, None)
 
     def _write(self, state: bytes, actor: str, kind: str) -> None:
@@ -91,12 +163,12 @@ class RegisterServer(SimServer):
         self._version += 1
         self._copy = None
         self._committed = list(read_log(document, since))
-        self._publish(actor, kind)
+        self.publish(actor, kind)
 
     # ---- for faults
 
-    def describe(self, verb: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-        """A swap, as the transaction it stands for."""
+    def _described(self, verb: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        """Describe a swap as the transaction it stands for."""
         if verb != "swap" or self._document is None:
             return verb, args
         document = decode(args[0])
@@ -109,11 +181,11 @@ class RegisterServer(SimServer):
         return "txn", ((), tuple(puts), ())
 
     def expire(self, lease: int) -> None:
-        """Some observer ends the lease at this very moment."""
+        """End the lease at this very moment, as some observer would."""
         self._change(lambda draft: draft.end(lease))
 
     def drop_watches(self) -> None:
-        """The log is lost, so that everybody who has not read all of it meets a gap."""
+        """Lose the log, so that all who have not read to its end meet a gap."""
         self._change(Draft.compact)
 
     forget = drop_watches
@@ -126,7 +198,7 @@ class RegisterServer(SimServer):
 
 
 class SimRegister:
-    """One machine's way to the register; implements `Register`. A lost connection is made again by the next call."""
+    """A node's way to the register; implements `Register`. The next call replaces a lost connection."""
 
     durable = False
     waits = False
@@ -135,12 +207,12 @@ class SimRegister:
         self.beats = beats
         self.place = ""
         self.local_host = node.host
-        self._driver = SimDriver(network, node)
-        self.endpoint = self._driver.endpoint
-        self._connection: SimConnection | None = None
+        self.endpoint = ENDPOINT
+        self._network = network
+        self._node = node
+        self._connection: RegisterConnection | None = None
 
     async def read(self) -> Version | None:
-        """See `Register`."""
         try:
             version: Version | None = await self._call("read")
         except Unreachable as error:
@@ -148,36 +220,40 @@ class SimRegister:
         return version
 
     async def swap(self, state: bytes, token: Any) -> tuple[bytes, Any, bool] | None:
-        """See `Register`."""
         answer: tuple[bytes, Any, bool] | None = await self._call("swap", state, token)
         return answer
 
     async def wait(self, token: Any) -> None:  # noqa: ARG002
-        """It cannot, and says so (`waits`)."""
         raise AssertionError("a register that cannot wait was asked to")
 
     async def beat(self, name: str) -> None:
-        """See `Register`."""
         await self._call("beat", name)
 
     async def read_beats(self, names: Sequence[str]) -> Sequence[int]:
-        """See `Register`."""
         counts: Sequence[int] = await self._call("read_beats", tuple(names))
         return counts
 
     async def drop_beat(self, name: str) -> None:
-        """See `Register`."""
         await self._call("drop_beat", name)
 
     async def close(self) -> None:
-        """Say goodbye."""
-        if self._connection is not None and self._connection.open:
-            self._connection.tell("bye")
-            self._connection.lose()
+        if self._connection is not None:
+            self._connection.hang_up()
 
     async def _call(self, verb: str, *args: Any) -> Any:
         connection = self._connection
         if connection is None or not connection.open:
-            connection, welcome = await self._driver.dial()
-            self._connection, self.place = connection, welcome.place
+            try:
+                connection = self._network.connect(self._node, RegisterConnection)
+            except DialFailed as failed:
+                raise Unreachable(ENDPOINT, failed.problem, applied=False) from None
+            try:
+                self.place = await connection.call("hello")
+            except Unreachable as error:
+                raise Unreachable(ENDPOINT, error.problem, error.waited_s, applied=False) from None
+            except asyncio.CancelledError:
+                connection.hang_up()
+                raise
+            connection.timeout_s = READ_TIMEOUT_S
+            self._connection = connection
         return await connection.call(verb, *args)

@@ -16,7 +16,7 @@ def test_time_passes_in_steps_of_about_a_tick():
     async def scenario():
         steps = []
         began_at = time.monotonic()
-        clock = LeaseClock(steps.append)
+        clock = LeaseClock(steps.append, asyncio.get_running_loop())
         await until(lambda: len(steps) >= 5)
         clock.stop()
         took_s = time.monotonic() - began_at
@@ -31,7 +31,7 @@ def test_time_passes_in_steps_of_about_a_tick():
 def test_of_a_stop_only_one_step_counts():
     async def scenario():
         steps = []
-        clock = LeaseClock(steps.append)
+        clock = LeaseClock(steps.append, asyncio.get_running_loop())
         await until(lambda: steps)
         time.sleep(1.2)  # noqa: ASYNC251  This is the stop.
         assert clock.stalled
@@ -60,7 +60,7 @@ def test_what_waited_during_a_stop_is_read_before_the_step_is_judged():
 
         loop = asyncio.get_running_loop()
         server = await loop.create_server(Ear, "127.0.0.1", 0)
-        clock = LeaseClock(order.append)
+        clock = LeaseClock(order.append, asyncio.get_running_loop())
         await until(lambda: order)
         order.clear()
         with socket.create_connection(server.sockets[0].getsockname()) as late:

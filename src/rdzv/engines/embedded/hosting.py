@@ -1,15 +1,15 @@
-"""Who serves: the driver that connects to the endpoint and, where the endpoint means this machine, hosts the server.
+"""The driver that connects to the endpoint and, where the endpoint means this node, hosts the server.
 
-Whoever can bind the endpoint's address may serve there; a successful bind proves that the address is ours, which no host
-name does. `is_host` says it where it cannot be proven (a service address that nobody can bind), or forbids it. In order:
+A process that can bind the endpoint's address may serve there: a successful bind proves that the address is ours, which no host
+name does. `is_host` says so where it cannot be proven (a service address that no process can bind), or forbids it. In order:
 
-1. Connect to every address of the endpoint. If anybody answers, whoever it is, we do not serve.
-2. Bind the port on all interfaces, since a machine's own name may mean loopback to itself. It can be bound once.
-3. Dial the endpoint. Serve only if our own server answers, and no other: many machines can bind "localhost", and a name may
-   have many addresses. Until then our server turns everybody away. Of two who see each other both step back and try again.
+1. Connect to every address of the endpoint. If any program answers, do not serve.
+2. Bind the port on all interfaces, since a node's own name may mean loopback to itself. It can be bound once.
+3. Dial the endpoint. Serve only if our own server answers, and no other: many nodes can bind "localhost", and a name may have
+   many addresses. Until then our server turns all clients away. Of two servers that see each other, both step back and retry.
 
-When an agent's server is gone, another process of that machine takes the address over by the same steps; it starts empty and
-is re-told. A server that stands by itself (`rdzv serve`) is not replaced: it will be restarted, and needs its address.
+When an agent's server is gone, another process of that node takes the address over by the same steps. It starts empty, and the
+members tell it what they know. A standalone server (`rdzv serve`) is not replaced: it will be restarted, and needs its address.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .server import Server
 from .trust import Trust
 
 STAY_S = 60.0
-"""How long who serves stays for the others when it could go."""
+"""How long a process that serves stays for the others when it could go."""
 AT_ONCE_S = 2.0
-"""Those who end together are gone by then; whoever waits for longer is told for whom."""
+"""Processes that end together are gone by then. A longer wait is logged, with its reason."""
 
 _users: dict[Server, set[HostingDriver]] = {}
-"""The servers that serve in this process, and which drivers here use them. All of one server are in one loop."""
+"""The servers of this process, and the drivers here that use them. All drivers of one server are in one loop."""
 
 
 class HostingDriver(RemoteDriver):
-    """See the module's docstring."""
+    """A driver that may host the server."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class HostingDriver(RemoteDriver):
             trust=trust,
         )
         self.server: Server | None = None
-        """The one hosted here, once there is one."""
+        """The server hosted here, once there is one."""
         self._is_host = is_host
         self._max_nodes = max_nodes
         self._stay_s = stay_s
@@ -237,7 +237,7 @@ class HostingDriver(RemoteDriver):
         return server.id in found
 
     async def _probe(self, address: Address) -> str:
-        """Who is there: a server's id, or what is wrong with it; empty: nobody."""
+        """Return the id of the server there, or the problem with it; empty if no program is there."""
         try:
             sock = await connect(address, self.connect_timeout_s)
             hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
