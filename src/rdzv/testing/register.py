@@ -16,7 +16,6 @@ from ..engines.register.backend import Version
 from ..engines.register.document import Document, Draft, decode, encode, read_log
 from ..errors import Unreachable
 from ..system.dial import DialFailed
-from ..system.timers import Timer
 from .driver import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from .network import SimConnection, SimNetwork
 from .nodes import SimNode
@@ -32,8 +31,7 @@ class RegisterConnection(SimConnection):
         super().__init__(network, node, server)
         self.timeout_s = CONNECT_TIMEOUT_S
         """How long an answer may take."""
-        self._alarm: Timer | None = None
-        self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
+        self._waiters: dict[int, asyncio.Future[Any]] = {}
         self._asked = 0
 
     async def call(self, verb: str, *args: Any) -> Any:
@@ -41,38 +39,25 @@ class RegisterConnection(SimConnection):
         if not self.open or self.network.loop.unwinding:
             raise Unreachable(ENDPOINT, "the connection is lost", applied=False)
         self._asked = number = self._asked + 1
-        waiter: asyncio.Future[Any] = self.network.loop.create_future()
-        self._waiters[number] = (self.node.now(), waiter)
-        if self._alarm is None:
-            self._alarm = self.node.call_later(self.timeout_s, self._check)
+        waiter = self._waiters[number] = self.network.loop.create_future()
+        timer = self.node.call_later(self.timeout_s, lambda: self.client_lost("no answer", self.timeout_s))
         self.send_request(self.server.receive, self, (number, verb, args))
         try:
             return await waiter
         finally:
+            timer.cancel()
             self._waiters.pop(number, None)
-
-    def _check(self) -> None:
-        """Give up if the oldest call is overdue. One alarm serves all calls: nearly all are answered in time."""
-        self._alarm = None
-        if not self.open or not self._waiters:
-            return
-        oldest_at, _ = next(iter(self._waiters.values()))
-        left_s = self.timeout_s - (self.node.now() - oldest_at)
-        if left_s > 0:
-            self._alarm = self.node.call_later(left_s, self._check)
-        else:
-            self.client_lost("no answer", self.timeout_s)
 
     def client_lost(self, problem: str, waited_s: float = 0.0) -> None:
         if not self.open:
             return
         self.hang_up()
-        for _, waiter in self._waiters.values():
+        for waiter in self._waiters.values():
             if not waiter.done():
                 waiter.set_exception(Unreachable(ENDPOINT, problem, waited_s))
 
     def answered(self, number: int, answer: object) -> None:
-        _, waiter = self._waiters.get(number, (0.0, None))
+        waiter = self._waiters.get(number)
         if self.open and waiter is not None and not waiter.done():
             waiter.set_result(answer)
 

@@ -13,36 +13,20 @@ from typing import Any, Protocol
 from ...errors import Incompatible, LimitExceeded, Unreachable
 from ...system.dial import DialFailed
 from ..port import Batch, Gap, LeaseGone
+from . import frames
 from .frames import (
-    FRAME_MAX,
-    MAGIC,
     PREAMBLE,
-    Acknowledged,
-    Answer,
-    Bye,
     Challenge,
     Frame,
     FrameStream,
     Hello,
-    LeaseEnded,
-    LimitReached,
     Ping,
     Proof,
-    Refused,
-    Rejected,
     Transport,
-    Txn,
     TxnDone,
-    WatchGap,
-    WatchNews,
     Welcome,
-    answer_decoder,
-    challenge_decoder,
     decode,
-    describe,
     encode,
-    proven_decoder,
-    welcome_decoder,
 )
 from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 
@@ -65,7 +49,7 @@ class ClientProtocol(FrameStream):
     def __init__(
         self, endpoint: str, read_timeout_s: float, trust: Trust, now: Callable[[], float], new_waiter: Callable[[], Waiter]
     ) -> None:
-        super().__init__(FRAME_MAX)
+        super().__init__(frames.FRAME_MAX)
         self.is_open = True
         self.violation = ""
         """How the other side broke the protocol, once it has."""
@@ -136,7 +120,7 @@ class ClientProtocol(FrameStream):
 
     def close(self) -> None:
         """Say goodbye and hang up."""
-        self.tell(Bye())
+        self.tell(frames.Bye())
         self.lose("the session is closed")
 
     def lose(self, problem: str, waited_s: float = 0.0) -> None:
@@ -191,8 +175,8 @@ class ClientProtocol(FrameStream):
 
     def in_the_clear(self, transport: Transport, start: bytes) -> None:
         self.transport = transport
-        is_ours = MAGIC.startswith(start[: len(MAGIC)])
-        problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (describe(start), STRANGER)
+        is_ours = frames.MAGIC.startswith(start[: len(frames.MAGIC)])
+        problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (frames.describe(start), STRANGER)
         self._fail_greeting(problem, untrusted=is_ours, remedy=remedy)
 
     def insecure(self, problem: str, untrusted: bool) -> None:
@@ -201,11 +185,13 @@ class ClientProtocol(FrameStream):
 
     def frame_received(self, payload: memoryview) -> None:
         if self._welcome.done():
-            self._answered(decode(answer_decoder, payload))
+            self._answered(decode(frames.answer_decoder, payload))
             return
-        decoder = welcome_decoder if self._is_proven else challenge_decoder if self._handshake is None else proven_decoder
-        answer: Welcome | Challenge | Proof | Rejected = decode(decoder, payload)
-        if isinstance(answer, Rejected):
+        decoder: Any = frames.welcome_decoder
+        if not self._is_proven:
+            decoder = frames.challenge_decoder if self._handshake is None else frames.proven_decoder
+        answer: Welcome | Challenge | Proof | frames.Rejected = decode(decoder, payload)
+        if isinstance(answer, frames.Rejected):
             self._fail_greeting(_refusal(answer), passing=answer.passing, untrusted=answer.untrusted)
         elif isinstance(answer, Challenge):
             self._challenged(answer)
@@ -231,12 +217,12 @@ class ClientProtocol(FrameStream):
         else:
             self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)
 
-    def _answered(self, answer: Answer) -> None:
-        if isinstance(answer, WatchNews):
+    def _answered(self, answer: frames.Answer) -> None:
+        if isinstance(answer, frames.WatchNews):
             self.on_news(answer.watch, answer.batch)
-        elif isinstance(answer, WatchGap):
+        elif isinstance(answer, frames.WatchGap):
             self.on_news(answer.watch, Gap(answer.text))
-        elif isinstance(answer, Rejected):
+        elif isinstance(answer, frames.Rejected):
             self.lose(_refusal(answer))
         else:
             asked = self._waiters.get(answer.number)
@@ -253,29 +239,29 @@ class ClientProtocol(FrameStream):
                 _settle(waiter, answer)
 
 
-def _refusal(rejected: Rejected) -> str:
+def _refusal(rejected: frames.Rejected) -> str:
     # One line only: the text may come from a stranger, and goes into logs.
     return " ".join(rejected.text.split()) or "the server hung up without a reason"
 
 
-def _fits(question: Frame, answer: TxnDone | Acknowledged | LeaseEnded | Refused | LimitReached) -> bool:
+def _fits(question: Frame, answer: frames.Reply) -> bool:
     """Whether the answer is one to that question. Callers rely on it, and a broken server must not break them."""
-    if isinstance(answer, (LeaseEnded, Refused, LimitReached)):
+    if isinstance(answer, (frames.LeaseEnded, frames.Refused, frames.LimitReached)):
         return not isinstance(question, Ping)
-    if isinstance(question, Txn):
+    if isinstance(question, frames.Txn):
         done = question.branch(answer.outcome) if isinstance(answer, TxnDone) else None
         return done is not None and isinstance(answer, TxnDone) and len(answer.outcome.reads) == len(done)
-    return isinstance(answer, Acknowledged)
+    return isinstance(answer, frames.Acknowledged)
 
 
-def _settle(waiter: Waiter, answer: TxnDone | Acknowledged | LeaseEnded | Refused | LimitReached) -> None:
+def _settle(waiter: Waiter, answer: frames.Reply) -> None:
     if isinstance(answer, TxnDone):
         waiter.set_result(answer.outcome)
-    elif isinstance(answer, Acknowledged):
+    elif isinstance(answer, frames.Acknowledged):
         waiter.set_result(None)
-    elif isinstance(answer, LeaseEnded):
+    elif isinstance(answer, frames.LeaseEnded):
         waiter.set_exception(LeaseGone(answer.text))
-    elif isinstance(answer, LimitReached):
+    elif isinstance(answer, frames.LimitReached):
         waiter.set_exception(LimitExceeded(answer.what, answer.size, answer.size_max))
     else:
         waiter.set_exception(ValueError(answer.text))

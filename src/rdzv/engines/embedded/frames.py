@@ -238,7 +238,8 @@ class WatchGap(Frame, frozen=True, tag=10):
     text: str
 
 
-Answer = TxnDone | Acknowledged | LeaseEnded | Refused | LimitReached | WatchNews | WatchGap | Rejected
+Reply = TxnDone | Acknowledged | LeaseEnded | Refused | LimitReached
+Answer = Reply | WatchNews | WatchGap | Rejected
 
 
 # ---- bytes

@@ -20,40 +20,20 @@ from ...errors import LimitExceeded
 from ...system.addresses import plain
 from ...system.node import http_date
 from ..port import Batch, Gap, LeaseGone
+from . import frames
 from .frames import (
-    CHALLENGE_MAX,
-    HELLO_MAX,
-    MAGIC,
     PREAMBLE,
-    VERSION,
     Acknowledged,
-    Bye,
     Challenge,
     Frame,
     FrameStream,
     Hello,
-    LeaseEnded,
-    LimitReached,
-    Ping,
-    Proof,
-    Refused,
-    Rejected,
-    Renew,
-    Request,
-    Revoke,
     Transport,
     Txn,
     TxnDone,
     WatchGap,
-    WatchStart,
-    WatchStop,
     decode,
-    describe,
     encode,
-    first_decoder,
-    hello_decoder,
-    proof_decoder,
-    request_decoder,
 )
 from .limits import logger
 from .run import Run, check_key
@@ -76,8 +56,8 @@ PREFIXES_MAX = 64
 """Prefixes of one watch. Each is compared with each other, so their number is bounded."""
 
 _HTTP = (
-    "HTTP/1.1 400 Bad Request\r\nDate: {date}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    f"This is an rdzv server (protocol {VERSION}), not a web server.\n"
+    "HTTP/1.1 400 Bad frames.Request\r\nDate: {date}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    f"This is an rdzv server (protocol {frames.VERSION}), not a web server.\n"
 )
 DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
 """The request by which `rdzv doctor` asks for the time. It is answered like any stranger's, but not logged."""
@@ -94,7 +74,7 @@ class ServerSession(FrameStream):
     def __init__(self, core: ServerCore) -> None:
         self.is_proven = core.trust.secret is None
         """The client has proven that it knows the secret, or there is none."""
-        super().__init__(HELLO_MAX if self.is_proven else CHALLENGE_MAX)
+        super().__init__(frames.HELLO_MAX if self.is_proven else frames.CHALLENGE_MAX)
         self._core = core
         self._handshake: Handshake | None = None
         self.run: Run | None = None
@@ -147,7 +127,7 @@ class ServerSession(FrameStream):
 
     def reject(self, text: str, *, passing: bool = False, untrusted: bool = False) -> None:
         """Send the reason and hang up. The client may still read earlier answers."""
-        rejected = encode(Rejected(text[:8000], passing, untrusted))
+        rejected = encode(frames.Rejected(text[:8000], passing, untrusted))
         self.send(rejected if self._greeted else PREAMBLE + rejected)
         self.transport.close()
 
@@ -164,10 +144,10 @@ class ServerSession(FrameStream):
     def in_the_clear(self, transport: Transport, start: bytes) -> None:
         """Refuse a client without TLS, or a stranger, in the clear: it would not understand TLS."""
         self.transport = transport
-        if MAGIC.startswith(start[: len(MAGIC)]):
+        if frames.MAGIC.startswith(start[: len(frames.MAGIC)]):
             self._distrust(ONLY_SERVER_HAS_TLS)
         else:
-            self.violated(describe(start), start)
+            self.violated(frames.describe(start), start)
 
     def insecure(self, problem: str, untrusted: bool) -> None:  # noqa: ARG002
         # TLS itself has told the other side already.
@@ -214,23 +194,23 @@ class ServerSession(FrameStream):
             self._introduced(payload)
             return
         self.heard_s = core.awake_s
-        request = decode(request_decoder, payload)
+        request = decode(frames.request_decoder, payload)
         run.hear(core.now())
         answer = self.serve(run, request)
         if answer is not None:
             self._answer(answer)
 
-    def serve(self, run: Run, request: Request) -> Frame | None:
+    def serve(self, run: Run, request: frames.Request) -> Frame | None:
         """Do what is asked and return the answer, if there is one."""
         handler: Callable[[ServerSession, Run, Any], Frame | None] = _HANDLERS[type(request)]
         try:
             return handler(self, run, request)
         except LeaseGone as error:
-            return LeaseEnded(request.number, str(error))  # type: ignore[union-attr]
+            return frames.LeaseEnded(request.number, str(error))  # type: ignore[union-attr]
         except LimitExceeded as error:
-            return LimitReached(request.number, error.what, error.size, error.size_max)  # type: ignore[union-attr]
+            return frames.LimitReached(request.number, error.what, error.size, error.size_max)  # type: ignore[union-attr]
         except ValueError as error:
-            return Refused(request.number, str(error))  # type: ignore[union-attr]
+            return frames.Refused(request.number, str(error))  # type: ignore[union-attr]
         except Exception:  # noqa: BLE001  One request must not take the server from all others.
             logger.exception("a defect in the server, at a request of %s in run %r", self.host, run.name)
             self.reject("the server failed at this request, which is a defect of it; its log says more")
@@ -244,18 +224,18 @@ class ServerSession(FrameStream):
         """
         secret, handshake = self._core.trust.secret, self._handshake
         if secret is None or self.is_proven:
-            first: Challenge | Hello = decode(first_decoder if secret is None else hello_decoder, payload)
+            first: Challenge | Hello = decode(frames.first_decoder if secret is None else frames.hello_decoder, payload)
             if isinstance(first, Hello):
                 self._core.hello(self, first)
             else:
                 self._distrust(ONLY_MEMBER_HAS_ONE)
         elif handshake is None:
-            self._challenged(secret, decode(first_decoder, payload))
-        elif handshake.holds(DRIVER, decode(proof_decoder, payload).proof):
+            self._challenged(secret, decode(frames.first_decoder, payload))
+        elif handshake.holds(DRIVER, decode(frames.proof_decoder, payload).proof):
             self.is_proven = True
             self._handshake = None
-            self.frame_max = HELLO_MAX
-            self.send(encode(Proof(handshake.proof(SERVER))))
+            self.frame_max = frames.HELLO_MAX
+            self.send(encode(frames.Proof(handshake.proof(SERVER))))
         else:
             self._distrust(DIFFERENT_SECRETS)
 
@@ -274,33 +254,30 @@ class ServerSession(FrameStream):
             assert isinstance(answer, TxnDone), "no other answer can be long"
             did = "it has taken effect, but " if answer.outcome.succeeded else ""
             text = f"{did}the answer would have {error.size} bytes, at most {error.size_max} are allowed: read less at once"
-            self.send(encode(Refused(answer.number, text)))
+            self.send(encode(frames.Refused(answer.number, text)))
 
     def _txn(self, run: Run, request: Txn) -> Frame:
         for granting in request.grants:
             run.grant(granting.ttl_s, self if granting.presence else None, granting.lease)
         return TxnDone(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
 
-    def _renew(self, run: Run, request: Renew) -> Frame:
+    def _renew(self, run: Run, request: frames.Renew) -> Frame:
         run.renew(request.lease, self)
         return Acknowledged(request.number)
 
-    def _revoke(self, run: Run, request: Revoke) -> Frame:
+    def _revoke(self, run: Run, request: frames.Revoke) -> Frame:
         run.revoke(request.lease)
         self.leases.discard(request.lease)
         return Acknowledged(request.number)
 
-    def _ping(self, _run: Run, request: Ping) -> Frame:
-        return Acknowledged(request.number)
-
-    def _bye(self, run: Run, _request: Bye) -> None:
+    def _bye(self, run: Run, _request: frames.Bye) -> None:
         self.said_bye = True
         run.let_go(self)
         self.transport.close()
 
     # ---- watches
 
-    def _watch(self, run: Run, request: WatchStart) -> Frame | None:
+    def _watch(self, run: Run, request: frames.WatchStart) -> Frame | None:
         number, targets = request.watch, request.targets
         problem = self._why_not_watch(number, targets)
         if problem:
@@ -337,9 +314,6 @@ class ServerSession(FrameStream):
         except ValueError as error:
             return str(error)
         return ""
-
-    def _unwatch(self, _run: Run, request: WatchStop) -> None:
-        self._end_watch(request.watch)
 
     def _end_watch(self, number: int) -> None:
         stop, targets = self._watches.pop(number, (None, 0))
@@ -380,10 +354,10 @@ class ServerSession(FrameStream):
 
 _HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] = {
     Txn: ServerSession._txn,  # noqa: SLF001  Its own.
-    Renew: ServerSession._renew,  # noqa: SLF001
-    Revoke: ServerSession._revoke,  # noqa: SLF001
-    WatchStart: ServerSession._watch,  # noqa: SLF001
-    WatchStop: ServerSession._unwatch,  # noqa: SLF001
-    Ping: ServerSession._ping,  # noqa: SLF001
-    Bye: ServerSession._bye,  # noqa: SLF001
+    frames.Renew: ServerSession._renew,  # noqa: SLF001
+    frames.Revoke: ServerSession._revoke,  # noqa: SLF001
+    frames.WatchStart: ServerSession._watch,  # noqa: SLF001
+    frames.WatchStop: lambda self, _run, request: self._end_watch(request.watch),
+    frames.Ping: lambda _self, _run, request: Acknowledged(request.number),
+    frames.Bye: ServerSession._bye,  # noqa: SLF001
 }
