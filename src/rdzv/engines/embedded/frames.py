@@ -335,6 +335,9 @@ class FrameStream(ABC):
     def greeted(self) -> None:  # noqa: B027  Only the server answers.
         """Called when the other side's preamble has come and is right."""
 
+    def keeps_some(self) -> None:  # noqa: B027  Only the server has to count.
+        """Called when bytes of an incomplete frame are kept."""
+
     @abstractmethod
     def frame_received(self, payload: memoryview) -> None:
         """Handle a frame. The payload is valid only during the call. Incompatible ends the connection."""
@@ -363,6 +366,8 @@ class FrameStream(ABC):
         if len(rest) >= self._need:
             self._rest = None
             self._read(memoryview(rest))
+        else:
+            self.keeps_some()
 
     @property
     def kept(self) -> int:
@@ -414,7 +419,8 @@ class FrameStream(ABC):
                 self.violated(f"it sent what cannot be read: {error.sentence}")
                 return
             at += size
-        self._keep(data[at:], need)
+        if at < end:
+            self._keep(data[at:], need)
 
     def _read_preamble(self, data: memoryview) -> int:
         """Return how many bytes it took; 0 if it is incomplete or not ours."""
@@ -431,9 +437,10 @@ class FrameStream(ABC):
         return 0
 
     def _keep(self, data: memoryview, need: int) -> None:
-        if data and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self._rest = bytearray(data)
             self._need = need
+            self.keeps_some()
 
     # ---- writing
 

@@ -28,10 +28,6 @@ class LeaseClock:
         self._stopped = False
         self._timer: asyncio.Handle = self._loop.call_later(TICK_S, self._tick)
 
-    def now(self) -> float:
-        """Return the loop's time, stalls included."""
-        return self._loop.time()
-
     @property
     def stalled(self) -> bool:
         """Whether the process has just woken up from a long stop and is reading what waited."""

@@ -56,7 +56,7 @@ PREFIXES_MAX = 64
 """Prefixes of one watch. Each is compared with each other, so their number is bounded."""
 
 _HTTP = (
-    "HTTP/1.1 400 Bad frames.Request\r\nDate: {date}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    "HTTP/1.1 400 Bad Request\r\nDate: {date}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
     f"This is an rdzv server (protocol {frames.VERSION}), not a web server.\n"
 )
 DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
@@ -179,11 +179,8 @@ class ServerSession(FrameStream):
             self.send(encode(WatchGap(number, "the watch was cut off, because what it was told was not read in time")))
         self.go_on()
 
-    def received(self, data: memoryview) -> None:
-        super().received(data)
-        if self._rest is not None:
-            # All incomplete frames together may not fill our memory.
-            self._core.keeps(self)
+    def keeps_some(self) -> None:
+        self._core.keeps(self)
 
     # ---- frames
 
