@@ -164,7 +164,7 @@ class SimTransport:
     ) -> None:
         self.connection = connection
         self._address = address
-        self._send = send
+        self.write = send
         self._close = close
         self._closing = False
         self.waiting: list[bytes] | None = None
@@ -172,9 +172,6 @@ class SimTransport:
         self.unread = 0
         """Bytes that the other end has not read yet."""
         self.on_resume: Callable[[], None] = lambda: None
-
-    def write(self, data: bytes) -> None:
-        self._send(data)
 
     def close(self) -> None:
         if not self._closing:

@@ -21,12 +21,15 @@ STALL_S = 1.0
 class LeaseClock:
     """Calls `judge` about every `TICK_S`, with the seconds that have passed."""
 
-    def __init__(self, judge: Callable[[float], None], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, judge: Callable[[float], None], loop: asyncio.AbstractEventLoop, tick_s: float = TICK_S
+    ) -> None:
         self._judge = judge
+        self._tick_s = tick_s
         self._loop = loop
         self._judged_at = self._loop.time()
         self._stopped = False
-        self._timer: asyncio.Handle = self._loop.call_later(TICK_S, self._tick)
+        self._timer: asyncio.Handle = self._loop.call_later(self._tick_s, self._tick)
 
     @property
     def stalled(self) -> bool:
@@ -55,5 +58,5 @@ class LeaseClock:
         now = self._loop.time()
         elapsed_s = min(now - self._judged_at, STEP_MAX_S)
         self._judged_at = now
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
         self._judge(elapsed_s)
