@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ...system.node import LocalNode, Node
 from ...system.timers import Timer
-from .client_protocol import PING_S, ClientProtocol
+from .client_protocol import ClientProtocol
 from .frames import Frame, Hello, Welcome
 from .stream import FramedProtocol
 from .tls import TlsTransport
@@ -49,7 +49,7 @@ class ClientConnection(ClientProtocol, FramedProtocol):
         finally:
             timer.cancel()
         if self.is_open:
-            self._alarm = self._node.call_later(min(PING_S, self._timeout_s), self._check)
+            self._check()
         return welcome
 
     async def call(self, frame: Callable[[int], Frame]) -> Any:
