@@ -16,7 +16,7 @@ from ..errors import Unreachable
 from ..system.dial import DialFailed
 from .network import SimNetwork
 from .nodes import SimNode
-from .server import RUN, SimServer, SimStream
+from .server import RUN, SimServer
 
 CONNECT_TIMEOUT_S = 3.0
 """Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
@@ -86,11 +86,11 @@ class SimDriver(RemoteDriver):
         self.network = network
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        stream = self.network.connect(self.node, SimStream)
-        self.reached = stream.server
+        connection = self.network.connect(self.node)
+        self.reached = connection.server
         link = self.new_link()
-        link.transport = stream.client
-        stream.deliver, stream.lose = link.received, link.lose
+        link.transport = connection.client_end
+        connection.deliver, connection.lose = link.received, link.lose
         try:
             return link, await link.greet(hello(), self.connect_timeout_s)
         except DialFailed as failed:

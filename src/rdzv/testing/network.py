@@ -14,13 +14,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..engines.embedded.frames import PREAMBLE, WatchGap, WatchNews
 from ..system.dial import DialFailed
 from .nodes import SimNode
 from .virtual_loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
+    from ..engines.embedded.session import ServerSession
     from .server import SimServer
 
 DELAYS_S = (0.0002, 0.005, 0.05)
@@ -30,7 +32,7 @@ TAIL = 0.02
 RETRANSMIT_S = 0.5
 """A direction that healed moves again within this time: senders back off meanwhile."""
 
-C = TypeVar("C", bound="SimConnection")
+NEWS_TAGS = (WatchNews.__struct_config__.tag, WatchGap.__struct_config__.tag)
 Way = Literal["requests", "answers"]
 BOTH: tuple[Way, Way] = ("requests", "answers")
 
@@ -91,36 +93,45 @@ class SimChannel:
 
 
 class SimConnection:
-    """Two channels with a client at one end and a server at the other. The ends decide what a message is."""
+    """A stream of bytes between a client and a server. The server does not know of it until the first bytes arrive."""
 
     def __init__(self, network: SimNetwork, node: SimNode, server: SimServer) -> None:
         self.node = node
         self.server = server
         self.open = True
         """Whether the client thinks so."""
+        self.accepted = False
+        self.session: ServerSession | None = None
+        """The server's end, while it lives."""
+        self.deliver: Callable[[memoryview], None] = lambda _data: None
+        """The client's reader."""
+        self.lose: Callable[[str], None] = lambda _problem: None
+        """Tells the client that the connection is over."""
         self.requests = SimChannel(network, node, server, "requests")
         self.answers = SimChannel(network, node, server, "answers")
-        self.counters = network.counters.setdefault(node.name, Counters())
-        self.network = network
+        self.client_end = SimTransport(self, server.name, self._request, self.hang_up)
+        self.server_end = SimTransport(self, node.host, self._answer, self._closed_by_server)
+        self.server_end.on_resume = self._read_on
+        self._counters = network.counters.setdefault(node.name, Counters())
+        self._network = network
+        self._unread_max = server.limits.unanswered
 
-    def client_lost(self, problem: str) -> None:
-        """The client's end is told that the connection is over."""
-        raise NotImplementedError
+    # ---- the client's end
 
-    def send_request(self, deliver: Callable[..., None], *args: Any) -> None:
-        """Carry a message to the server, unless the connection breaks at it."""
-        self.counters.operations += 1
-        if self.network.breaks(self, "requests"):
+    def _request(self, data: bytes) -> None:
+        self._counters.bytes += len(data)
+        self._counters.operations += 1
+        if self._network.breaks(self, "requests"):
             self.reset()
         else:
-            self.requests.send(deliver, *args)
+            self.requests.send(self.server.receive, self, data)
 
-    def send_answer(self, deliver: Callable[..., None], *args: Any) -> None:
-        """Carry an answer to the client, unless the connection breaks at it."""
-        if self.network.breaks(self, "answers"):
-            self.reset()
-        else:
-            self.answers.send(deliver, *args)
+    def _arrived(self, data: bytes) -> None:
+        self.server_end.unread -= len(data)
+        if self.server_end.unread <= self._unread_max // 4 and self.session is not None and self.session.is_held:
+            self._network.loop.call_soon(self._quick_again, context=self.server.context)
+        if self.open:
+            self.deliver(memoryview(data))
 
     def hang_up(self) -> None:
         """The client closes its end. Requests that were sent may still take effect."""
@@ -128,9 +139,49 @@ class SimConnection:
             self.open = False
             self.requests.send(self.server.hung_up, self)
 
+    def client_lost(self, problem: str) -> None:
+        """The client sees that the connection is over."""
+        if self.open:
+            self.lose(problem)
+
+    # ---- the server's end
+
+    def read(self, data: bytes) -> None:
+        """Pass bytes on to the session, or keep them while it holds its client back."""
+        if self.server_end.waiting is not None:
+            self.server_end.waiting.append(data)
+        elif self.session is not None:
+            self.session.received(memoryview(data))
+
+    def _read_on(self) -> None:
+        waiting, self.server_end.waiting = self.server_end.waiting, None
+        for data in waiting or ():
+            self.read(data)
+
+    def _answer(self, data: bytes) -> None:
+        self._counters.bytes += len(data)
+        self.server_end.unread += len(data)
+        if _has_answer(data) and self._network.breaks(self, "answers"):
+            self.reset()
+        else:
+            self.answers.send(self._arrived, data)
+        if self.server_end.unread > self._unread_max and self.session is not None and not self.session.is_held:
+            self.session.pause_writing()
+
+    def _quick_again(self) -> None:
+        if self.session is not None and self.session.is_held:
+            self.session.resume_writing()
+
     def refuse(self) -> None:
         """The server has no such connection: it was restarted, or never listened."""
         self.answers.send(self.client_lost, "the connection was refused")
+
+    def _closed_by_server(self) -> None:
+        if self.session is not None:
+            self.answers.send(self.client_lost, "the connection was closed by the other side")
+            self._network.loop.call_soon(self.server.hung_up, self, context=self.server.context)
+
+    # ---- faults
 
     def reset(self) -> None:
         """Break it, with all that is under way in either direction. Both ends notice, each in its time.
@@ -140,7 +191,7 @@ class SimConnection:
         if self.requests.broken and self.answers.broken:
             return
         self.requests.broken = self.answers.broken = True
-        loop, network = self.network.loop, self.network
+        loop, network = self._network.loop, self._network
         notice_s = network.delay_s()
         if self.requests.route not in network.cuts:
             loop.call_later(notice_s, self.server.hung_up, self, context=self.server.context).stream = self
@@ -154,6 +205,16 @@ class SimConnection:
             self.open = False
         else:
             self.hang_up()
+
+
+def _has_answer(data: bytes) -> bool:
+    """Whether any frame in these bytes is more than news: the connection can break at it."""
+    at = len(PREAMBLE) if data.startswith(PREAMBLE) else 0
+    while at < len(data):
+        if data[at + 5] not in NEWS_TAGS:  # After the length and the header of the array.
+            return True
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+    return False
 
 
 class SimTransport:
@@ -212,12 +273,11 @@ class SimNetwork:
         self._doomed: list[tuple[str, str, Way]] = []
         self._connections: dict[SimConnection, None] = {}
 
-    def connect(self, node: SimNode, kind: Callable[[SimNetwork, SimNode, SimServer], C]) -> C:
-        """Make a new connection. The server does not know of it until the first message arrives."""
+    def connect(self, node: SimNode) -> SimConnection:
         server = self.route(node)
         if server is None:
             raise DialFailed("the name is not known", answered=False)
-        connection = kind(self, node, server)
+        connection = SimConnection(self, node, server)
         self._connections[connection] = None
         node.on_crash.append(connection.node_crashed)
         return connection

@@ -1,75 +1,41 @@
 """A compare-and-set register in the simulation: it keeps a value and, in some runs, counters, and knows of nothing else.
 
-The checkers read what the members commit from the values that win, and judge it like any other run. The server's engine is a
-copy of the value, for those who look at the run from outside.
+It is a key of the simulated server, reached by the shipping session like any other. The checkers read what the members commit
+from the values that win, and judge it like any other run.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..engines.port import Operation, Put
+from ..engines.embedded.frames import Request, Txn
+from ..engines.port import Compare, Created, Delete, EngineReset, Get, Modified, Operation, Outcome, Put, Session
 from ..engines.reference import Engine
 from ..engines.register.backend import Version
 from ..engines.register.document import Document, Draft, decode, encode, read_log
 from ..errors import Unreachable
-from ..system.dial import DialFailed
-from .driver import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from .network import SimConnection, SimNetwork
+from .driver import SimDriver
+from .network import SimNetwork
 from .nodes import SimNode
-from .server import SimServer
+from .server import RUN, SimServer
 
-ENDPOINT = "sim://register"
-
-
-class RegisterConnection(SimConnection):
-    """Calls and answers between a node and the register."""
-
-    def __init__(self, network: SimNetwork, node: SimNode, server: SimServer) -> None:
-        super().__init__(network, node, server)
-        self.timeout_s = CONNECT_TIMEOUT_S
-        """How long an answer may take."""
-        self._waiters: dict[int, asyncio.Future[Any]] = {}
-        self._asked = 0
-
-    async def call(self, verb: str, *args: Any) -> Any:
-        """Ask and wait. Without an answer in time the connection is given up: nothing more can be expected of it."""
-        if not self.open or self.network.loop.unwinding:
-            raise Unreachable(ENDPOINT, "the connection is lost", applied=False)
-        self._asked = number = self._asked + 1
-        waiter = self._waiters[number] = self.network.loop.create_future()
-        timer = self.node.call_later(self.timeout_s, lambda: self.client_lost("no answer", self.timeout_s))
-        self.send_request(self.server.receive, self, (number, verb, args))
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiters.pop(number, None)
-
-    def client_lost(self, problem: str, waited_s: float = 0.0) -> None:
-        if not self.open:
-            return
-        self.hang_up()
-        for waiter in self._waiters.values():
-            if not waiter.done():
-                waiter.set_exception(Unreachable(ENDPOINT, problem, waited_s))
-
-    def answered(self, number: int, answer: object) -> None:
-        waiter = self._waiters.get(number)
-        if self.open and waiter is not None and not waiter.done():
-            waiter.set_result(answer)
+STATE, BEATS = "state", "beats/"
 
 
 class RegisterServer(SimServer):
-    """One value with a version."""
+    """A server with one value, whose `engine` is what the value says."""
 
     _copy: Engine | None
 
+    def start(self) -> None:
+        super().start()
+        self.core.clock.stop()  # The server has no leases to judge: time is the members' affair.
+        self._document: Document | None = None
+        self._copy = None
+
     @property
     def engine(self) -> Engine:
-        """The value as an engine; an empty one if there is none."""
         copy = self._copy
         if copy is None:
             copy = self._copy = Engine(self.instance)
@@ -81,88 +47,32 @@ class RegisterServer(SimServer):
     def instance(self) -> str:
         return self._document.instance if self._document is not None else ""
 
-    def _start(self) -> None:
-        self._copy = None
-        self._connections: dict[RegisterConnection, None] = {}
-        self._value: bytes | None = None
-        self._document: Document | None = None
-        self._version = 0
-        self._counters: dict[str, int] = {}
-        self._verbs: dict[str, Callable[..., Any]] = {
-            "hello": lambda _connection: self.place,
-            "read": self._read,
-            "swap": self._swap,
-            "beat": self._beat,
-            "read_beats": self._read_beats,
-            "drop_beat": self._drop_beat,
-        }
-
-    def crash(self) -> None:
-        """Kill the process: the value is gone and all connections drop."""
-        self.dead = True
-        connections, self._connections = self._connections, {}
-        for connection in connections:
-            connection.answers.send(connection.client_lost, "the connection is lost")
-        self.resume()  # Requests that waited in its sockets are refused now.
-
-    def receive(self, connection: Any, data: Any) -> None:
-        """A call of a client arrived."""
-        number, verb, args = data
-        if not self.dead and verb == "hello":
-            self._connections[connection] = None
-        for ambush in list(self.arrivals) if connection in self._connections else ():
-            ambush(connection.node.name, *self._described(verb, args))
-        if connection not in self._connections:
-            connection.refuse()
-        else:
-            connection.send_answer(connection.answered, number, self._verbs[verb](connection, *args))
-
-    def hung_up(self, connection: Any) -> None:
-        self._network.forget(connection)
-        self._connections.pop(connection, None)
-
-    # ---- requests
-
-    def _read(self, _connection: RegisterConnection) -> Version | None:
-        return None if self._value is None else (self._value, self._version)
-
-    def _swap(self, connection: RegisterConnection, state: bytes, token: int | None) -> tuple[bytes, int, bool] | None:
-        if (self._version if self._value is not None else None) == token:
-            self._write(state, connection.node.name, "then")
-            return state, self._version, True
-        return None if self._value is None else (self._value, self._version, False)
-
-    def _beat(self, _connection: RegisterConnection, name: str) -> None:
-        self._counters[name] = self._counters.get(name, 0) + 1
-
-    def _read_beats(self, _connection: RegisterConnection, names: Sequence[str]) -> list[int]:
-        return [self._counters.get(name, 0) for name in names]
-
-    def _drop_beat(self, _connection: RegisterConnection, name: str) -> None:
-        self._counters.pop(name, None)
-
-    def _write(self, state: bytes, actor: str, kind: str) -> None:
-        document = decode(state)
-        since = self._document.revision if self._document is not None else document.revision
-        self._value, self._document = state, document
-        self._version += 1
-        self._copy = None
-        self._committed = list(read_log(document, since))
-        self.publish(actor, kind)
+    def publish(
+        self, actor: str, kind: str, compares: tuple[Compare, ...] = (), operations: tuple[Operation, ...] = ()
+    ) -> None:
+        """Tell the checkers what the members committed by a new value."""
+        values = [
+            event.item.value for batch in self._committed for event in batch.events if event.key == STATE and event.item
+        ]
+        self._committed = []
+        for value in values:
+            document = decode(value)
+            since = self._document.revision if self._document is not None else document.revision
+            self._document, self._copy = document, None
+            self._committed += read_log(document, since)
+        super().publish(actor, kind, compares, operations)
 
     # ---- for faults
 
-    def _described(self, verb: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    def describe(self, request: Request) -> tuple[str, tuple[Any, ...]]:
         """Describe a swap as the transaction it stands for."""
-        if verb != "swap" or self._document is None:
-            return verb, args
-        document = decode(args[0])
-        puts: list[Operation] = [
-            Put(event.key, event.item.value)
-            for batch in read_log(document, self._document.revision)
-            for event in batch.events
-            if event.item is not None
-        ]
+        verb, args = super().describe(request)
+        then = request.then if isinstance(request, Txn) else ()
+        states = [one.value for one in then if isinstance(one, Put) and one.key == STATE]
+        if not states or self._document is None:
+            return "beat" if verb == "txn" else verb, args
+        log = read_log(decode(states[0]), self._document.revision)
+        puts = [Put(event.key, event.item.value) for batch in log for event in batch.events if event.item is not None]
         return "txn", ((), tuple(puts), ())
 
     def expire(self, lease: int) -> None:
@@ -175,15 +85,17 @@ class RegisterServer(SimServer):
 
     forget = drop_watches
 
-    def _change(self, act: Any) -> None:
+    def _change(self, act: Callable[[Draft], object]) -> None:
         if self._document is not None:
             draft = Draft(self._document)
             act(draft)
-            self._write(encode(draft.finish(f"{self.rng.getrandbits(64):016x}")), "", "expired")
+            value = encode(draft.finish(f"{self.rng.getrandbits(64):016x}"))
+            self.core.open_run(RUN).txn((), (Put(STATE, value),), ())
+            self.publish("", "expired")
 
 
 class SimRegister:
-    """A node's way to the register; implements `Register`. The next call replaces a lost connection."""
+    """A node's way to the register; implements `Register`."""
 
     durable = False
     waits = False
@@ -192,53 +104,58 @@ class SimRegister:
         self.beats = beats
         self.place = ""
         self.local_host = node.host
-        self.endpoint = ENDPOINT
-        self._network = network
-        self._node = node
-        self._connection: RegisterConnection | None = None
+        self._driver = SimDriver(network, node)
+        self.endpoint = self._driver.endpoint
+        self._session: Session | None = None
 
     async def read(self) -> Version | None:
         try:
-            version: Version | None = await self._call("read")
+            return _version((await self._txn(Get(STATE))).item(0))
         except Unreachable as error:
             raise Unreachable(error.endpoint, error.problem, error.waited_s, applied=False) from None
-        return version
 
     async def swap(self, state: bytes, token: Any) -> tuple[bytes, Any, bool] | None:
-        answer: tuple[bytes, Any, bool] | None = await self._call("swap", state, token)
-        return answer
+        compare = Created(STATE, 0) if token is None else Modified(STATE, token)
+        outcome = await self._txn(Put(STATE, state), compares=(compare,), otherwise=(Get(STATE),))
+        if outcome.succeeded:
+            return state, outcome.revision, True
+        version = _version(outcome.item(0))
+        return None if version is None else (*version, False)
 
     async def wait(self, token: Any) -> None:  # noqa: ARG002
         raise AssertionError("a register that cannot wait was asked to")
 
     async def beat(self, name: str) -> None:
-        await self._call("beat", name)
+        await self._txn(Put(BEATS + name, b""))
 
     async def read_beats(self, names: Sequence[str]) -> Sequence[int]:
-        counts: Sequence[int] = await self._call("read_beats", tuple(names))
-        return counts
+        """Return the revision of each counter: it grows with every beat."""
+        outcome = await self._txn(*(Get(BEATS + name) for name in names))
+        found = [outcome.item(index) for index in range(len(names))]
+        return [0 if item is None else item.modified for item in found]
 
     async def drop_beat(self, name: str) -> None:
-        await self._call("drop_beat", name)
+        await self._txn(Delete(BEATS + name))
 
     async def close(self) -> None:
-        if self._connection is not None:
-            self._connection.hang_up()
+        if self._session is not None:
+            await self._session.close()
 
-    async def _call(self, verb: str, *args: Any) -> Any:
-        connection = self._connection
-        if connection is None or not connection.open:
+    async def _txn(
+        self, *then: Operation, compares: tuple[Compare, ...] = (), otherwise: tuple[Operation, ...] = ()
+    ) -> Outcome:
+        """Ask the register. A register has no instances: one that came back empty is the same, with no value."""
+        while True:
+            session = self._session
+            if session is None:
+                session = self._session = await self._driver.connect()
+                self.place = session.place
             try:
-                connection = self._network.connect(self._node, RegisterConnection)
-            except DialFailed as failed:
-                raise Unreachable(ENDPOINT, failed.problem, applied=False) from None
-            try:
-                self.place = await connection.call("hello")
-            except Unreachable as error:
-                raise Unreachable(ENDPOINT, error.problem, error.waited_s, applied=False) from None
-            except asyncio.CancelledError:
-                connection.hang_up()
-                raise
-            connection.timeout_s = READ_TIMEOUT_S
-            self._connection = connection
-        return await connection.call(verb, *args)
+                return await session.txn(compares, then, otherwise)
+            except EngineReset:
+                if self._session is session:
+                    self._session = None
+
+
+def _version(item: Any) -> Version | None:
+    return None if item is None else (item.value, item.modified)

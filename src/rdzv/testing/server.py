@@ -10,18 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ..engines.embedded.frames import (
-    PREAMBLE,
-    Frame,
-    Request,
-    Revoke,
-    Txn,
-    TxnDone,
-    WatchGap,
-    WatchNews,
-    WatchStart,
-    encode,
-)
+from ..engines.embedded.frames import Frame, Request, Revoke, Txn, TxnDone, WatchGap, WatchStart, encode
 from ..engines.embedded.lease_clock import STEP_MAX_S, LeaseClock
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.run import Run
@@ -29,8 +18,7 @@ from ..engines.embedded.server_core import ServerCore
 from ..engines.embedded.session import ServerSession
 from ..engines.port import Batch, Case, Compare, Operation
 from ..engines.reference import Engine
-from .network import SimConnection, SimNetwork, SimTransport
-from .nodes import SimNode
+from .network import SimConnection, SimNetwork
 from .virtual_loop import Process
 
 RUN = "sim"
@@ -38,7 +26,6 @@ RUN = "sim"
 TXN_MAX = 100_000
 TICK_S = 0.95 * STEP_MAX_S
 """How often leases are judged: half as often as by a real server, to save time, but never more than a step at once."""
-NEWS_TAGS = (WatchNews.__struct_config__.tag, WatchGap.__struct_config__.tag)
 
 CommitHook = Callable[["SimServer", str, Batch, str, tuple[Compare, ...], tuple[Operation, ...]], None]
 """Called with server, name of the node that did it ("": the server itself), changes, kind, compares, operations.
@@ -78,9 +65,10 @@ class SimServer(Process):
         """Called with node, verb and arguments of a request before it takes effect: for faults at the worst moment."""
         self._network = network
         self._committed: list[Batch] = []
-        self.context.copy().run(self._start)
+        self.context.copy().run(self.start)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begin a life, with empty memory."""
         self.core = _SimCore(self)
         self.core.open_run(RUN)
 
@@ -99,10 +87,9 @@ class SimServer(Process):
         """Kill the process: its memory is gone and its connections drop."""
         self.dead = True
         self.core.clock.stop()
-        for session in tuple(self.core.peers):
-            assert isinstance(session, SimSessionEnd)
-            session.stream.session = None
-            session.stream.answers.send(session.stream.client_lost, "the connection was closed by the other side")
+        for session in self._sessions():
+            session.connection.session = None
+            session.connection.answers.send(session.connection.client_lost, "the connection was closed by the other side")
             session.transport.close()
         self.resume()  # Requests that waited in its sockets are refused now.
 
@@ -111,7 +98,7 @@ class SimServer(Process):
         if not self.dead:
             self.crash()
         self.dead = False
-        self.context.copy().run(self._start)
+        self.context.copy().run(self.start)
 
     def expire(self, lease: int) -> None:
         """End the lease at this very moment."""
@@ -124,26 +111,37 @@ class SimServer(Process):
 
     def drop_watches(self) -> None:
         """End every watch with a Gap, as if its reader had been too slow."""
-        for session in tuple(self.core.peers):
-            assert isinstance(session, SimSessionEnd)
+        for session in self._sessions():
             session.drop_watches()
+
+    def _sessions(self) -> list[SimServerSession]:
+        return [session for session in self.core.peers if isinstance(session, SimServerSession)]
+
+    def describe(self, request: Request) -> tuple[str, tuple[Any, ...]]:
+        """Return verb and arguments of a request, for `arrivals`."""
+        if isinstance(request, Txn):
+            return "txn", (request.compares, request.then, request.otherwise, request.instead)
+        if isinstance(request, WatchStart):
+            return "watch", (request.watch, request.targets, request.since)
+        return type(request).__name__.lower(), ()
 
     # ---- connections
 
-    def receive(self, stream: SimStream, data: bytes) -> None:
+    def receive(self, connection: SimConnection, data: bytes) -> None:
         """Bytes of a client arrived."""
-        if not self.dead and not stream.accepted:
-            stream.accept(self.core)
-        if self.dead or stream.session is None:
-            stream.refuse()
+        if not self.dead and not connection.accepted:
+            connection.accepted = True
+            connection.session = SimServerSession(self.core, connection)
+            connection.session.opened(connection.server_end)
+        if self.dead or connection.session is None:
+            connection.refuse()
         else:
-            stream.read(data)
+            connection.read(data)
 
-    def hung_up(self, stream: SimConnection) -> None:
+    def hung_up(self, connection: SimConnection) -> None:
         """The connection is gone, and its member perhaps with it."""
-        assert isinstance(stream, SimStream)
-        self._network.forget(stream)
-        session, stream.session = stream.session, None
+        self._network.forget(connection)
+        session, connection.session = connection.session, None
         if session is not None:
             session.transport.close()
             session.closed()
@@ -206,20 +204,20 @@ def _say_nothing(_peer: str, _problem: str) -> None:
     """Faults are on record elsewhere."""
 
 
-class SimSessionEnd(ServerSession):
+class SimServerSession(ServerSession):
     """The shipping session, with a look at each request."""
 
-    __slots__ = ("_sim", "stream")
+    __slots__ = ("_sim", "connection")
 
-    def __init__(self, core: ServerCore, stream: SimStream) -> None:
+    def __init__(self, core: ServerCore, connection: SimConnection) -> None:
         super().__init__(core)
-        self.stream = stream
-        self._sim = stream.server
+        self.connection = connection
+        self._sim = connection.server
 
     def serve(self, run: Run, request: Request) -> Frame | None:
-        actor, sim = self.stream.node.name, self._sim
+        actor, sim = self.connection.node.name, self._sim
         if sim.arrivals:
-            verb, args = _described(request)
+            verb, args = sim.describe(request)
             for ambush in list(sim.arrivals):
                 ambush(actor, verb, args)
             if self.transport.is_closing():
@@ -245,93 +243,3 @@ class SimSessionEnd(ServerSession):
         for number in tuple(self._watches):
             self._end_watch(number)
             self.send(encode(WatchGap(number, "the watch was too slow")))
-
-
-def _described(request: Request) -> tuple[str, tuple[Any, ...]]:
-    if isinstance(request, Txn):
-        return "txn", (request.compares, request.then, request.otherwise, request.instead)
-    if isinstance(request, WatchStart):
-        return "watch", (request.watch, request.targets, request.since)
-    return type(request).__name__.lower(), ()
-
-
-class SimStream(SimConnection):
-    """A stream of bytes between a client and a server."""
-
-    def __init__(self, network: SimNetwork, node: SimNode, server: SimServer) -> None:
-        super().__init__(network, node, server)
-        self.client = SimTransport(self, server.name, self._to_server, self.hang_up)
-        self.deliver: Callable[[memoryview], None] = lambda _data: None
-        """The client's reader."""
-        self.lose: Callable[[str], None] = lambda _problem: None
-        """Tells the client that the connection is over."""
-        self.accepted = False
-        self.session: SimSessionEnd | None = None
-        self._end = SimTransport(self, node.host, self._to_client, self._closed_by_server)
-        self._end.on_resume = self._read_on
-
-    def client_lost(self, problem: str) -> None:
-        if self.open:
-            self.lose(problem)
-
-    # ---- the server's end
-
-    def accept(self, core: ServerCore) -> None:
-        self.accepted = True
-        self.session = SimSessionEnd(core, self)
-        self.session.opened(self._end)
-
-    def read(self, data: bytes) -> None:
-        """Pass bytes on to the session, or keep them while it holds its client back."""
-        if self._end.waiting is not None:
-            self._end.waiting.append(data)
-        elif self.session is not None:
-            self.session.received(memoryview(data))
-
-    def _read_on(self) -> None:
-        waiting, self._end.waiting = self._end.waiting, None
-        for data in waiting or ():
-            self.read(data)
-
-    def _closed_by_server(self) -> None:
-        if self.session is not None:
-            self.answers.send(self.client_lost, "the connection was closed by the other side")
-            self.network.loop.call_soon(self.server.hung_up, self, context=self.server.context)
-
-    # ---- bytes under way
-
-    def _to_server(self, data: bytes) -> None:
-        self.counters.bytes += len(data)
-        self.send_request(self.server.receive, self, data)
-
-    def _to_client(self, data: bytes) -> None:
-        self.counters.bytes += len(data)
-        self._end.unread += len(data)
-        if _has_answer(data):
-            self.send_answer(self._arrived, data)
-        else:
-            self.answers.send(self._arrived, data)
-        if self.session is not None and self._end.unread > self.server.limits.unanswered and not self.session.is_held:
-            self.session.pause_writing()
-
-    def _arrived(self, data: bytes) -> None:
-        self._end.unread -= len(data)
-        session = self.session
-        if session is not None and session.is_held and self._end.unread <= self.server.limits.unanswered // 4:
-            self.network.loop.call_soon(self._quick_again, context=self.server.context)
-        if self.open:
-            self.deliver(memoryview(data))
-
-    def _quick_again(self) -> None:
-        if self.session is not None and self.session.is_held:
-            self.session.resume_writing()
-
-
-def _has_answer(data: bytes) -> bool:
-    """Whether any frame in these bytes is more than news: the connection can break at it."""
-    at = len(PREAMBLE) if data.startswith(PREAMBLE) else 0
-    while at < len(data):
-        if data[at + 5] not in NEWS_TAGS:  # After the length and the header of the array.
-            return True
-        at += 4 + int.from_bytes(data[at : at + 4], "big")
-    return False
