@@ -70,11 +70,8 @@ async def greet(
     try:
         return link, await link.greet(hello, timeout_s)
     except DialFailed as failed:
-        peer = link.transport.get_extra_info("peername")
-        problem = f"{show_address(peer)}: {failed.problem}"
-        raise DialFailed(
-            problem, answered=failed.answered, passing=failed.passing, untrusted=failed.untrusted, remedy=failed.remedy
-        ) from None
+        failed.problem = f"{show_address(link.transport.get_extra_info('peername'))}: {failed.problem}"
+        raise
 
 
 async def _connect(address: Address, former: asyncio.Task[socket.socket] | None, timeout_s: float) -> socket.socket:

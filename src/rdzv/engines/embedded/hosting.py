@@ -18,19 +18,19 @@ import asyncio
 import errno
 import os
 import secrets
+from typing import Any
 
 from ...config.endpoint import Endpoint
 from ...config.settings import UNNAMED
 from ...errors import SettingsError
 from ...system.addresses import is_here
-from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, connect
+from ...system.dial import Address, DialFailed, connect
 from .client import Greeter, RemoteDriver, logger
 from .connection import ClientConnection
 from .dial import greet
 from .frames import Hello, Welcome
 from .limits import Limits
 from .server import Server
-from .trust import Trust
 
 STAY_S = 60.0
 """How long a process that serves stays for the others when it could go."""
@@ -48,25 +48,17 @@ class HostingDriver(RemoteDriver):
         self,
         endpoint: Endpoint,
         *,
-        run_id: str,
         is_host: bool | None = None,
         max_nodes: int = 1,
-        linger_s: float = 1.0,
-        read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         stay_s: float = STAY_S,
         limits: Limits | None = None,
-        trust: Trust | None = None,
+        **options: Any,
     ) -> None:
-        """`stay_s`: how long `close` waits for others that are still connected to the server hosted here."""
-        super().__init__(
-            endpoint,
-            run_id=run_id,
-            linger_s=linger_s,
-            read_timeout_s=read_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            trust=trust,
-        )
+        """Take the options of `RemoteDriver`, too.
+
+        `stay_s`: how long `close` waits for others that are still connected to the server hosted here.
+        """
+        super().__init__(endpoint, **options)
         self.server: Server | None = None
         """The server hosted here, once there is one."""
         self._is_host = is_host
@@ -115,13 +107,13 @@ class HostingDriver(RemoteDriver):
     # ---- dialling
 
     async def addresses(self) -> list[Address]:
-        """For one machine, wherever our own server is."""
+        """Return the addresses of the endpoint; of our own server if the endpoint means one node."""
         if self.named.is_one_machine and self.server is not None:
             return await self._resolver.resolve(self.server.bind[0], self.server.port, self.connect_timeout_s)
         return await super().addresses()
 
     async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        """Connect; if nobody is there and we may, serve and connect then."""
+        """Connect. If no server is there and this process may serve, serve first."""
         try:
             link, welcome = await self._dial_or_host(hello)
         except DialFailed as failed:
@@ -134,7 +126,7 @@ class HostingDriver(RemoteDriver):
                 "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
             )
         if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
-            await self._give_up_server()  # The endpoint means another one after all.
+            await self._give_up_server()  # The endpoint means another server after all.
         for server, users in _users.items():
             if server.id == welcome.server and server.loop is asyncio.get_running_loop():
                 users.add(self)
@@ -153,13 +145,13 @@ class HostingDriver(RemoteDriver):
 
     @property
     def _is_pending(self) -> bool:
-        """Our server is there, but the endpoint has not been seen to mean it."""
+        """Whether our server runs, but the endpoint has not been seen to mean it."""
         return self.server is not None and not self.server.is_open
 
     # ---- hosting
 
     async def _host(self, nobody: DialFailed) -> None:
-        """Serve, or raise DialFailed with why nobody does and we do not either."""
+        """Serve, or raise DialFailed with the reasons why no other process does and this one does not either."""
         if self.server is not None and self.server.is_open:
             return
         if self._closed or self._is_host is False or self._stands_alone:
@@ -218,14 +210,14 @@ class HostingDriver(RemoteDriver):
         return server
 
     def _to_bind(self) -> tuple[str, int]:
-        """All interfaces, unless nobody else could mean this machine by the endpoint anyway."""
+        """Return the host and port to bind: all interfaces, unless the endpoint can only mean this node."""
         if self.named.is_one_machine:
             return "127.0.0.1", 0
         (host, port), *_ = self.named.hosts
         return (host if self.named.is_loopback else ""), port
 
     async def _is_meant(self, server: Server) -> bool:
-        """Dialling the endpoint leads to this server, and to no other. Raises DialFailed if another one is there."""
+        """Whether the endpoint leads to this server and to no other. Raise DialFailed if another one is there."""
         try:
             addresses = await self.addresses()
         except DialFailed:
@@ -244,7 +236,7 @@ class HostingDriver(RemoteDriver):
             link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
         except DialFailed as failed:
             if failed.untrusted:
-                raise  # If it is our own server, nobody else would trust it either.
+                raise  # If it is our own server, no other member would trust it either.
             return failed.problem if failed.answered else ""
         link.close()
         return welcome.server
