@@ -17,7 +17,7 @@ from rdzv.engines.port import Created, Equals, Get, List, Order, Put
 ROOT = "rdzv/floor/group/"
 HEAD, SETTINGS, MEMBERS = ROOT + "round", ROOT + "settings", ROOT + "members/"
 RECORD_SIZE, LINE_SIZE, HEAD_SIZE, SETTINGS_SIZE = 127, 114, 267, 185
-"""Of a plain run's records."""
+"""The size of a plain run's records."""
 SEALED = b"s"
 
 

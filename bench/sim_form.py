@@ -46,7 +46,7 @@ def form(n, driver=SimDriver, observer=None):
 
 
 class Sleep:
-    """By the machine's clock."""
+    """Waits by the node's clock."""
 
     def __init__(self, node):
         self.node = node

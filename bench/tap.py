@@ -15,7 +15,7 @@ TELLS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Welcome, 
 
 
 class Line:
-    """What one member said and heard: frames by kind, and bytes without the greeting."""
+    """One member's traffic: frames by kind, and bytes without the preamble."""
 
     def __init__(self) -> None:
         self.reset()
@@ -35,7 +35,7 @@ class Line:
 
     @property
     def requests(self) -> int:
-        """What the engine has to do: it answers, or keeps a watch."""
+        """The requests that cost the engine work: each is answered, or is a watch."""
         return sum(self.asked[name] for name in ("Txn", "Renew", "Revoke", "WatchStart"))
 
 
@@ -53,7 +53,7 @@ class Tap:
             line.reset()
 
     def total(self) -> Line:
-        """Of all lines."""
+        """The traffic of all connections."""
         total = Line()
         for line in self.lines:
             total.asked += line.asked

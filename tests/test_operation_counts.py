@@ -1,4 +1,4 @@
-"""What forming, sealing, re-forming and being idle cost, counted on the wire and in the simulator.
+"""The cost of forming, sealing, re-forming and being idle, counted on the wire and in the simulator.
 
 Times depend on the machine; these counts do not, and a time that got worse for a reason shows here first. Each bound is what is
 needed, with no room for one frame more per member.
@@ -85,7 +85,7 @@ def worst(lines, count):
 
 
 def more(counted, allowed):
-    """What was said beyond what may be."""
+    """Return the frames beyond those allowed."""
     return dict(counted - collections.Counter(allowed))
 
 

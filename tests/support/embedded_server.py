@@ -96,7 +96,7 @@ class ServerThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(LONG_S)
 
     def stall(self, seconds: float) -> None:
-        """Nothing is read or judged for that long. Returns at once."""
+        """Stop reading and judging for that long. Return at once."""
         self.loop.call_soon_threadsafe(time.sleep, seconds)
 
 

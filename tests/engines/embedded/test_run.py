@@ -1,4 +1,4 @@
-"""What a server concludes about its members, by time that the tests pass themselves."""
+"""A server's judgement of its members, by time that the tests pass themselves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Small:
         return home
 
     def say(self, *names):
-        """They renew."""
+        """Let these members renew."""
         for name in names:
             self.run.hear(self.now)
             self.run.renew(self.leases[name], self.homes[name])

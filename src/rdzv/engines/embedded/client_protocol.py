@@ -130,7 +130,7 @@ class ClientProtocol(FrameStream):
         self.is_open = False
         self._fail_greeting(problem)
         for _, waiter, question in self._waiters.values():
-            if not waiter.done() and not isinstance(question, Ping):  # Nobody waits for a ping.
+            if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
                 waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
         self.transport.close()
         self.on_lost(problem)

@@ -128,7 +128,7 @@ class Certificates:
             digest = self._leaf()
             server = self._context(ssl.PROTOCOL_TLS_SERVER)
             server.verify_mode = ssl.CERT_REQUIRED if self.mutual else ssl.CERT_NONE
-            server.num_tickets = 0  # Nobody resumes: connections last.
+            server.num_tickets = 0  # No client resumes: connections last.
         self._client, self._server, self._digest = client, server, digest
 
     def _context(self, role: int) -> ssl.SSLContext:
