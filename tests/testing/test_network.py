@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from rdzv.engines.embedded.limits import Limits
 from rdzv.engines.port import Created, Driver, Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
 from rdzv.testing.driver import SimDriver
@@ -325,22 +324,6 @@ def test_a_watch_goes_on_after_lost_connections_without_loss_or_duplication():
 
     for seed in range(5):
         assert Small(2, seed=seed).run(main) == list(range(2, 202))
-
-
-def test_a_watch_from_a_forgotten_revision_gets_a_gap():
-    async def main(world):
-        session, other = await world.session(0), await world.session(1)
-        watch = session.watch(["a"], 1)
-        await asyncio.sleep(1)
-        world.network.cut(world.nodes[0], world.server)
-        world.network.reset(world.nodes[0])
-        for _ in range(20):
-            await world.on(1, other.txn([], [Put("a", b"")]))
-        world.network.heal(world.nodes[0], world.server)
-        with pytest.raises(Gap):
-            await world.on(0, anext(aiter(watch)))
-
-    Small(2, limits=Limits(history=10)).run(main)
 
 
 def test_a_server_may_cut_off_its_watches():

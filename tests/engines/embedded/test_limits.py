@@ -210,28 +210,6 @@ def test_a_slow_watcher_is_cut_off_with_a_gap_and_never_grows_the_server():
     run(scenario)
 
 
-def test_a_driver_whose_watch_was_cut_off_gets_a_gap():
-    async def scenario():
-        limits = Limits(unanswered=100_000, backlog=500_000)
-        async with (
-            serving(limits=limits) as server,
-            session_to(server.port) as writer,
-            session_to(server.port) as session,
-        ):
-            watch = session.watch(["k"], 1)
-            await session.txn()
-            session._link.transport.pause_reading()
-            peer = next(peer for peer in server.peers if peer.session == session._name)
-            await flood(writer, until_true=lambda: peer._cut)
-            session._link.transport.resume_reading()
-            with pytest.raises(Gap, match="was not read in time"):
-                async for _ in watch:
-                    pass
-            assert (await session.txn(then=[Get("k")])).item(0) is not None
-
-    run(scenario)
-
-
 def test_requests_of_one_that_does_not_read_wait_until_it_does():
     async def scenario():
         async with serving(limits=Limits(unanswered=100_000)) as server, session_to(server.port) as writer:

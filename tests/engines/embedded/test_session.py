@@ -127,10 +127,12 @@ def test_a_silent_connection_is_asked_for_a_sign_of_life_and_given_up_without():
     assert isinstance(waiter.error, Unreachable)
 
 
-@pytest.mark.parametrize(("given_up", "left"), [(False, 0), (True, 1)])
-def test_the_lease_decides_about_a_member_whose_connection_the_server_gave_up(given_up, left):
+@pytest.mark.parametrize(
+    ("given_up", "linger_s", "left"), [(False, -1.0, 0), (False, 0.2, 0), (False, 60.0, 1), (True, 0.2, 1)]
+)
+def test_a_member_whose_connection_broke_lingers_and_the_lease_decides_if_the_server_gave_it_up(given_up, linger_s, left):
     core = Core()
-    pair, other = Pair(core), Pair(core, "other")
+    pair, other = Pair(core, linger_s=linger_s), Pair(core, "other")
     come(pair)
     if given_up:
         core._drop(pair.session, "it has said nothing for 60 s")
