@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..config.secret import Secret
 from ..core import wire
 from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
 from ..core.model import RunSettings
 from ..engines.embedded.limits import Limits
+from ..engines.embedded.trust import Trust
 from ..engines.port import Driver, EngineReset, Get, Item, List
 from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
@@ -47,6 +49,8 @@ class SimCluster:
         self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311
         self.history = History(self.loop)
         self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
+        if scenario.seed % 4 == 2:
+            self.network.trust = Trust(Secret("a secret of this run"))
         self.engine = self._server("engine")
         self.servers = [self.engine]
         self.routes: dict[str, SimServer] = {}

@@ -81,6 +81,7 @@ class SimDriver(RemoteDriver):
             run_id=RUN,
             read_timeout_s=read_timeout_s,
             connect_timeout_s=connect_timeout_s,
+            trust=network.trust,
             node=node,
         )
         self.network = network

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..engines.embedded.frames import PREAMBLE, WatchGap, WatchNews
+from ..engines.embedded.trust import Trust
 from ..system.dial import DialFailed
 from .nodes import SimNode
 from .virtual_loop import Process, VirtualLoop
@@ -268,6 +269,8 @@ class SimNetwork:
         """The chance of each request and answer that its connection breaks instead of carrying it."""
         self.route: Callable[[SimNode], SimServer | None] = lambda _node: None
         """The server that the endpoint's name means to that node at this moment; None: it means nothing."""
+        self.trust = Trust()
+        """The secret that servers and drivers prove to each other."""
         self.counters: dict[str, Counters] = {}
         self.cuts: set[tuple[str, str, Way]] = set()
         self._doomed: list[tuple[str, str, Way]] = []

@@ -69,7 +69,7 @@ class SimServer(Process):
 
     def start(self) -> None:
         """Begin a life, with empty memory."""
-        self.core = _SimCore(self)
+        self.core = _SimCore(self, self._network)
         self.core.open_run(RUN)
 
     @property
@@ -167,10 +167,10 @@ class SimServer(Process):
 class _SimCore(ServerCore):
     """One life of a server."""
 
-    def __init__(self, server: SimServer) -> None:
+    def __init__(self, server: SimServer, network: SimNetwork) -> None:
         self._server = server
         self.clock = LeaseClock(self.judge, server.loop, TICK_S)
-        super().__init__(limits=server.limits)
+        super().__init__(limits=server.limits, trust=network.trust)
         self.place = server.place
         self.complain = _say_nothing  # type: ignore[assignment]
 
