@@ -1,7 +1,7 @@
-"""What all benchmarks share: servers and members as processes, what they cost, the machine, and how results are kept.
+"""Parts that all benchmarks share: servers and members as processes, their CPU and memory, and the file of results.
 
 A result is a row, a flat dict: `bench`, `what` (ours, floor, lighthouse, torch), `engine`, `n` and figures; times in seconds.
-Where there are several figures, all are kept, and the median is shown.
+Of several figures all are kept, and the median is shown.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 BENCH = Path(__file__).parent
 RESULTS = BENCH / "results"
 START_S = 30.0
-"""A server that has not told its address by then never will."""
+"""A server that has not printed its address by then never will."""
 
 
 class Server:
-    """A server in a process of its own: `rdzv` as a user starts it, or a peer's (see `servers.py`)."""
+    """A server in a process of its own: `rdzv` as a user starts it, or a peer's from `servers.py`."""
 
     def __init__(self, kind: str = "rdzv", *words: str) -> None:
         if kind == "rdzv":
             command = [sys.executable, "-m", "rdzv", "serve", "--bind", "127.0.0.1:0"]
         else:
             command = [sys.executable, str(BENCH / "servers.py"), kind, *words]
-        # What a peer logs for each member would be its slowest part: it gets the same silence as ours.
+        # Logging each member would be a peer's slowest part, so its log is off as ours is.
         environ = {**os.environ, "RUST_LOG": "error", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
@@ -68,10 +68,10 @@ class Server:
 
 
 class Crowd:
-    """Processes full of members, or of a peer's clients, that act together. See `crowd.py`."""
+    """Processes with many members, or with many clients of a peer, that act together; `crowd.py` is their program."""
 
     def __init__(self, kind: str, address: str, size: int, *, processes: int = 1, alone: bool = False, **more: object) -> None:
-        """`alone`: the last of them has a process of its own."""
+        """Start the processes. With `alone`, the last member has a process of its own."""
         self._kind = kind
         self._alone = alone
         processes += alone
@@ -82,7 +82,7 @@ class Crowd:
                 stdout=subprocess.PIPE,
                 stderr=None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL,
                 text=True,
-                # A client of TCPStore asks for its own name when it connects; where nobody answers, for 5 s now and then.
+                # A client of TCPStore looks up its own name when it connects. Without a name server that may take 5 s.
                 env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},
             )
             for _ in range(min(processes, size))
@@ -94,7 +94,7 @@ class Crowd:
             raise
 
     def prepare(self, address: str, size: int, **more: object) -> None:
-        """Members that have not begun yet; those there were leave."""
+        """Make new members that have not begun to join; the former ones leave."""
         self.size = size
         for index, process in enumerate(self._processes):
             mine = list(range(index, size, len(self._processes)))
@@ -110,7 +110,10 @@ class Crowd:
         return [process.pid for process in self._processes]
 
     def form(self, *, gap_s: float = 0.0) -> dict[str, float]:
-        """All begin at one instant (the last one `gap_s` later); seconds from then, and from the last, until all are done."""
+        """Let all begin at one instant, the last one `gap_s` later.
+
+        Return the seconds from that instant, and from the start of the last, until all are done.
+        """
         at = time.monotonic() + 0.1 + self.size / 20_000
         for process in self._processes:
             self._say(process, {"act": "form", "at": at, "gap_s": gap_s})
@@ -124,27 +127,27 @@ class Crowd:
         }
 
     def told(self) -> Callable[[], float]:
-        """All but the one alone wait to be told of a change; call the result to wait for the last, and learn when that was."""
+        """Let all but the one alone wait for a change. The function returned waits for the last and returns its time."""
         survivors = self._processes[:-1]
         for process in survivors:
             self._say(process, {"act": "told"})
         return lambda: max(self._hear(process)["told"] for process in survivors)
 
     def leave(self) -> None:
-        """All leave; the processes stay."""
+        """Let all members leave; the processes stay."""
         for process in self._processes:
             self._say(process, {"act": "leave"})
         for process in self._processes:
             self._hear(process)
 
     def kill(self) -> None:
-        """Where nobody is left to whom it matters that they leave."""
+        """Kill the processes, where no member is left that would notice."""
         for process in self._processes:
             process.kill()
         self.stop()
 
     def stop(self) -> None:
-        """All leave; harmless when they have."""
+        """Let all members leave, and end the processes. Harmless when called twice."""
         processes, self._processes = self._processes, []
         for process in processes:
             with contextlib.suppress(OSError):
@@ -155,7 +158,7 @@ class Crowd:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            with contextlib.suppress(OSError):  # What a killed one was told last is still in the pipe.
+            with contextlib.suppress(OSError):  # The last message to a killed process is still in the pipe.
                 process.stdin.close()
             process.stdout.close()
 
@@ -180,12 +183,12 @@ class Crowd:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of another process, to the nanosecond; /proc counts in hundredths. The clock's id is made as libc does."""
+    """Return the CPU seconds of another process, to the nanosecond; /proc has hundredths. libc computes the clock id so."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def allow_files() -> None:
-    """Each member has a connection and, until it has its world, a socket for the others."""
+    """Raise the limit of open files: a member needs a connection and, until it has its world, a listening socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -195,7 +198,7 @@ def median(values: object) -> float:
 
 
 def show(row: dict) -> str:
-    """A row for people."""
+    """Return a row as text for people."""
     words = [f"{row['bench']:8} {row['what']:12} {row.get('engine', ''):9} n={row['n']:<5}"]
     for name, value in row.items():
         if name in ("bench", "what", "engine", "n") or value in (None, []):
@@ -211,7 +214,7 @@ def show(row: dict) -> str:
 
 
 class Book:
-    """Where a benchmark writes its rows: on the screen, and in a file if one is wanted."""
+    """The rows of a benchmark, written to the screen and, with a folder, to a file."""
 
     def __init__(self, name: str, folder: str) -> None:
         self._file = Path(folder) / f"{name}.json" if folder else None
@@ -228,7 +231,7 @@ class Book:
 
 
 def about() -> dict:
-    """On what, with what, and when a result was measured."""
+    """Return the node, the versions and the time of a measurement."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.node())
     return {
@@ -250,7 +253,7 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    """Which one was measured. Results are written while others are still being measured, and change nothing of that."""
+    """Return the measured commit. Changed files in bench/results do not count as changes."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(BENCH.parent), *words]

@@ -1,6 +1,6 @@
-"""A process full of members, or of a peer's clients: it prepares them and, told to, lets all act at one instant.
+"""A process with many members, or with many clients of a peer: prepares them and lets all act at one instant.
 
-Started by `common.Crowd`; one JSON line in, one out. The clock is the system's monotonic one, which all processes share.
+`common.Crowd` starts it and talks to it in lines of JSON. Times are of the monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT_S = 600.0
 
 
 class Connected:
-    """A driver that was connected before it was asked: once it hands that session out, then it is as any."""
+    """A driver that is connected in advance. The first `connect` returns that session; later ones connect."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -44,7 +44,7 @@ class Connected:
 
 
 class Members:
-    """Real members, in one event loop. `warm`: with their connections made and greeted beforehand."""
+    """Real members in one event loop. With `warm`, their connections are made in advance."""
 
     def __init__(self, spec: dict) -> None:
         size = spec["size"]
@@ -80,10 +80,10 @@ class Members:
         assert len({world.round for world in self._worlds}) == 1, "two rounds"
 
     async def told(self) -> float:
-        """Until the last was told that its world has changed."""
+        """Return the time at which the last member was told that its world has changed."""
 
         async def one(member: Member) -> float:
-            assert await member.wait_changed(LIMIT_S), "it was never told"
+            assert await member.wait_changed(LIMIT_S), "a member was never told"
             return time.monotonic()
 
         return max(await asyncio.gather(*(one(member) for member in self.members)))
@@ -93,7 +93,7 @@ class Members:
 
 
 class Lighthouse:
-    """torchft's clients, one thread each: its calls block, and wait outside of Python."""
+    """Clients of torchft, one thread each: their calls block outside of Python."""
 
     def __init__(self, spec: dict) -> None:
         self._count = len(spec["mine"])
@@ -117,7 +117,7 @@ class Lighthouse:
 
 
 class Handlers:
-    """torchrun's rendezvous handlers, one thread each: torch's own (c10d) or ours, made by the same registry."""
+    """Rendezvous handlers of torchrun, one thread each: torch's own (c10d) or ours, made by the same registry."""
 
     def __init__(self, spec: dict) -> None:
         self._spec = spec
@@ -130,10 +130,10 @@ class Handlers:
         from rdzv.torchrun.plugin import create_rdzv  # noqa: PLC0415
 
         backend, size = self._spec["backend"], self._spec["size"]
-        registry.register("rdzv", create_rdzv)  # For those who have not installed it; harmless otherwise.
+        registry.register("rdzv", create_rdzv)  # In case the entry point is not installed.
         self._handlers = []
         for index in self._spec["mine"]:
-            # All are on one machine here, so ours are told apart by a slot; torch's tell themselves apart by a counter.
+            # All are on one node, so our members need a slot each; torch's handlers have a counter.
             conf = {"slot": str(index)} if backend == "rdzv" else {"join_timeout": self._spec["limit_s"]}
             where = (backend, self._spec["address"], self._spec["run_id"], size, size, "127.0.0.1")
             is_host = self._spec.get("hosted", False) and index == 0
@@ -147,7 +147,7 @@ class Handlers:
         assert len({info.rank for info in self._infos}) == len(self._infos), "one rank twice"
 
     def stop(self) -> None:
-        """The run is over; torch's would go on to renew their presence in it."""
+        """Shut down the handlers; torch's would go on renewing."""
         for handler in self._handlers:
             handler.shutdown()
 
@@ -161,7 +161,7 @@ def _kind(name: str) -> type:
 
 
 class Act:
-    """When each began, and when it was done."""
+    """One forming: the times at which each member began and was done."""
 
     def __init__(self, spec: dict, order: dict) -> None:
         self._late = spec["size"] - 1
@@ -182,7 +182,7 @@ class Act:
             self.began[index] = time.monotonic()
             try:
                 crowd.form(index)
-            except Exception as problem:  # noqa: BLE001  It is told below.
+            except Exception as problem:  # noqa: BLE001  Raised below.
                 problems.append(problem)
             self.done[index] = time.monotonic()
 
@@ -209,12 +209,12 @@ class Act:
         await crowd.check()
 
 
-def say(words: dict) -> None:
+def reply(words: dict) -> None:
     print(json.dumps(words), flush=True)
 
 
-async def play() -> None:
-    """In a loop or in threads, as the kind is; while nothing is to be done the loop must run on, to keep members alive."""
+async def serve() -> None:
+    """Execute the orders from standard input. The loop runs on between them, to keep members alive."""
     crowd = None
     spec: dict = {}
     while True:
@@ -223,31 +223,31 @@ async def play() -> None:
         if order["act"] == "form":
             act = Act(spec, order)
             before_s = time.process_time()
-            await _settled(act.in_loop(crowd) if isinstance(crowd, (Members, Floor)) else act.in_threads(crowd))
+            await _finish(act.in_loop(crowd) if isinstance(crowd, (Members, Floor)) else act.in_threads(crowd))
             cpu_s = time.process_time() - before_s
             extra = crowd.extra() if hasattr(crowd, "extra") else {}
-            say({"began": max(act.began), "done": max(act.done), "cpu_s": cpu_s, "extra": extra})
+            reply({"began": max(act.began), "done": max(act.done), "cpu_s": cpu_s, "extra": extra})
             continue
         if order["act"] == "told":
-            say({"told": await crowd.told()})
+            reply({"told": await crowd.told()})
             continue
         if crowd is not None:
-            await _settled(crowd.stop())
+            await _finish(crowd.stop())
             crowd = None
         if order["act"] == "stop":
             return
         if order["act"] == "leave":
-            say({"left": True})
+            reply({"left": True})
             continue
         spec = order["spec"]
         crowd = _kind(spec["kind"])(spec)
-        await _settled(crowd.prepare())
-        gc.freeze()  # In a job the others are in processes of their own, where our collector does not look through them.
-        say({"ready": True})
+        await _finish(crowd.prepare())
+        gc.freeze()  # In a job, each member has its own process, and its collector does not scan the others.
+        reply({"ready": True})
 
 
-async def _settled(done: object) -> None:
-    """What the kinds with a loop return must be awaited."""
+async def _finish(done: object) -> None:
+    """Await the result of the kinds that run in the loop; the others return None."""
     if done is not None:
         await done
 
@@ -255,9 +255,9 @@ async def _settled(done: object) -> None:
 def main() -> None:
     allow_files()
     try:
-        asyncio.run(play())
+        asyncio.run(serve())
     except Exception as problem:
-        say({"problem": f"{type(problem).__name__}: {problem}"})
+        reply({"problem": f"{type(problem).__name__}: {problem}"})
         raise
 
 

@@ -2,10 +2,11 @@
 
 python bench/engines.py [--engine etcd register] [--repeat 3] [--out bench/results]
 
-As in form.py: cold, warm, again. The floor of etcd is `etcd_form.bare`: gRPC alone, as many puts and notifications. On a
-register the members of one process share a line to it, which would flatter us, so they are spread over eight processes; and
-warm only, since what takes time is the client of the TCPStore, which asks for the name of its own host. They connect one after
-the other: a name server that is asked by all at once drops some of it, and is asked again after 5 s.
+The modes are those of form.py: cold, warm, again. The floor of etcd is `etcd_form.bare`: gRPC alone, with as many puts and
+notifications. On a register, the members of one process share a connection, which would make our figures too good, so they are
+spread over eight processes. Only warm is measured there, because a cold start mostly measures the client of the TCPStore, which
+looks up its own host name. The members connect one after the other: a name server that gets all requests at once drops some,
+and each is repeated after 5 s.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rdzv.engines.etcd.server import EtcdServer
 
 REGISTER_PROCESSES = 8
 ETCD_HEADS = 2
-"""An engine that forgets nothing has nobody to wait for: the first member begins the run, and later it is sealed."""
+"""Heads written per forming. On a durable engine the first member begins the run at once; the other head is the seal."""
 Found = dict[str, list[dict[str, float]]]
 
 
@@ -31,7 +32,7 @@ WARM = (("warm", "again"), True)
 def turn(
     crowd: Crowd, pid: int, found: Found, address: str, size: int, number: int, kinds: object, **more: object
 ) -> None:
-    """Runs of which the engine has not heard."""
+    """Measure each mode once, in runs that are new to the engine."""
     for modes, warm in kinds:
         crowd.prepare(address, size, warm=warm, run_id=f"bench-{size}-{number}-{modes[0]}", **more)
         for mode in modes:
@@ -50,13 +51,13 @@ def write(book: Book, engine: str, size: int, found: Found, **more: object) -> N
 
 def on_etcd(sizes: list[int], repeat: int, book: Book) -> None:
     with EtcdServer() as etcd:
-        address, pid = f"{etcd.url}/bench", etcd._guarded.pid
+        address, pid = f"{etcd.url}/bench", etcd.pid
         for size in sizes:
             found: Found = {}
             with Crowd("members", address, size) as crowd:
                 for number in range(repeat):
                     turn(crowd, pid, found, address, size, number, (COLD, WARM))
-                    # Each member's record and line; settings, heads and journal.
+                    # A record and an entry for each member; settings, heads and journal.
                     bare_s = asyncio.run(etcd_form.bare(etcd, size, 2 * size + 6, ETCD_HEADS * size))
                     found.setdefault("floor", []).append({"took_s": bare_s})
             write(book, "etcd", size, found)

@@ -1,10 +1,10 @@
-"""Forming on one etcd, beside what the same etcd needs for as many bare puts and notifications. Both in one run.
+"""Forming on one etcd, compared with as many bare puts and notifications on the same etcd, in the same run.
 
 python bench/etcd_form.py [--members 100 1000] [--repeat 5]
 
-Bare: gRPC alone, without client, driver or members. As many watches of one key as there were members are made, then as many
-puts as the forming wrote keys, by as many callers as there were members, and the watches are told as many changes in all as the
-members were. Both begin with nothing, and end when the last one has been told; leaving is neither counted nor timed.
+"Bare" is gRPC alone, without client, driver or members: one watch of one key per member, as many puts as the forming wrote
+keys, by one caller per member, and as many notifications as the members got. Both begin without connections and end with the
+last notification. Leaving is neither counts nor timed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import Settings
 from rdzv.engines.etcd.client import messages
 from rdzv.engines.etcd.client.client import Client
+from rdzv.engines.etcd.client.cluster import ClusterMember
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.client.watches import Subscription
 from rdzv.engines.etcd.driver import EtcdDriver
@@ -34,37 +35,37 @@ from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
 
 
-class Counted:
-    """What the client asks for, writes and tells, counted by wrapping it."""
+class Counts:
+    """Requests, puts and notifications of the client, counts by wrapping its methods until `stop`."""
 
     def __init__(self) -> None:
         self.calls: collections.Counter[str] = collections.Counter()
         self.puts = 0
         self.told = 0
-        self._right = (Client._ask, Client.txn, Subscription.tell)
-        counted, (ask_right, txn_right, tell_right) = self, self._right
+        self._originals = (ClusterMember.unary, Client.txn, Subscription.deliver)
+        counts, (real_unary, real_txn, real_deliver) = self, self._originals
 
-        async def ask(client, method, request, **more):
-            counted.calls[method.rpartition("/")[2]] += 1
-            return await ask_right(client, method, request, **more)
+        def unary(member, method):
+            counts.calls[method.rpartition("/")[2]] += 1
+            return real_unary(member, method)
 
         async def txn(client, compares=(), then=(), otherwise=(), *rest, **more):
-            done = await txn_right(client, compares, then, otherwise, *rest, **more)
-            counted.puts += sum(isinstance(one, messages.PutRequest) for one in (then if done.succeeded else otherwise))
+            done = await real_txn(client, compares, then, otherwise, *rest, **more)
+            counts.puts += sum(isinstance(one, messages.PutRequest) for one in (then if done.succeeded else otherwise))
             return done
 
-        def tell(subscription, changes):
-            counted.told += len(changes)
-            tell_right(subscription, changes)
+        def deliver(subscription, changes):
+            counts.told += len(changes)
+            real_deliver(subscription, changes)
 
-        Client._ask, Client.txn, Subscription.tell = ask, txn, tell
+        ClusterMember.unary, Client.txn, Subscription.deliver = unary, txn, deliver
 
     def stop(self) -> None:
-        Client._ask, Client.txn, Subscription.tell = self._right
+        ClusterMember.unary, Client.txn, Subscription.deliver = self._originals
 
 
 async def form(server: EtcdServer, size: int, joined: Callable[[], object] = lambda: None) -> float:
-    """How many seconds it takes until all have their world. `joined` is called then, before they leave."""
+    """Return the seconds until all have their world. `joined` is called then, before they leave."""
     endpoint = Endpoint.parse(server.url + "/bench")
     settings = Settings.make(endpoint, run_id=f"job{size}-{time.monotonic_ns()}", min_nodes=size, max_nodes=size, lease=60)
     members = [Member(EtcdDriver(endpoint, Credentials()), settings, LocalNode(f"node{n}")) for n in range(size)]
@@ -78,7 +79,7 @@ async def form(server: EtcdServer, size: int, joined: Callable[[], object] = lam
 
 
 async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
-    """How many seconds those puts and notifications take."""
+    """Return the seconds that those puts and notifications take."""
     began_at = time.perf_counter()
     async with grpc.aio.insecure_channel(server.get_endpoint()) as channel:
         put = channel.unary_unary("/etcdserverpb.KV/Put")
@@ -109,11 +110,11 @@ async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
         return took_s
 
 
-class Spent:
-    """CPU seconds of this process and of the server, from the making of this until `stop`."""
+class CpuTime:
+    """CPU seconds of this process and of the server, from construction until `stop`."""
 
     def __init__(self, server: EtcdServer) -> None:
-        self._pid = server._guarded.pid
+        self._pid = server.pid
         self.ours = self.theirs = 0.0
         self.stop()
 
@@ -124,23 +125,23 @@ class Spent:
 
 
 async def measure(size: int, repeat: int, binary: str = "") -> float:
-    """Say what it takes, by the medians of several; how many times as long as bare."""
+    """Print the medians of several repetitions. Return the ratio of the times of forming and bare."""
     with EtcdServer(binary=binary) as server:
-        counted = Counted()
-        await form(server, size, counted.stop)  # The first also warms up.
+        counts = Counts()
+        await form(server, size, counts.stop)  # The first repetition also warms up.
         rows = []
         for _ in range(repeat):
-            spent = Spent(server)
+            spent = CpuTime(server)
             formed_s = await form(server, size, spent.stop)
-            bare_spent = Spent(server)
-            bare_s = await bare(server, size, counted.puts, counted.told)
+            bare_spent = CpuTime(server)
+            bare_s = await bare(server, size, counts.puts, counts.told)
             bare_spent.stop()
             rows.append((formed_s, spent.ours, spent.theirs, bare_s, bare_spent.ours, bare_spent.theirs))
     formed_s, ours, theirs, bare_s, bare_ours, bare_theirs = map(statistics.median, zip(*rows, strict=True))
-    calls = ", ".join(f"{count / size:.2f} {name}" for name, count in counted.calls.most_common())
+    calls = ", ".join(f"{count / size:.2f} {name}" for name, count in counts.calls.most_common())
     print(f"{size} members: formed in {formed_s:.2f} s (CPU: this process {ours:.2f} s, etcd {theirs:.2f} s)")
     print(
-        f"  bare etcd: {counted.puts} puts and {counted.told} notifications in {bare_s:.2f} s "
+        f"  bare etcd: {counts.puts} puts and {counts.told} notifications in {bare_s:.2f} s "
         f"(CPU: {bare_ours:.2f} s, {bare_theirs:.2f} s)"
     )
     ratio = formed_s / bare_s

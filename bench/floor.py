@@ -1,9 +1,9 @@
-"""The floor under forming: requests and notifications of a join, by bare protocols that know no rules and mend nothing.
+"""The lower bound of forming: the requests and notifications of a join, without rules and without error handling.
 
-Each client tries to come in `comes` times, first with its lease (all but the last are refused and shown around), watches five
-keys and is told of `heads` heads, with the last of its line in the table. The first client is told of every member and, once
-all are there, writes the heads and the table. Same frames, same server, values as long as ours: what ours cost beyond it is
-member code. `comes` and `heads` are what was counted of ours.
+Each client sends `joins` join transactions, the first with its lease; all but the last fail and read the state instead. It
+watches five keys and gets `heads` heads, the last together with its entry of the table. The first client also gets every
+member and, once all are there, writes the heads and the table. Frames, server and sizes of values are those of real members,
+so the difference to them is the cost of member code. `joins` and `heads` are counted from real members.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from rdzv.engines.port import Created, Equals, Get, List, Order, Put
 
 ROOT = "rdzv/floor/group/"
 HEAD, SETTINGS, MEMBERS = ROOT + "round", ROOT + "settings", ROOT + "members/"
-RECORD_SIZE, LINE_SIZE, HEAD_SIZE, SETTINGS_SIZE = 127, 114, 267, 185
-"""The size of a plain run's records."""
+RECORD_SIZE, ENTRY_SIZE, HEAD_SIZE, SETTINGS_SIZE = 127, 114, 267, 185
+"""Bytes of the records of a plain run."""
 SEALED = b"s"
 
 
-def line_of(index: int, table: str = "0123456789abcdef") -> str:
+def entry_of(index: int, table: str = "0123456789abcdef") -> str:
     return f"{ROOT}ranks/{table}/{index:016x}"
 
 
 class Bare(asyncio.Protocol):
-    """One client: what comes decides what it sends next."""
+    """One client. Each reply determines its next request."""
 
-    def __init__(self, index: int, size: int, comes: int, heads: int) -> None:
+    def __init__(self, index: int, size: int, joins: int, heads: int) -> None:
         loop = asyncio.get_running_loop()
-        self.welcome, self.over = loop.create_future(), loop.create_future()
+        self.welcome, self.done = loop.create_future(), loop.create_future()
         self._index = index
         self._size = size
-        self._comes = comes
+        self._joins = joins
         self._heads = heads
         self._own = f"{MEMBERS}{index:016x}"
-        self._line = line_of(index)
+        self._entry = entry_of(index)
         self._greeted = False
         self._rest = b""
         self._asked = 0
-        self._next = self._came
+        self._next = self._joined
         self._lease = (1 << 61) + index
         self._seen = 0
 
@@ -62,8 +62,8 @@ class Bare(asyncio.Protocol):
         self._rest = data[at:]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_exception(exc or ConnectionError("the server hung up"))
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionError("the server hung up"))
 
     def _received(self, payload: bytes) -> None:
         if not self.welcome.done():
@@ -71,7 +71,7 @@ class Bare(asyncio.Protocol):
             return
         answer = frames.answer_decoder.decode(payload)
         if isinstance(answer, WatchNews):
-            self._told(answer)
+            self._notified(answer)
         else:
             self._next(answer)
 
@@ -83,25 +83,25 @@ class Bare(asyncio.Protocol):
     # ---- the exchange
 
     def form(self) -> None:
-        self._come((LeaseGrant(self._lease, 10.0),))
+        self._join((LeaseGrant(self._lease, 10.0),))
 
-    def _come(self, grants: tuple[LeaseGrant, ...] = ()) -> None:
-        self._comes -= 1
-        here = Created(self._own, 0 if self._comes == 0 else 1)
+    def _join(self, grants: tuple[LeaseGrant, ...] = ()) -> None:
+        self._joins -= 1
+        here = Created(self._own, 0 if self._joins == 0 else 1)
         put = Put(self._own, b"x" * RECORD_SIZE, self._lease)
         ban = f"{ROOT}ban/node{self._index}"
         around = (Get(SETTINGS), Get(HEAD), Get(ban), List(MEMBERS, Order.ANY, 1), Get(self._own))
         before = (List(MEMBERS, Order.ANY, 1, after=self._own), List(MEMBERS, Order.ANY, 1))
         compares = (Equals(SETTINGS, b"x" * SETTINGS_SIZE), here, Created(ban, 0))
-        self._ask(Txn, self._came, compares, (*before, put, Get(HEAD)), around, (), grants)
+        self._ask(Txn, self._joined, compares, (*before, put, Get(HEAD)), around, (), grants)
 
-    def _came(self, answer: TxnDone) -> None:
+    def _joined(self, answer: TxnDone) -> None:
         if not answer.outcome.succeeded:
-            self._come()
+            self._join()
             return
         others = (*answer.outcome.reads[0], *answer.outcome.reads[1])
         before = next((item.key for item in others if item.key != self._own), HEAD)
-        targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", line_of(self._index, "*"), before)
+        targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", entry_of(self._index, "*"), before)
         self._transport.write(frames.encode(WatchStart(1, targets, answer.outcome.revision)))
         if self._index == 0:
             self._ask(Txn, self._listed, (), (List(MEMBERS),), ())
@@ -111,27 +111,27 @@ class Bare(asyncio.Protocol):
         self._transport.write(frames.encode(WatchStart(2, (MEMBERS,), answer.outcome.revision)))
         self._seal()
 
-    def _told(self, news: WatchNews) -> None:
+    def _notified(self, news: WatchNews) -> None:
         if news.watch == 2:
             self._seen += len(news.batch.events)
             self._seal()
         elif any(event.key == HEAD and event.item.value[:1] == SEALED for event in news.batch.events):
-            assert any(event.key == self._line for event in news.batch.events), "there is no line for it"
-            self.over.set_result(None)
+            assert any(event.key == self._entry for event in news.batch.events), "there is no entry for it"
+            self.done.set_result(None)
 
     def _seal(self) -> None:
-        """Once all are here; its answers are of no interest, the head comes as to everybody."""
+        """Write heads and table once all members are there. The replies do not matter: this client watches the head, too."""
         if self._seen != self._size:
             return
         self._next = lambda _answer: None
         for _ in range(self._heads - 1):
             self._ask(Txn, self._next, (), (Put(HEAD, b"o" * HEAD_SIZE),), ())
-        lines = [Put(line_of(index), b"x" * LINE_SIZE) for index in range(self._size)]
-        self._ask(Txn, self._next, (), (*lines, Put(HEAD, SEALED * HEAD_SIZE)), ())
+        entries = [Put(entry_of(index), b"x" * ENTRY_SIZE) for index in range(self._size)]
+        self._ask(Txn, self._next, (), (*entries, Put(HEAD, SEALED * HEAD_SIZE)), ())
 
 
 class Floor:
-    """All of a process's bare clients."""
+    """The bare clients of one process."""
 
     def __init__(self, spec: dict) -> None:
         self._spec = spec
@@ -141,24 +141,24 @@ class Floor:
         loop = asyncio.get_running_loop()
         host, port = self._spec["address"].rsplit(":", 1)
         for index in self._spec["mine"]:
-            client = Bare(index, self._spec["size"], self._spec["comes"], self._spec["heads"])
+            client = Bare(index, self._spec["size"], self._spec["joins"], self._spec["heads"])
             await loop.create_connection(lambda client=client: client, host, int(port))
             self._clients.append(client)
         await asyncio.gather(*(client.welcome for client in self._clients))
-        if self._spec["mine"][0] == 0:  # The settings are there before anybody comes.
-            await self._settle(self._clients[0])
+        if self._spec["mine"][0] == 0:  # The settings must be there before the first join.
+            await self._write_settings(self._clients[0])
 
-    async def _settle(self, client: Bare) -> None:
+    async def _write_settings(self, client: Bare) -> None:
         done = asyncio.get_running_loop().create_future()
         client._ask(Txn, done.set_result, (), (Put(SETTINGS, b"x" * SETTINGS_SIZE),), ())
         await done
 
     async def form(self, index: int) -> None:
         self._clients[index].form()
-        await self._clients[index].over
+        await self._clients[index].done
 
     async def check(self) -> None:
-        """Each has checked itself."""
+        """Do nothing: each client checks its own entry."""
 
     async def stop(self) -> None:
         for client in self._clients:

@@ -1,17 +1,17 @@
-"""Forming: n members start together; how long until the last has its world, and what that costs. Beside it floor and peer.
+"""Forming: n members start together. Measures the time until the last has its world and the cost, beside floor and peer.
 
 python bench/form.py [--what cold warm floor lighthouse] [--members 2 4 64 256 1000 4000] [--repeat 5] [--out bench/results]
 
-  cold        connecting included
-  warm        connections were made beforehand; all join
+  cold        with connecting
+  warm        connections are made in advance; all join
   again       (with warm) all hold a round, give it up and join again
-  late        all but one are there: from the last arrival until the last world (with two members, the only one)
+  late        all but one wait: from the arrival of the last until all have their world (the only mode with two members)
   floor       the same exchange by bare protocols (floor.py)
-  lighthouse  torchft: all ask for one quorum, connected beforehand
+  lighthouse  torchft: all request one quorum, connected in advance
 
-Server and members are processes of their own. Counts come from one more repetition that is not timed (tap.py).
-A process has 500 members at most, and 16 or more are spread over two processes, unless `--processes` says otherwise: in a job
-each has a process of its own. (The lighthouse's clients wait outside of Python and have one process.)
+Server and members run in different processes. Counts come from one more repetition that is not timed (tap.py). A process has
+500 members at most, and 16 or more are spread over two processes, unless `--processes` says otherwise; in a job each has its
+own. (The clients of the lighthouse wait outside of Python and share one process.)
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tap import Tap
 
 WHAT = ("cold", "warm", "late", "floor", "lighthouse")
 CROWD = 500
-"""Members of one process, at most."""
+"""Most members of one process."""
 SPREAD = 16
-"""Two processes from there on."""
+"""Members from which on there are two processes."""
 PEERS_MAX = 1000
-"""The lighthouse takes the square of n, and a cold start says no more than it says of so many."""
+"""Most members of the lighthouse, whose time grows as n squared, and of a cold start, which shows nothing new above."""
 FEW_TURNS = 3
-"""Of the lighthouse, and of a large floor."""
+"""Repetitions of the lighthouse and of a large floor."""
 LATE = (2, 64, 1000)
-"""It takes a second per thousand until all but one wait."""
+"""Sizes of the late mode: it takes a second per thousand members until all but one wait."""
 
 
 def crowds(what: str, size: int) -> int:
-    """Processes to play so many members."""
+    """Return the number of processes for so many members."""
     if what == "lighthouse" or size < SPREAD:
         return 1
     return max(2, -(-size // CROWD))
 
 
 def once(what: str, size: int, processes: int, exchange: dict[str, int]) -> dict[str, dict[str, float]]:
-    """One repetition on a fresh server; figures by mode."""
+    """Run one repetition on a fresh server and return the figures by mode."""
     server = Server("lighthouse", str(size)) if what == "lighthouse" else Server()
     kind = {"floor": "floor", "lighthouse": "lighthouse"}.get(what, "members")
     with server, Crowd(kind, server.address, size, processes=processes, warm=what != "cold", **exchange) as crowd:
@@ -53,14 +53,14 @@ def once(what: str, size: int, processes: int, exchange: dict[str, int]) -> dict
             before_s = server.cpu_s()
             found[mode] = crowd.form(gap_s=0.3 + size / 1000 if mode == "late" else 0.0)
             found[mode]["server_cpu_s"] = server.cpu_s() - before_s
-        crowd.kill()  # The server goes too.
+        crowd.kill()  # The server ends, too, so nobody needs to leave.
         return found
 
 
 async def count(size: int, kind: str = "members", **exchange: int) -> dict[str, dict[str, float]]:
-    """Requests, frames and bytes per member, of forming and of forming again.
+    """Return requests, frames and bytes per member, of forming and of forming again.
 
-    The relay makes it slower, and what is counted must not be that somebody could not renew its lease in time.
+    The relay slows members down. The long lease keeps the count free of members that could not renew in time.
     """
     found = {}
     patient = {"lease": 120}
@@ -84,13 +84,13 @@ async def count(size: int, kind: str = "members", **exchange: int) -> dict[str, 
 
 
 def exchange_of(size: int = 64) -> dict[str, int]:
-    """What a join of ours says and hears, for the floor to do the same: transactions until it is in, and heads."""
+    """Return the transactions and heads of a real join, for the floor to repeat."""
     counts = asyncio.run(count(size))["warm"]
-    return {"comes": int(counts["txns"]), "heads": int(counts["news"])}
+    return {"joins": int(counts["txns"]), "heads": int(counts["news"])}
 
 
 def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: dict[str, int], book: Book) -> None:
-    """The kinds by turns, so that what else the machine does hits all alike."""
+    """Measure the kinds by turns, so that other load on the node hits all alike."""
     skipped = {"lighthouse": size > PEERS_MAX, "cold": size > PEERS_MAX, "late": size not in LATE}
     whats = [what for what in whats if not skipped.get(what) and (size > 2 or what == "late")]
     counts = asyncio.run(count(size)) if "warm" in whats else {}
@@ -104,7 +104,7 @@ def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: 
                 continue
             try:
                 figures_by_mode = once(what, size, processes or crowds(what, size), exchange)
-            except RuntimeError as problem:  # On a machine too busy for so many, say; the others are measured all the same.
+            except RuntimeError as problem:  # For example on a node too busy for so many members.
                 failed += 1
                 print(f"{what}, n={size}: {problem}", flush=True)
                 continue

@@ -1,9 +1,9 @@
-"""Notice: one of n members is killed (SIGKILL); how long until the last of the others was told.
+"""Notice: one of n members is killed (SIGKILL). Measures the time until the last of the others was told.
 
 python bench/notice.py [--members 3 100 1000] [--repeat 3] [--out bench/results]
 
-The one that is killed is a process of its own and came last, so it does not lead. Default settings: a connection that breaks
-may come back within the linger of 1 s, which is therefore most of what is measured.
+The killed member has its own process and joined last, so it does not lead. With default settings, a broken connection may come
+back within the linger of 1 s, which is most of the time measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def once(size: int) -> float:
     with Server() as server, Crowd("members", server.address, size, alone=True) as crowd:
         crowd.form(gap_s=0.5 + size / 1000)
         told = crowd.told()
-        time.sleep(0.5)  # Until all wait to be told.
+        time.sleep(0.5)  # Let all begin to wait.
         killed_at = time.monotonic()
         os.kill(crowd.pids[-1], signal.SIGKILL)
         return told() - killed_at

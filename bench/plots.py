@@ -1,4 +1,4 @@
-"""The two pictures: how long forming takes, and what it costs, against the number of members."""
+"""Two plots: time and cost of forming against the number of members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
-mpl.rcParams["svg.hashsalt"] = "rdzv"  # The same figures give the same file.
+mpl.rcParams["svg.hashsalt"] = "rdzv"  # Equal figures give an equal file.
 mpl.rcParams["axes.spines.top"] = mpl.rcParams["axes.spines.right"] = False
 
 TIMES = (

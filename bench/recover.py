@@ -1,12 +1,12 @@
-"""An elastic job of three torchrun agents on this machine, with torch's own rendezvous and with rdzv, by turns.
+"""An elastic job of three torchrun agents on this node, with torch's own rendezvous and with rdzv, by turns.
 
 python bench/recover.py [--backend rdzv c10d] [--mode idle collectives] [--victim other rank0 server] [--turns 1] [--limit 60]
                         [--out bench/results]
 
-For each turn three agents form a world (`--nnodes 2:3`); one is killed with its worker, and the survivors come to train in
-a world of two; a fresh agent starts, and they train in a world of three. The agents are ordinary processes, so their start-up
-includes the import of torch; in mode `collectives` so does that of the workers. A part that is missing did not happen within
-the limit, and neither did what follows it.
+In each turn, three agents form a world (`--nnodes 2:3`). One is killed with its worker, and the survivors train in a world of
+two. A fresh agent starts, and they train in a world of three. Agents are ordinary processes, so their start includes the import
+of torch; in mode `collectives` that of the workers does, too. A missing part, and all parts after it, did not happen within the
+limit.
 
   formed    first agent started, until all three train
   told      SIGKILL, until `num_nodes_waiting()` was above 0 at the last survivor
@@ -34,7 +34,7 @@ PARTS = ("formed", "told", "returned", "shrunk", "grown")
 
 
 class Turn:
-    """One job, and how long its parts took."""
+    """One job, and the time of each part."""
 
     def __init__(self, job: Job, victim: str, limit_s: float) -> None:
         self._job = job
@@ -55,7 +55,7 @@ class Turn:
         after = self._job.world(survivors, 2, after=killed_at, timeout_s=self._limit_s)
         self.took["shrunk"] = max(row.at for row in after.values()) - killed_at
         told = [row.at for row in self._job.rows("told", after=killed_at)]
-        if told:  # Where a collective failed first, the agent did not have to be told.
+        if told:  # After a failed collective, an agent joins again without being told.
             self.took["told"] = max(told) - killed_at
         joins, joined = self._job.rows("joins", after=killed_at), self._job.rows("joined", after=killed_at)
         self.took["returned"] = joined[-1].at - joins[-1].at

@@ -1,8 +1,8 @@
-"""Makes the tables, the plots and the verdicts from what the benchmarks wrote: results.md and two SVGs beside their JSON.
+"""Makes tables, plots and verdicts from the results of the benchmarks: results.md and two SVG files beside the JSON files.
 
 python bench/report.py [--out bench/results]
 
-What is asked for is written here once; a line that does not hold says so.
+The goals are defined here. A goal that was not reached is marked NOT HELD.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROWTH_FROM = 250
 
 
 class Rows:
-    """All that was measured."""
+    """The rows of all benchmarks."""
 
     def __init__(self, folder: Path) -> None:
         self.about: dict = {}
@@ -31,7 +31,7 @@ class Rows:
             self.rows += book["rows"]
 
     def find(self, bench: str, figure: str, **wanted: object) -> dict[int, float]:
-        """Medians by n."""
+        """Return the medians by n."""
         found = {}
         for row in self.rows:
             if row["bench"] == bench and row.get(figure) and all(row.get(name) == value for name, value in wanted.items()):
@@ -46,7 +46,7 @@ def seconds(value: float) -> str:
 
 
 def exponent(by_n: dict[int, float]) -> float | None:
-    """Of the power of n that fits best, from `GROWTH_FROM` members on."""
+    """Return the exponent of the power of n that fits best from `GROWTH_FROM` members on."""
     points = [(math.log(n), math.log(value)) for n, value in by_n.items() if n >= GROWTH_FROM and value > 0]
     if len(points) < 2:
         return None
@@ -59,7 +59,7 @@ def exponent(by_n: dict[int, float]) -> float | None:
 
 
 def growth(rows: Rows) -> dict[tuple[str, str], float | None]:
-    """The exponent of each cost of all members together."""
+    """Return the exponent of each cost, summed over all members."""
     found = {}
     for mode in ("cold", "warm", "again"):
         for figure in ("took_s", "client_cpu_s", "server_cpu_s", "requests", "bytes"):
@@ -75,7 +75,7 @@ def growth(rows: Rows) -> dict[tuple[str, str], float | None]:
 
 
 def verdicts(rows: Rows) -> list[tuple[str, str, str]]:
-    """What was asked, what was measured, and whether it holds."""
+    """Return each goal, the measured value, and whether the goal was reached."""
     cold, warm = (rows.find("form", "took_s", engine="embedded", mode=mode) for mode in ("cold", "warm"))
     floor = rows.find("form", "took_s", engine="embedded", what="floor")
     lighthouse = rows.find("form", "took_s", what="lighthouse")
@@ -137,7 +137,7 @@ def below(asked: str, value: float | None, limit: float, show: Callable[[float],
 def times(
     asked: str, theirs: dict[int, float], ours: dict[int, float], n: int, least: float, limit_s: float = math.inf
 ) -> tuple[str, str, str]:
-    """`limit_s`: when theirs was given up."""
+    """Compare two times. `limit_s` is the time after which theirs was given up."""
     if n not in theirs or n not in ours:
         return asked, *MISSING
     ratio = theirs[n] / ours[n]
@@ -147,7 +147,7 @@ def times(
 
 
 def survival(rows: Rows, asked: str, mode: str, figure: str) -> tuple[str, str, str]:
-    """A case that torch does not survive, and we do, in the same run."""
+    """Compare a case that torch does not survive and rdzv does, in the same run."""
     found = {row["what"]: row for row in rows.rows if row["bench"] == "recover-peers" and row.get("mode") == mode}
     if not {"ours", "torch"} <= found.keys():
         return asked, *MISSING
@@ -173,7 +173,7 @@ def cell(name: str, value: object) -> str:
 
 
 def everything(rows: Rows) -> list[str]:
-    """A table per benchmark; its columns are the figures that its rows have."""
+    """Return one table per benchmark, with a column for each figure of its rows."""
     text = []
     for bench in dict.fromkeys(row["bench"] for row in rows.rows):
         mine = [row for row in rows.rows if row["bench"] == bench]
@@ -189,7 +189,7 @@ def write(folder: Path) -> None:
     about = next(iter(rows.about.values()))
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     marks = verdicts(rows)
-    text = ["# Results", "", f"{about['node']}; {about['system']}; Python {about['python']}; {versions}."]
+    text = ["# Results", "", f"{about['machine']}; {about['system']}; Python {about['python']}; {versions}."]
     runs = [f"{name}: {one['stamp']}, commit {one['commit']}, load {one['load']:.1f}" for name, one in rows.about.items()]
     text += ["", "; ".join(runs) + ".", "", "## Asked and measured", "", *table(["asked", "measured", ""], marks)]
     lines = [

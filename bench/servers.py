@@ -1,4 +1,4 @@
-"""Peers' servers, each in a process of its own: prints its address and serves until it is killed.
+"""The server of a peer in a process of its own: prints its address and serves until it is killed.
 
 python bench/servers.py lighthouse MEMBERS | tcpstore
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def torchft():
-    """Its extension module alone: the package around it wants torch."""
+    """Return the extension module of torchft alone: the package around it imports torch."""
     package = importlib.util.find_spec("torchft")
     if package is None:
         raise SystemExit("torchft is missing: pip install --no-deps torchft")
@@ -25,7 +25,7 @@ def torchft():
 
 
 def lighthouse(members: str):
-    """As quick as it can be: it looks every 10 ms whether a quorum is there, and does not wait for more than these members."""
+    """Start a lighthouse with the fastest settings: a check every 10 ms, and no waiting for more than these members."""
     server = torchft().LighthouseServer(
         bind="127.0.0.1:0",
         min_replicas=int(members),
@@ -37,7 +37,7 @@ def lighthouse(members: str):
 
 
 def tcpstore():
-    """The store that torch's c10d rendezvous keeps its state in."""
+    """Start the store that torch's c10d rendezvous keeps its state in."""
     from torch.distributed import TCPStore  # noqa: PLC0415  Seconds.
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -1,6 +1,6 @@
-"""How many operations and bytes does it cost one member to be formed into a round of n, and does that grow with n?
+"""Operations and bytes that forming a round of n costs each member, and how they grow with n.
 
-The real member code on the simulated network, so counts are exact and the same on every machine. Times are not the point.
+The real member code runs on the simulated network, so counts are exact and the same on every node. Times do not matter here.
 
     python bench/sim_form.py [n ...]          # default: 100 1000 10000
 """
@@ -20,7 +20,7 @@ from rdzv.testing.virtual_loop import VirtualLoop
 
 
 def form(n, driver=SimDriver, observer=None):
-    """Start n members within a second of each other; everything they sent and received until the last has its world."""
+    """Start n members within a second. Return all that they sent and received until the last has its world."""
     loop = VirtualLoop()
     network = SimNetwork(loop, n)
     server = SimServer(network, "engine", n)
@@ -29,37 +29,26 @@ def form(n, driver=SimDriver, observer=None):
     nodes = [SimNode(loop, f"node{index}", n) for index in range(n)]
     worlds = []
 
-    async def live(node):
+    async def join(node):
         member = Member(driver(network, node), settings, node, observer)
-        await Sleep(node).until(node.rng.random())
+        waiter = loop.create_future()
+        node.call_later(node.rng.random(), lambda: waiter.set_result(None))
+        await waiter
         worlds.append(await member.join())
 
-    async def play():
-        for exited in [node.spawn(live(node)) for node in nodes]:
+    async def run_all():
+        for exited in [node.spawn(join(node)) for node in nodes]:
             await exited
 
     began = time.perf_counter()
-    loop.run(play(), callbacks_max=1 << 60)
+    loop.run(run_all(), callbacks_max=1 << 60)
     assert sorted(world.rank for world in worlds) == list(range(n))
     assert len({world.digest for world in worlds}) == 1
     return network.counters, loop, time.perf_counter() - began
 
 
-class Sleep:
-    """Waits by the node's clock."""
-
-    def __init__(self, node):
-        self.node = node
-
-    async def until(self, delay_s):
-        """Wait that long."""
-        waiter = self.node.loop.create_future()
-        self.node.call_later(delay_s, lambda: waiter.set_result(None))
-        await waiter
-
-
 def main(sizes):
-    """A line per size: the leader's share is linear by design, everybody else's must be constant."""
+    """Print a line per size. The leader's cost is linear by design; that of every other member must be constant."""
     print(f"{'members':>8} {'ops/member':>11} {'bytes/member':>13} {'worst follower':>22} {'leader':>22} {'seconds':>8}")
     for n in sizes:
         counters, _, took_s = form(n)

@@ -1,10 +1,10 @@
-"""What idle members cost: bytes and CPU per second of a member, CPU and memory of the server.
+"""The cost of idle members: bytes and CPU per second of a member, CPU and memory of the server.
 
 python bench/steady.py [--members 10 100 1000] [--idle 10] [--out bench/results]
 
-Default settings: a lease of 10 s, renewed every third of it. Members, server and the relay that counts bytes (tap.py) are
-processes of their own, so each one's CPU is its own. Memory is the slope of the server's RSS from n members to three times as
-many: what a burst leaves with the allocator counts against us, what the program itself takes does not.
+Default settings: a lease of 10 s, renewed every third of it. Members, server and the relay that counts bytes (tap.py) run in
+different processes, so the CPU of each is its own. Memory is the growth of the server's RSS from n members to three times as
+many: memory that the allocator keeps after a burst counts, that of the program itself does not.
 """
 
 from __future__ import annotations

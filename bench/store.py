@@ -1,12 +1,12 @@
-"""The round's store beside torch's TCPStore and a bare etcd; and giving ranks to the workers of 1,000 agents.
+"""The round's store compared with torch's TCPStore and a bare etcd; and assigning ranks to the workers of 1,000 agents.
 
 python bench/store.py [--operations 500] [--agents 100 1000] [--repeat 3] [--out bench/results]
 
-Eight clients, each with its own connection and thread; the server is another process. Latency: one client alone, one operation
-after the other. Throughput: all eight at once. `wait`: from the call that sets a key until one who waits for it has returned.
-Ours are fenced and exactly once (docs/protocol.md), which the others are not; a TCPStore's `set` does not wait for an answer.
-A bare etcd has no `add`.
-Ranks: torch's agent code on our agent store, and on a TCPStore; bytes are the kernel's count of all connections' payload.
+Eight clients, each with its own connection and thread; the server is another process. Latency: one client, one operation after
+the other. Throughput: all eight at once. `wait`: from the call that sets a key until a client that waits for it returns.
+Our operations are fenced and exactly once (docs/protocol.md), those of the others are not; a TCPStore's `set` does not wait for
+a reply. A bare etcd has no `add`.
+Ranks: torch's agent code on our agent store and on a TCPStore; bytes are the payload of all connections as the kernel counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rdzv import Rendezvous
 CLIENTS = 8
 KEY, VALUE = "k", b"x" * 100
 CONNECTED_MAX = 100
-"""Clients of one TCPStore: each asks for the name of its own host, one after the other."""
+"""Most clients of one TCPStore: each looks up its own host name, one after the other."""
 
 
 def ours(stack: ExitStack) -> list:
@@ -54,26 +54,26 @@ def torchs(stack: ExitStack) -> list:
     return [TCPStore(host, int(port), is_master=False, wait_for_workers=False) for _ in range(CLIENTS)]
 
 
-class Etcd:
-    """A bare etcd by gRPC alone."""
+class EtcdStore:
+    """A store on a bare etcd, by gRPC alone."""
 
-    def __init__(self, channel, kv) -> None:
-        self._kv = kv
+    def __init__(self, channel, messages) -> None:
+        self._messages = messages
         self._put = channel.unary_unary("/etcdserverpb.KV/Put")
         self._range = channel.unary_unary("/etcdserverpb.KV/Range")
         self._watch = channel.stream_stream("/etcdserverpb.Watch/Watch")
 
     def set(self, key: str, value: bytes) -> None:
-        self._put(self._kv.Put(key.encode(), value).encode())
+        self._put(self._messages.PutRequest(key.encode(), value).encode())
 
     def get(self, key: str) -> bytes:
-        return self._range(self._kv.Range(key.encode()).encode())
+        return self._range(self._messages.RangeRequest(key.encode()).encode())
 
     def wait(self, keys: list[str]) -> None:
-        """Of what comes from now on; what was there before, a read shows once the watch stands."""
-        stream = self._watch(iter([self._kv.encode_watch(1, keys[0].encode(), b"", 0)]))
+        """Wait for a key. A read after the creation of the watch shows a value that was there before."""
+        stream = self._watch(iter([self._messages.encode_watch(1, keys[0].encode(), b"", 0)]))
         for message in stream:
-            told = self._kv.decode_watch(message)
+            told = self._messages.decode_watch(message)
             if told.changes or (told.created and VALUE in self.get(keys[0])):
                 stream.cancel()
                 return
@@ -86,9 +86,9 @@ def etcds(stack: ExitStack) -> list:
     from rdzv.engines.etcd.server import EtcdServer  # noqa: PLC0415
 
     etcd = stack.enter_context(EtcdServer())
-    own = [("grpc.use_local_subchannel_pool", 1)]  # Else all channels would share one connection.
+    own = [("grpc.use_local_subchannel_pool", 1)]  # Otherwise all channels would share one connection.
     channels = [stack.enter_context(grpc.insecure_channel(etcd.get_endpoint(), own)) for _ in range(CLIENTS)]
-    return [Etcd(channel, messages) for channel in channels]
+    return [EtcdStore(channel, messages) for channel in channels]
 
 
 KINDS = {"ours": (ours, "embedded"), "torch": (torchs, "TCPStore"), "etcd": (etcds, "etcd")}
@@ -113,7 +113,7 @@ def latency(store, name: str, count: int) -> float:
 
 
 def throughput(stores: list, name: str, count: int) -> float:
-    """Operations per second of all, each on a key of its own."""
+    """Return the operations per second of all clients, each on its own key."""
     gate = threading.Barrier(CLIENTS + 1)
 
     def one(index: int) -> None:
@@ -139,7 +139,7 @@ def waited(stores: list, count: int) -> float:
         for number in range(count):
             key = f"wait{number}"
             waiter = pool.submit(lambda key=key: (stores[1].wait([key]), time.perf_counter())[1])
-            time.sleep(0.02)  # Until it waits.
+            time.sleep(0.02)  # Let it begin to wait.
             began_at = time.perf_counter()
             stores[0].set(key, VALUE)
             took.append(waiter.result(60.0) - began_at)
@@ -162,7 +162,7 @@ def operations(count: int, book: Book) -> None:
 
 
 class Agents:
-    """For `crowd`: agents that have a round, and a store each."""
+    """Agents for `crowd`, each with a round and a store."""
 
     def __init__(self, spec: dict) -> None:
         self._spec = spec
@@ -171,7 +171,7 @@ class Agents:
 
     def prepare(self) -> None:
         is_ours = self._spec["of"] == "ours"
-        # Ours wait for each other; of torch's clients, a thousand that connect at once may wait for minutes.
+        # Our members wait for each other. A thousand clients of torch that connect at once may wait for minutes.
         with ThreadPoolExecutor(self._count if is_ours else 16) as pool:
             self._agents = list(pool.map(self._ours if is_ours else self._torchs, range(self._count)))
         self._before = self._bytes()
@@ -184,7 +184,7 @@ class Agents:
             self._spec["address"], run_id="bench", min_nodes=size, max_nodes=size, slot=str(index), is_host=False
         )
         world = member.join(120.0)
-        return world.rank, AgentStore(world, SimpleNamespace(give_up=print)), member
+        return world.rank, AgentStore(world, SimpleNamespace(restart=print)), member
 
     def _torchs(self, index: int) -> tuple:
         from torch.distributed import TCPStore  # noqa: PLC0415
@@ -211,7 +211,7 @@ class Agents:
             list(pool.map(lambda agent: agent[2] and agent[2].leave(), self._agents))
 
     def _bytes(self) -> int:
-        """Payload acknowledged and received by all our connections to the server: two fields of Linux's tcp_info."""
+        """Return the payload acknowledged and received by all connections to the server: two fields of Linux's tcp_info."""
         port, total = int(self._spec["address"].rpartition(":")[2]), 0
         for file in Path("/proc/self/fd").iterdir():
             with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as one:

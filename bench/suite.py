@@ -1,9 +1,9 @@
-"""All benchmarks, one after the other, and the report. `make bench` is this, `make bench-peers` is this with --peers.
+"""Runs all benchmarks, one after the other, and the report: `make bench`, or with --peers `make bench-peers`.
 
 python bench/suite.py [--peers] [--only form ...] [--quick] [--out bench/results]
 
---peers measures only what takes torch minutes: 128 handlers once, and three times each a job that loses a node. --quick is for
-trying whether all of it works: few members, few repetitions; its figures mean nothing.
+--peers measures only the cases that take torch minutes: 128 handlers once, and a job that loses a node three times. --quick
+checks that everything works, with few members and repetitions; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUICK = {
     "recover": ["--mode", "idle"],
 }
 BUSY = 0.5
-"""A machine with more to do than that has no figures to give."""
+"""Load above which figures are unreliable."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     load = os.getloadavg()[0]
     if load > BUSY:
-        print(f"this machine is busy (load {load:.1f}): the figures will be worse than they are", flush=True)
+        print(f"this node is busy (load {load:.1f}): the figures will be too bad", flush=True)
     steps = PEERS if args.peers else STEPS
     failed = []
     began_at = time.monotonic()

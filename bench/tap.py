@@ -1,6 +1,6 @@
-"""Counts what members and server say to each other, on the wire: a relay between them that reads the frames and changes none.
+"""Counts the frames and bytes between members and server: a relay that reads the frames and changes none.
 
-It knows nothing of either side's code, so the counts hold for whatever that code becomes.
+It does not depend on the code of either side, so the counts stay comparable when that changes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ ASKS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Hello, *fr
 TELLS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Welcome, *frames.Answer.__args__)}
 
 
-class Line:
-    """One member's traffic: frames by kind, and bytes without the preamble."""
+class Traffic:
+    """The traffic of one member: frames by kind, and bytes without the preamble."""
 
     def __init__(self) -> None:
         self.reset()
@@ -35,31 +35,31 @@ class Line:
 
     @property
     def requests(self) -> int:
-        """The requests that cost the engine work: each is answered, or is a watch."""
+        """Return the number of requests that the engine answers or keeps as a watch."""
         return sum(self.asked[name] for name in ("Txn", "Renew", "Revoke", "WatchStart"))
 
 
 class Tap:
-    """Listens at `address`; a line for each connection."""
+    """A relay that listens at `address` and counts the traffic of each connection."""
 
     def __init__(self, server: str) -> None:
         self._host, port = server.rsplit(":", 1)
         self._port = int(port)
         self.address = ""
-        self.lines: list[Line] = []
+        self.connections: list[Traffic] = []
 
     def reset(self) -> None:
-        for line in self.lines:
-            line.reset()
+        for traffic in self.connections:
+            traffic.reset()
 
-    def total(self) -> Line:
-        """The traffic of all connections."""
-        total = Line()
-        for line in self.lines:
-            total.asked += line.asked
-            total.told += line.told
-            total.sent += line.sent
-            total.received += line.received
+    def total(self) -> Traffic:
+        """Return the traffic of all connections."""
+        total = Traffic()
+        for traffic in self.connections:
+            total.asked += traffic.asked
+            total.told += traffic.told
+            total.sent += traffic.sent
+            total.received += traffic.received
         return total
 
     async def __aenter__(self):
@@ -73,25 +73,25 @@ class Tap:
         self._listener.close()
 
     def _accept(self) -> _Side:
-        line = Line()
-        self.lines.append(line)
-        return _Side(self, line, is_member=True)
+        traffic = Traffic()
+        self.connections.append(traffic)
+        return _Side(self, traffic, is_member=True)
 
     async def dial(self, member: _Side) -> None:
         loop = asyncio.get_running_loop()
         _, server = await loop.create_connection(
-            lambda: _Side(self, member.line, is_member=False), self._host, self._port
+            lambda: _Side(self, member.traffic, is_member=False), self._host, self._port
         )
         member.join(server)
         server.join(member)
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections."""
+    """One of the two sides of a relayed connection."""
 
-    def __init__(self, tap: Tap, line: Line, *, is_member: bool) -> None:
+    def __init__(self, tap: Tap, traffic: Traffic, *, is_member: bool) -> None:
         self._tap = tap
-        self.line = line
+        self.traffic = traffic
         self._is_member = is_member
         self._greeted = False
         self._rest = b""
@@ -129,13 +129,13 @@ class _Side(asyncio.Protocol):
         self._rest = data[at:]
 
     def _count(self, tag: int, size: int) -> None:
-        """A frame is a short array with a small number first: its second byte is its tag."""
+        """Count a frame. A frame is a short array that begins with a small number, so its second byte is its tag."""
         if self._is_member:
-            self.line.asked[ASKS.get(tag, "?")] += 1
-            self.line.sent += size
+            self.traffic.asked[ASKS.get(tag, "?")] += 1
+            self.traffic.sent += size
         else:
-            self.line.told[TELLS.get(tag, "?")] += 1
-            self.line.received += size
+            self.traffic.told[TELLS.get(tag, "?")] += 1
+            self.traffic.received += size
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._other is not None:

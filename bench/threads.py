@@ -1,13 +1,12 @@
-"""torchrun's handlers in threads: torch's own (c10d) and ours, made and called in the same way, by turns.
+"""Rendezvous handlers of torchrun in threads: torch's own (c10d) and ours, made and called in the same way, by turns.
 
 python bench/threads.py [--members 2 4 64] [--hosted 64] [--repeat 5] [--torch-repeat 3] [--processes 2] [--out bench/results]
 
-n handlers, spread over two processes, a thread each; the server (a TCPStore for c10d, ours for rdzv) is one more process. All
-handlers are made beforehand, which makes their connections too, and call `next_rendezvous` at one instant. With n=2 the second
-comes when the first waits: from that arrival until both have the world.
+n handlers, spread over two processes, have a thread each; the server (a TCPStore for c10d, ours for rdzv) is one more process.
+All handlers are made in advance, with their connections, and call `next_rendezvous` at one instant. With n=2 the second calls
+when the first waits; the time is from that call until both have the world.
 
-Hosted, as with torchrun where nobody starts a server: the first handler serves from when it is made, in its process and beside
-the threads of the others.
+"Hosted" is torchrun without a separate server: the first handler serves, in its process, beside the threads of the others.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from common import Book, Crowd, Server, allow_files
 from rdzv.engines.etcd.server import free_ports
 
 LIMIT_S = 200
-"""Of torch's, some never end: those who lose a swap try again together."""
+"""Some calls of torch never end: handlers that lose a compare-and-swap all retry together."""
 BACKENDS = {"ours": ("rdzv", "rdzv", "embedded"), "torch": ("tcpstore", "c10d", "TCPStore")}
 
 
 class Side:
-    """One of the two: its server, and processes that stay, since importing torch takes them seconds. Handlers are new."""
+    """One of the two backends: its server, and processes that stay, because importing torch takes seconds."""
 
     def __init__(self, what: str, processes: int) -> None:
         kind, self._backend, self.engine = BACKENDS[what]
@@ -86,7 +85,7 @@ def main() -> None:
     sides = {what: Side(what, args.processes) for what in BACKENDS}
     try:
         for size, hosted in (*((size, False) for size in args.members), *((size, True) for size in args.hosted)):
-            torch_repeat = args.torch_repeat if size <= 64 else 1  # From there on it takes minutes.
+            torch_repeat = args.torch_repeat if size <= 64 else 1  # Above 64 it takes minutes.
             measure(size, hosted, {"ours": args.repeat, "torch": torch_repeat}, sides, book)
     finally:
         for side in sides.values():

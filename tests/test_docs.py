@@ -1,4 +1,4 @@
-"""Documents: what they link to exists, and the words are explained. That their commands work: test_docs_commands.py."""
+"""The documents: links lead somewhere, and the glossary has every word. test_docs_commands.py runs their commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every command in the documents for users is run as it stands, on one machine, or there is a reason why it is not.
+"""Runs every command of the user documents on one machine, or gives a reason why not.
 
-Names of hosts become this machine, ports become free ones, and `srun` starts its program here; the rest is what users type.
+Host names become this machine, ports become free ports, and `srun` starts its program here. The rest is what users type.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import pytest
 
 from rdzv.engines.etcd.server import EtcdServer, find_etcd
 from rdzv.errors import RdzvError
+from support.torchrun_jobs import free_port
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate")
@@ -38,7 +38,7 @@ def fenced(page, languages):
 
 
 def commands(page):
-    """Blocks that are scripts as they are, others line by line; and what stands in the text with more than a command's name."""
+    """Yield scripts as whole blocks, other blocks line by line, and inline commands with at least two words."""
     for block in fenced(page, "sh|bash"):
         if re.search(r"[$>]", block):
             yield block.strip()
@@ -55,7 +55,7 @@ def commands(page):
 
 
 def one(start, page):
-    """The command of a page that begins so: a script is not repeated here."""
+    """Return the command of a page with that beginning, so that a script is not repeated here."""
     (found,) = [text for text in commands(page) if text.startswith(start)]
     return found
 
@@ -68,7 +68,7 @@ TRAIN = {
     one("openssl rand", "docs/security.md"): 1,
     one("umask 077", "docs/security.md"): 1,
 }
-"""Start a program, on so many nodes here."""
+"""Commands that start a program, and on how many nodes."""
 TORCH_TRAIN = {
     TORCHRUN: 1,
     "torchrun --rdzv-backend=rdzv --nnodes=1 train.py": 1,
@@ -93,14 +93,14 @@ ON_A_RUN = {
     "rdzv close node1:29400 --run-id job --reason 'superseded by job-2'": "run 'job' is closed: superseded by job-2",
     "rdzv adopt node2:29400 --run-id job --force": "members of run 'job' may follow to",
 }
-"""On a run with two members, in this order, and what each says."""
+"""Commands on a run with two members, in this order, and the output of each."""
 ALONE = ("rdzv --version", "rdzv --show-completion")
 ETCD = tuple(text for text in commands("docs/etcd.md") if text.startswith("etcdctl"))
 RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TWO_TERMINALS, *THIRD_TERMINAL, WATCH, *ON_A_RUN, *ALONE, *ETCD}
 
 NOT_RUN = {
     "make demo": "makes an environment; what it starts then is `rdzv demo`",
-    "rdzv demo": "is run by tests/cli/test_commands.py",
+    "rdzv demo": "is run by tests/cli/test_launcher.py",
     "pip install .": "is how `make test` made the environment of these tests, and would change it",
     "pip install '.[cli]'": "the same",
     "pip install '.[etcd]'": "the same",
@@ -142,7 +142,7 @@ PROGRAM = 'import os\nprint("rank", os.environ["RANK"], "of", os.environ["WORLD_
 
 
 class Machine:
-    """A folder in which commands find what they name."""
+    """A folder with the programs and files that the commands name."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -155,7 +155,7 @@ class Machine:
         (folder / "train.py").write_text(PROGRAM)
 
     def as_here(self, command, nodes=1, member=HOST):
-        """With this machine's names and numbers."""
+        """Return the command with this machine's names and ports."""
         for shown, here in {
             r"\b(node[12]|host|job-0\.job):29400": f"127.0.0.1:{self.port}",
             r":29400": f":{self.port}",
@@ -168,7 +168,7 @@ class Machine:
 
     @contextmanager
     def running(self, command, **environ):
-        """In a shell, which is ended with all that it started."""
+        """Start a shell, and kill it with its children at the end of the block."""
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         environ = {**os.environ, **SLURM, "HOME": str(self.folder), "PATH": path, "OMP_NUM_THREADS": "1", **environ}
         with subprocess.Popen(
@@ -182,17 +182,11 @@ class Machine:
                     os.killpg(shell.pid, signal.SIGKILL)
 
     def run(self, command, **environ):
-        """To its end, which must be a good one; what it printed."""
+        """Run a command that must succeed, and return its output."""
         with self.running(command, **environ) as shell:
             out, err = shell.communicate(timeout=LIMIT_S)
             assert shell.returncode == 0, (command, out, err)
             return out
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -201,7 +195,7 @@ def machine(tmp_path):
 
 
 def line(shell, fits):
-    """The next that fits."""
+    """Return the next line that matches."""
     for said in shell.stdout:
         if fits(said):
             return said
@@ -212,7 +206,7 @@ def line(shell, fits):
 
 
 def train(machine, command, nodes):
-    """On each node, at the same time; each rank is there once."""
+    """Run the command on each node at the same time. Each rank must be there once."""
     if nodes > 1:
         with machine.running(machine.as_here(command, nodes)) as other:
             said = machine.run(machine.as_here(command, nodes))
@@ -273,13 +267,13 @@ def test_an_operator_finds_out_and_asks_as_shown(machine):
 
 
 @pytest.mark.parametrize("command", ALONE)
-def test_what_needs_no_run_says_something(machine, command):
+def test_commands_without_a_run_print_something(machine, command):
     # The second line keeps the shell there, which is asked what it is.
     assert machine.run(f"{command}\n:").strip()
 
 
 def test_a_user_of_etcd_gets_its_rights_as_shown_and_the_doctor_knows_them(machine):
-    """Below its own prefix all is well; elsewhere the doctor says what is missing."""
+    """The user may write below its own prefix only, and the doctor names the missing right elsewhere."""
     try:
         folder = Path(find_etcd()).resolve().parent
         etcdctl = shutil.which("etcdctl", path=f"{folder}:{os.environ['PATH']}")

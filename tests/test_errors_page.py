@@ -1,4 +1,4 @@
-"""docs/errors.md and the messages are in step: every code has its entry, and every entry its code."""
+"""docs/errors.md: every code has its entry, and every entry its code."""
 
 from __future__ import annotations
 
@@ -31,10 +31,3 @@ def test_no_code_is_explained_twice_and_no_entry_is_empty():
     codes = [code for code, _, _ in ENTRIES]
     assert len(codes) == len(set(codes))
     assert all(len(text) > 60 for _, _, text in ENTRIES)
-
-
-def test_the_code_is_at_the_end_of_the_message_and_no_part_of_the_sentence():
-    """So a message that is part of another has no code in its middle."""
-    error = errors.NotFound("job", "it is not there")
-    assert str(error) == "run 'job': it is not there [RDZV-E12]"
-    assert error.sentence == "run 'job': it is not there"

@@ -44,14 +44,14 @@ class Crowd:
 
     def lines(self):
         """As they are now: the leader's, and the others'."""
-        assert len(self.tap.lines) == MEMBERS, "one connection per member"
-        lines = copy.deepcopy(self.tap.lines)
-        leader = lines[self.tap.lines.index(self.leader)]
+        assert len(self.tap.connections) == MEMBERS, "one connection per member"
+        lines = copy.deepcopy(self.tap.connections)
+        leader = lines[self.tap.connections.index(self.leader)]
         return leader, [line for line in lines if line is not leader]
 
     def know_leader(self):
         """The one that has watched the run beside what everybody watches."""
-        (self.leader,) = (line for line in self.tap.lines if line.asked["WatchStart"] > 1)
+        (self.leader,) = (line for line in self.tap.connections if line.asked["WatchStart"] > 1)
 
 
 def played(story, **options):
@@ -111,7 +111,8 @@ def test_a_seal_is_one_notice_for_each_member_and_one_write_of_the_leader():
     async def story(crowd):
         *early, late = crowd.members
         waiting = [asyncio.create_task(member.join()) for member in early]
-        await until(lambda: len(crowd.tap.lines) == len(early) and all(line.told["WatchNews"] for line in crowd.tap.lines))
+        lines = crowd.tap.connections
+        await until(lambda: len(lines) == len(early) and all(line.told["WatchNews"] for line in lines))
         crowd.know_leader()
         crowd.tap.reset()
         await late.join()

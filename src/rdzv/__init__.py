@@ -1,7 +1,7 @@
-"""Elastic rendezvous for distributed training: who is in, who has which rank, and why.
+"""Elastic rendezvous for distributed training: which nodes take part, which rank each has, and why.
 
-The names below are loaded when they are first asked for, because asyncio and msgspec take longer to import than all the
-rest: a program that may not need a rendezvous does not pay for one.
+The names below are loaded when they are first used, because asyncio and msgspec take longer to import than all the rest. A
+program that imports rdzv but makes no rendezvous does not pay for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .core.status import Status
     from .member.notices import Notice
 else:
-    _HOMES = {
+    _MODULE_OF = {
         "Change": "core.member",
         "Notice": "member.notices",
         "Rendezvous": "blocking",
@@ -30,9 +30,9 @@ else:
     def __getattr__(name: str) -> object:
         if name == "aio":
             return importlib.import_module(".aio", __name__)
-        if name not in _HOMES:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
 
 
 __all__ = ["Change", "Notice", "Rendezvous", "Status", "World", "__version__", "aio", "errors"]

@@ -1,4 +1,4 @@
-"""`rdzv` and `python -m rdzv`."""
+"""The entry point of `rdzv` and `python -m rdzv`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The shell tools, if what they need is installed; a library user need not have it."""
+    """Run the shell tools, or name the missing package: users of the library need not install it."""
     try:
         from .cli.main import app  # noqa: PLC0415
     except ModuleNotFoundError as error:

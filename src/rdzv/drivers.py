@@ -1,25 +1,24 @@
-"""Which driver an endpoint asks for."""
+"""The choice of a driver by the endpoint's scheme."""
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
 
-from .config.settings import Settings
+from .config.settings import UNNAMED, Settings
 from .engines.port import Driver
 from .errors import SettingsError
 from .system.node import LocalNode
 
 USER_ENV = "RDZV_ETCD_USER"
 PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
-NO_RUN_ID = "none"
 
 _ELSEWHERE = {"c10d": ("rdzv.torchrun.rendezvous.c10d_endpoint", "torch")}
-"""Schemes whose driver lives above this layer, because it needs a package that is imported only there: module, package."""
+"""Schemes whose driver lives in a higher layer, the only one that may import the package it needs: module, package."""
 
 
 def open_driver(settings: Settings) -> Driver:
-    """The driver for the engine that the endpoint names. It connects later, and imports only what that engine needs."""
+    """Return the driver for the endpoint's engine. It connects later. Only the modules of that engine are imported."""
     endpoint = settings.endpoint
     if endpoint.scheme == "memory":
         from .engines.memory import MemoryDriver  # noqa: PLC0415
@@ -44,7 +43,13 @@ def open_driver(settings: Settings) -> Driver:
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)
     if endpoint.scheme == "file":
-        return _open_file(settings)
+        from .engines.register.backend import BlockingRegister  # noqa: PLC0415
+        from .engines.register.driver import RegisterDriver  # noqa: PLC0415
+        from .engines.register.file import FileBackend  # noqa: PLC0415
+
+        endpoint.options()
+        register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
+        return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
     return _open_elsewhere(settings)
 
 
@@ -59,9 +64,9 @@ def _open_etcd(settings: Settings) -> Driver:
             f"endpoint {str(settings.endpoint)!r}: etcd needs grpcio, which is not installed; `pip install 'rdzv[etcd]'`"
         ) from None
     endpoint = settings.endpoint
-    if settings.run_id == NO_RUN_ID:
+    if settings.run_id == UNNAMED:
         raise SettingsError(
-            f"run_id is {NO_RUN_ID!r}, which is what torchrun says when none was given, and an etcd is shared: "
+            f"run_id is {UNNAMED!r}, which is what torchrun says when none was given, and an etcd is shared: "
             "give each job an id of its own"
         )
     tls = endpoint.scheme == "etcds"
@@ -79,17 +84,6 @@ def _open_etcd(settings: Settings) -> Driver:
     if settings.token_file and not access.user:
         raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
-
-
-def _open_file(settings: Settings) -> Driver:
-    from .engines.register.backend import BlockingRegister  # noqa: PLC0415
-    from .engines.register.driver import RegisterDriver  # noqa: PLC0415
-    from .engines.register.file import FileBackend  # noqa: PLC0415
-
-    endpoint = settings.endpoint
-    endpoint.options()
-    register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
-    return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
 
 
 def _open_elsewhere(settings: Settings) -> Driver:

@@ -1,159 +1,146 @@
-"""Every exception a caller of rdzv can meet.
+"""Every exception that a caller of rdzv can meet.
 
     RdzvError
-    ├── SettingsError (ValueError)     a setting or endpoint that cannot be right, or differs from the run's
+    ├── SettingsError (ValueError)     a setting or endpoint is wrong, or differs from the run's
     ├── Unreachable (ConnectionError)  the engine did not answer: trying again is reasonable
     ├── Untrusted                      this side and the server do not trust each other; trying again does not help
-    ├── EngineMoved                    an engine answers at another place than the one that knew this run
-    ├── JoinTimeout (TimeoutError)     no round was sealed in time; says who is here and what is missing
-    ├── StoreTimeout (TimeoutError)    a key of the round's store did not come in time
+    ├── EngineMoved                    another engine answers than the one that knew this run
+    ├── JoinTimeout (TimeoutError)     no round was sealed in time: lists the members present and what is missing
+    ├── StoreTimeout (TimeoutError)    a key of the round's store was not set in time
     ├── Closed                         the run is over: by whom and why
-    ├── Evicted                        the others went on without us: stop the workers, join again
+    ├── Evicted                        the others went on without this member: stop the workers, join again
     ├── Drained                        an operator asked this member to go: leave, do not join again
     ├── Banned                         an operator banned this host
-    ├── RoundOver                      the round this store belonged to is over
-    ├── NotFound                       no such run, or nobody of that name in it
-    ├── NotJoined                      a call that is for members, before join()
+    ├── RoundOver                      the round of this store is over
+    ├── NotFound                       no such run, or no such member in it
+    ├── NotJoined                      a call for members, before join()
     ├── LeftAlready                    a call after leave()
-    ├── ForkedChild                    a call in a child process, on an object of the process it was forked from
-    ├── NotStarted (RuntimeError)      a server that was to be started here does not run
-    ├── LimitExceeded (ValueError)     a value larger than the wire format allows
-    └── Incompatible                   bytes that are not ours, or of another version
+    ├── ForkedChild                    a call in a forked child, on an object of its parent process
+    ├── NotStarted (RuntimeError)      a server that this process was to start does not run
+    ├── LimitExceeded (ValueError)     a value is larger than the wire format allows
+    └── Incompatible                   bytes that are not rdzv's, or of another version
 
-Each has a short code, which docs/errors.md explains and with which its message ends, wherever that is read: in a traceback, a
-log, the shell. Each is built from fields and makes its sentence from them, so that programs need not read prose. Their
-arguments are passed to `Exception.__init__` in order, which is what makes them survive a trip between processes.
+A class below is a row of a table: its `code`, its fields (the annotations, in the order of the constructor's arguments)
+and its sentence, a template over the fields or a property. `RdzvError` does the rest. Programs read the fields; people
+read the sentence with the code, which docs/errors.md explains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # Tells type checkers that a constructor's arguments are the annotated fields. In `typing` since Python 3.11.
+    dataclass_transform = lambda: lambda kind: kind  # noqa: E731
 
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 
 
+@dataclass_transform()
 class RdzvError(Exception):
-    """The base of all of them."""
+    """The base class of all errors of rdzv."""
 
-    code = "RDZV-E00"
-    """Under which docs/errors.md says what it means and what to do. Never given to another error."""
+    code: ClassVar[str] = "RDZV-E00"
+    """The error's name in docs/errors.md. A code is never given to another error."""
+    template: ClassVar[str] = ""
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = (*cls._fields, *cls.__annotations__)
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        fields = self._fields
+        if fields:
+            named = {**dict(zip(fields, args)), **named}  # noqa: B905  The lengths are compared below.
+            missing = [name for name in fields if name not in named and not hasattr(type(self), name)]
+            if missing or len(args) > len(fields) or not named.keys() <= set(fields):
+                raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}")
+            for name in fields:
+                value = named.get(name, getattr(type(self), name, None))
+                # A copy, so that the error stays as it was when the caller changes its list.
+                self.__dict__[name] = tuple(value) if isinstance(value, list) else value
+            args = tuple(self.__dict__[name] for name in fields)
+        # OSError.__init__, which comes first for some, would take the fields for an errno and a file name.
+        BaseException.__init__(self, *args)
 
     @property
     def sentence(self) -> str:
-        """What happened, without the code: to be part of another sentence."""
-        return super().__str__()
+        """The message without the code, to be part of another sentence."""
+        return self.template.format_map(self.__dict__) if self.template else BaseException.__str__(self)
 
     def __str__(self) -> str:
         return f"{self.sentence} [{self.code}]"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # OSError, a base of some, keeps only part of its arguments when it is pickled.
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
-
-
-def _rebuild(kind: type[RdzvError], args: tuple[object, ...], fields: dict[str, object]) -> RdzvError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(fields)
-    return error
+        # Errors travel between processes. OSError's own __reduce__ keeps only some of the arguments.
+        return type(self), self.args, self.__dict__
 
 
 class SettingsError(RdzvError, ValueError):
     """A setting is wrong, or differs from what the run agreed on."""
 
     code = "RDZV-E01"
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    template = "{problem}"
+    problem: str
 
 
 class Unreachable(RdzvError, ConnectionError):
     """The engine did not answer. `applied` is False if the request surely had no effect, None if that is unknown."""
 
     code = "RDZV-E02"
-
-    def __init__(
-        self, endpoint: str, problem: str, waited_s: float = 0.0, applied: bool | None = None, remedy: str = ""
-    ) -> None:
-        super().__init__(endpoint, problem, waited_s, applied, remedy)
-        self.endpoint = endpoint
-        self.problem = problem
-        self.waited_s = waited_s
-        self.applied = applied
-        self.remedy = remedy
+    endpoint: str
+    problem: str
+    waited_s: float = 0.0
+    applied: bool | None = None
+    remedy: str = ""
 
     @property
     def sentence(self) -> str:
-        """See `RdzvError`."""
         tried = f" after {_seconds(self.waited_s)}" if self.waited_s >= 0.1 else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"engine {self.endpoint} is unreachable{tried}: {self.problem}{remedy}"
 
 
 class Untrusted(RdzvError):
-    """Somebody is there, but one of us cannot prove who it is: secrets, certificates or TLS settings do not fit."""
+    """Client and server cannot prove their identity to each other: secrets, certificates or TLS settings do not fit."""
 
     code = "RDZV-E03"
-
-    def __init__(self, endpoint: str, problem: str) -> None:
-        super().__init__(endpoint, problem)
-        self.endpoint = endpoint
-        self.problem = problem
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"engine {self.endpoint} and this side do not trust each other: {self.problem}"
+    template = "engine {endpoint} and this side do not trust each other: {problem}"
+    endpoint: str
+    problem: str
 
 
 class EngineMoved(RdzvError):
     """Another engine answers under the endpoint; following it could split the world."""
 
     code = "RDZV-E04"
-
-    def __init__(self, run_id: str, old_place: str, new_place: str) -> None:
-        super().__init__(run_id, old_place, new_place)
-        self.run_id = run_id
-        self.old_place = old_place
-        self.new_place = new_place
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return (
-            f"run {self.run_id!r} was kept by the engine at {self.old_place}, but {self.new_place} answers now; "
-            "the old one may still be serving others: bring it back, or, if it is surely gone, "
-            "run `rdzv adopt --force` against the new one"
-        )
+    template = (
+        "run {run_id!r} was kept by the engine at {old_place}, but {new_place} answers now; "
+        "the old one may still be serving others: bring it back, or, if it is surely gone, "
+        "run `rdzv adopt --force` against the new one"
+    )
+    run_id: str
+    old_place: str
+    new_place: str
 
 
 class JoinTimeout(RdzvError, TimeoutError):
-    """No world in time. `reason` is the core's, as shown everywhere."""
+    """No world in time. `reason` is the text of the rules, the same as in logs and `rdzv status`."""
 
     code = "RDZV-E05"
-
-    def __init__(
-        self,
-        run_id: str,
-        waited_s: float,
-        reason: str,
-        present: Sequence[str] = (),
-        settings: str = "",
-        remedy: str = "",
-    ) -> None:
-        super().__init__(run_id, waited_s, reason, present, settings, remedy)
-        self.run_id = run_id
-        self.waited_s = waited_s
-        self.reason = reason
-        self.present = tuple(present)
-        self.settings = settings
-        self.remedy = remedy
+    run_id: str
+    waited_s: float
+    reason: str
+    present: Sequence[str] = ()
+    settings: str = ""
+    remedy: str = ""
 
     @property
     def sentence(self) -> str:
-        """See `RdzvError`."""
         shown = ", ".join(self.present[:16])
         if len(self.present) > 16:
             shown += f" and {len(self.present) - 16} more"
@@ -164,19 +151,15 @@ class JoinTimeout(RdzvError, TimeoutError):
 
 
 class StoreTimeout(RdzvError, TimeoutError):
-    """Keys that others should have set did not come."""
+    """Keys that other members should have set did not come."""
 
     code = "RDZV-E06"
-
-    def __init__(self, keys: Sequence[str], waited_s: float, round_number: int) -> None:
-        super().__init__(keys, waited_s, round_number)
-        self.keys = tuple(keys)
-        self.waited_s = waited_s
-        self.round_number = round_number
+    keys: Sequence[str]
+    waited_s: float
+    round_number: int
 
     @property
     def sentence(self) -> str:
-        """See `RdzvError`."""
         names = ", ".join(repr(key) for key in self.keys[:5])
         more = f" and {len(self.keys) - 5} more" if len(self.keys) > 5 else ""
         return (
@@ -189,207 +172,121 @@ class Closed(RdzvError):
     """The run is over and stays so for this incarnation."""
 
     code = "RDZV-E07"
-
-    def __init__(self, run_id: str, reason: str, success: bool = False, closed_for_s: float = 0.0) -> None:
-        super().__init__(run_id, reason, success, closed_for_s)
-        self.run_id = run_id
-        self.reason = reason
-        self.success = success
-        self.closed_for_s = closed_for_s
+    run_id: str
+    reason: str
+    success: bool = False
+    closed_for_s: float = 0.0
 
     @property
     def sentence(self) -> str:
-        """See `RdzvError`."""
-        again = (
-            f"; the id can be used again {_seconds(self.closed_for_s)} after the close, "
-            "or at once with a higher incarnation"
-            if self.closed_for_s
-            else ""
-        )
-        return f"run {self.run_id!r} is closed: {self.reason}{again}"
+        text = f"run {self.run_id!r} is closed: {self.reason}"
+        if not self.closed_for_s:
+            return text
+        again = f"{_seconds(self.closed_for_s)} after the close, or at once with a higher incarnation"
+        return f"{text}; the id can be used again {again}"
 
 
 class Evicted(RdzvError):
-    """This member's place was given up by the others, so nothing it does counts until it joins again."""
+    """The others gave up this member's place, so nothing it does counts until it joins again."""
 
     code = "RDZV-E08"
-
-    def __init__(self, run_id: str, member: str, reason: str) -> None:
-        super().__init__(run_id, member, reason)
-        self.run_id = run_id
-        self.member = member
-        self.reason = reason
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return (
-            f"member {self.member} was evicted from run {self.run_id!r}: {self.reason}; "
-            "stop its workers, then join again"
-        )
+    template = "member {member} was evicted from run {run_id!r}: {reason}; stop its workers, then join again"
+    run_id: str
+    member: str
+    reason: str
 
 
 class Drained(RdzvError):
-    """The operator wants this member gone; the run goes on without it."""
+    """An operator wants this member gone; the run goes on without it."""
 
     code = "RDZV-E09"
-
-    def __init__(self, run_id: str, member: str, reason: str) -> None:
-        super().__init__(run_id, member, reason)
-        self.run_id = run_id
-        self.member = member
-        self.reason = reason
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"member {self.member} is drained from run {self.run_id!r}: {self.reason}; leave, do not join again"
+    template = "member {member} is drained from run {run_id!r}: {reason}; leave, do not join again"
+    run_id: str
+    member: str
+    reason: str
 
 
 class Banned(RdzvError):
-    """The operator does not want this host in the run."""
+    """An operator does not want this host in the run."""
 
     code = "RDZV-E10"
-
-    def __init__(self, run_id: str, host: str, reason: str) -> None:
-        super().__init__(run_id, host, reason)
-        self.run_id = run_id
-        self.host = host
-        self.reason = reason
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"host {self.host!r} is banned from run {self.run_id!r}: {self.reason}; `rdzv unban` lets it in again"
+    template = "host {host!r} is banned from run {run_id!r}: {reason}; `rdzv unban` lets it in again"
+    run_id: str
+    host: str
+    reason: str
 
 
 class RoundOver(RdzvError):
     """The store's round is over; its keys are gone or about to go."""
 
     code = "RDZV-E11"
-
-    def __init__(self, round_number: int, reason: str) -> None:
-        super().__init__(round_number, reason)
-        self.round_number = round_number
-        self.reason = reason
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"round {self.round_number} is over: {self.reason}; call join() for the next one"
+    template = "round {round_number} is over: {reason}; call join() for the next one"
+    round_number: int
+    reason: str
 
 
 class NotFound(RdzvError):
-    """What an operator asks for is not there."""
+    """The run or the member that an operator asks for does not exist."""
 
     code = "RDZV-E12"
-
-    def __init__(self, run_id: str, problem: str) -> None:
-        super().__init__(run_id, problem)
-        self.run_id = run_id
-        self.problem = problem
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"run {self.run_id!r}: {self.problem}"
+    template = "run {run_id!r}: {problem}"
+    run_id: str
+    problem: str
 
 
 class NotJoined(RdzvError):
-    """Only a member that has joined can say that."""
+    """The call is for members that have joined."""
 
     code = "RDZV-E13"
-
-    def __init__(self, run_id: str, call: str) -> None:
-        super().__init__(run_id, call)
-        self.run_id = run_id
-        self.call = call
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"{self.call}: this member has not joined run {self.run_id!r}; call join() first"
+    template = "{call}: this member has not joined run {run_id!r}; call join() first"
+    run_id: str
+    call: str
 
 
 class LeftAlready(RdzvError):
     """The rendezvous was left; a new object is needed to come back."""
 
     code = "RDZV-E14"
-
-    def __init__(self, run_id: str, call: str) -> None:
-        super().__init__(run_id, call)
-        self.run_id = run_id
-        self.call = call
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"{self.call}: this member has left run {self.run_id!r}; make a new Rendezvous to come back"
+    template = "{call}: this member has left run {run_id!r}; make a new Rendezvous to come back"
+    run_id: str
+    call: str
 
 
 class ForkedChild(RdzvError):
     """The member lives on in the process that this one was forked from, and only there."""
 
     code = "RDZV-E15"
-
-    def __init__(self, run_id: str, call: str) -> None:
-        super().__init__(run_id, call)
-        self.run_id = run_id
-        self.call = call
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return (
-            f"{self.call}: this member of run {self.run_id!r} belongs to the process that this one was forked from; "
-            "make a new Rendezvous here to take part"
-        )
+    template = (
+        "{call}: this member of run {run_id!r} belongs to the process that this one was forked from; "
+        "make a new Rendezvous here to take part"
+    )
+    run_id: str
+    call: str
 
 
 class NotStarted(RdzvError, RuntimeError):
     """A server that this process was to start does not run."""
 
     code = "RDZV-E18"
-
-    def __init__(self, what: str, problem: str) -> None:
-        super().__init__(what, problem)
-        self.what = what
-        self.problem = problem
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"{self.what} was not started: {self.problem}"
+    template = "{what} was not started: {problem}"
+    what: str
+    problem: str
 
 
 class LimitExceeded(RdzvError, ValueError):
-    """Something to be sent is larger than every engine can carry."""
+    """A value to be sent is larger than every engine can carry."""
 
     code = "RDZV-E16"
-
-    def __init__(self, what: str, size: int, size_max: int) -> None:
-        super().__init__(what, size, size_max)
-        self.what = what
-        self.size = size
-        self.size_max = size_max
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"{self.what} has {self.size} bytes, at most {self.size_max} are allowed"
+    template = "{what} has {size} bytes, at most {size_max} are allowed"
+    what: str
+    size: int
+    size_max: int
 
 
 class Incompatible(RdzvError):
-    """Bytes that this version cannot read: not ours, damaged, or of another version."""
+    """Bytes that this version cannot read: not rdzv's, damaged, or of another version."""
 
     code = "RDZV-E17"
-
-    def __init__(self, what: str, problem: str) -> None:
-        super().__init__(what, problem)
-        self.what = what
-        self.problem = problem
-
-    @property
-    def sentence(self) -> str:
-        """See `RdzvError`."""
-        return f"{self.what} cannot be read: {self.problem}"
+    template = "{what} cannot be read: {problem}"
+    what: str
+    problem: str

@@ -1,4 +1,4 @@
-"""The commands of those who are no members: status, watch, journal, drain, ban, unban, close; against a real server."""
+"""Commands of non-members against a real server: status, watch, journal, drain, ban, unban, close, adopt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def member(place, name, nnodes="1:3"):
 
 
 def asked(*words):
-    """What it says as JSON, if it went well."""
+    """Run a command that must succeed, and return its JSON output."""
     done = rdzv(*words, *RUN, "--json")
     assert (done.returncode, done.stderr) == (0, ""), done
     return json.loads(done.stdout)
@@ -104,31 +104,34 @@ def test_watch_without_a_terminal_prints_plain_lines_and_ends_when_told():
 def test_watch_on_a_terminal_draws_a_table():
     with served() as place, member(place, "a", "1:2") as a:
         worlds(a, lambda said: said["size"] == 1)
-        ours, theirs = pty.openpty()
+        terminal, child_side = pty.openpty()
         command = [sys.executable, "-m", "rdzv", "watch", place, *RUN]
         environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environ) as watch:
-            os.close(theirs)
+        with subprocess.Popen(command, stdin=child_side, stdout=child_side, stderr=subprocess.PIPE, env=environ) as watch:
+            os.close(child_side)
             drawn = ""
             while not ("round 1 sealed for >" in drawn and f"{HOST}/a" in drawn and "1 in, 1 needed, 2 at most" in drawn):
-                drawn += os.read(ours, 4096).decode(errors="replace")
+                drawn += os.read(terminal, 4096).decode(errors="replace")
             watch.send_signal(signal.SIGINT)
             assert watch.wait(LIMIT_S) == 0
-        os.close(ours)
+        os.close(terminal)
 
 
-@pytest.mark.parametrize("words", [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"]])
-def test_a_run_that_is_not_there_has_its_own_exit_code(words):
+COMMANDS = [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"]]
+
+
+def test_a_run_that_is_not_there_has_its_own_exit_code():
     with served() as place:
-        done = rdzv(*words, place, *RUN)
-    assert done.returncode == 7
-    assert f"run 't': engine rdzv://{place} keeps no such run" in done.stderr
-    assert "check --run-id and the endpoint" in done.stderr
+        for words in COMMANDS:
+            done = rdzv(*words, place, *RUN)
+            assert done.returncode == 7, words
+            assert f"run 't': engine rdzv://{place} keeps no such run" in done.stderr
+            assert "check --run-id and the endpoint" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["status"], ["journal"], ["close"], ["drain", "x"], ["ban", "x"], ["unban", "x"], ["adopt"]])
-def test_no_command_of_an_onlooker_ever_serves(words):
-    """The endpoint is this machine's and nobody is there: a member would serve."""
+@pytest.mark.parametrize("words", [*COMMANDS, ["adopt", "--force"]])
+def test_no_command_of_a_viewer_or_operator_ever_serves(words):
+    """The endpoint is this machine's and nothing listens there: a member would serve."""
     with served() as place:
         free = place
     done = rdzv(*words, free, *RUN)

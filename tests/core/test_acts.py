@@ -1,11 +1,11 @@
-"""What a verdict may ask for: how a head counts its writes, and what the journal keeps of one."""
+"""Acts: how a head counts its writes, and what the journal keeps of one."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from rdzv.core.acts import call_for, close_head, journal_line
+from rdzv.core.acts import close_head, journal_line, with_call
 from rdzv.core.model import Call, Cause, CauseKind, JournalEntry, Phase
 from support.views import sealed
 
@@ -14,21 +14,21 @@ CAUSE = Cause(kind=CauseKind.CLOSED, text="enough (by ops)")
 
 def test_h19_a_write_that_changes_the_call_starts_its_age_anew():
     """T5.4: everybody measures from the write that `call_seq` names."""
-    head = call_for(sealed("a").head, Call.SETTLE)
+    head = with_call(sealed("a").head, Call.SETTLE)
     assert (head.call, head.call_seq, head.seq) == (Call.SETTLE, 8, 8)
 
 
 @pytest.mark.parametrize("call", list(Call))
 def test_h19_a_write_that_leaves_the_call_leaves_its_age(call):
     """T5.4."""
-    head = call_for(sealed("a", call=call).head, call)
+    head = with_call(sealed("a", call=call).head, call)
     assert (head.call, head.call_seq, head.seq) == (call, 5, 8)
 
 
 def test_nothing_else_changes_with_the_call():
     """T5.4."""
     before = sealed("a", flaps={"x": 1}).head
-    after = call_for(before, Call.SETTLE)
+    after = with_call(before, Call.SETTLE)
     assert msgspec.structs.replace(after, seq=before.seq, call=before.call, call_seq=before.call_seq) == before
 
 

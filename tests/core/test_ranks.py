@@ -1,4 +1,4 @@
-"""Who gets which rank: R1 to R6, as examples and as properties."""
+"""Rank assignment, R1 to R6, as examples and as properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules keep whatever they are shown: any view, however unlikely, and any story that a run could live."""
+"""Properties of the rules for any view, however unlikely, and for any course that a run could take."""
 
 from __future__ import annotations
 
@@ -7,148 +7,13 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
-from rdzv.core.model import BACK_S, FLAP_WAIT_MAX_S, Call, Era, Head, Phase, RoundId
-from rdzv.core.ranks import digest
+from rdzv.core.acts import Evict, Seal, Verdict
+from rdzv.core.model import BACK_S, FLAP_WAIT_MAX_S, Call, Phase, RoundId
 from rdzv.core.rules import lead
 from rdzv.core.view import View
-from support.generated_views import AGE, AGREED, CALLS, later, views
+from support.generated_views import AGE, AGREED, later, views
 from support.rule_story import Story
-
-STEPS = {
-    Phase.OPEN: {Phase.OPEN, Phase.CLOSED},
-    Phase.SEALED: {Phase.SEALED, Phase.BROKEN, Phase.CLOSED},
-    Phase.BROKEN: {Phase.BROKEN, Phase.CLOSED},
-}
-"""Where a mere write of the head may lead; a seal leads from open or broken to sealed."""
-
-KEPT = [
-    "run",
-    "era",
-    "number",
-    "table",
-    "size",
-    "digest",
-    "boot",
-    "seen",
-    "adopted",
-    "next_era",
-    "top",
-    "grown",
-    "incarnation",
-]
-"""What no mere write of the head touches."""
-
-
-def check(view: View, verdict: Verdict) -> None:
-    """All that a verdict must keep, whatever was seen."""
-    assert verdict.reason
-    act = verdict.act
-    if act is None:
-        assert verdict.look_again_s is None or verdict.look_again_s > 0
-        return
-    assert verdict.look_again_s is None
-    assert view.head is None or view.head.phase is not Phase.CLOSED
-    if isinstance(act, WriteHead):
-        check_head(view, act.head)
-    elif isinstance(act, Seal):
-        check_seal(view, act)
-    elif isinstance(act, Evict):
-        check_evict(view, act)
-    else:
-        assert isinstance(act, Sweep)
-        assert act.tables == tuple(view.orphans) != ()
-
-
-def check_head(view: View, new: Head) -> None:
-    assert new.call in CALLS[new.phase]
-    old = view.head
-    if old is None:
-        assert new.seq == 1
-        assert new.next_era.id == view.fresh
-        assert new.next_era > new.era or (new.number, new.next_era) == (0, new.era)
-        for _, told in view.told:
-            assert new.run != told.run or new.next_era.level > told.era.level
-        return
-    assert new.phase in STEPS[old.phase]
-    assert [name for name in KEPT if getattr(new, name) != getattr(old, name)] == []
-    assert new.seq == old.seq + 1
-    assert new.call_seq == (old.call_seq if new.call is old.call else new.seq)
-    if new.phase is old.phase:
-        # Then it was written for the call, and for nothing else.
-        assert new.call is not old.call
-        assert (new.cause, new.flaps) == (old.cause, old.flaps)
-    else:
-        assert new.cause is not None
-        assert new.cause.text
-    if new.phase is Phase.CLOSED:
-        assert new.call is Call.NONE
-
-
-def check_seal(view: View, act: Seal) -> None:
-    old, new, lines, agreed = view.head, act.head, act.lines, view.settings
-    if old is None:
-        # T2.4: nobody could come whom it should have waited for.
-        assert (new.number, new.size, list(view.told)) == (1, agreed.max_nodes // agreed.unit * agreed.unit, [])
-        era = Era(1, view.fresh)
-        old = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
-    assert old.phase in (Phase.OPEN, Phase.BROKEN)
-    assert new.phase is Phase.SEALED
-    # G2
-    assert sorted(line.rank for line in lines.values()) == list(range(new.size))
-    assert agreed.min_nodes <= new.size <= agreed.max_nodes
-    assert new.size % agreed.unit == 0
-    # Nobody whose workers may run, in this round or beside it. Said here anew, and not in the words that the rules use.
-    inside = {
-        id for id, line in view.entries.items() if id in view.members and view.members[id].created == line.created
-    }
-    behind = {id for id in inside if view.members[id].record.left < old.round}
-    for id in behind:
-        going = view.members[id].record
-        assert going.done or going.drain or id in view.asked
-    holding = {one.id for one, told in view.told if told is one.record.holds and one.record.left < told.round}
-    assert not (behind | holding) & set(lines)
-    for id, line in lines.items():
-        one = view.members[id]
-        assert (line.created, line.sealed_as, line.name) == (one.created, id, one.record.name)
-        assert (one.record.done, one.record.drain, id in view.asked) == (False, "", False)
-        assert one.record.host not in view.banned
-        assert (line.done, line.gave_up, line.went) == (False, "", "")
-    # G3
-    assert new.round > old.round
-    assert new.number > old.number
-    assert new.era == new.next_era >= old.next_era
-    for _, told in view.told:
-        assert new.number > told.number or told.run != old.run
-        assert told.era.id == new.era.id or new.era.level > told.era.level
-    # R1, T6.7
-    for id in set(lines) & inside:
-        before = view.entries[id].rank
-        assert lines[id].rank == before or before >= new.size
-    if {one.id for one in view.ready} & inside - set(lines):
-        assert set(lines) <= inside
-    # What all must agree on.
-    assert lines[act.first].rank == 0
-    assert new.boot == view.members[act.first].record.boot
-    assert new.digest == digest(lines.values())
-    assert (new.table, new.seen, act.former_table) == (view.fresh, view.revision, old.table)
-    assert (new.run, new.cause, new.adopted, new.call, new.seq) == (old.run, None, False, Call.NONE, old.seq + 1)
-    assert new.top == max(old.top, new.size)
-
-
-def check_evict(view: View, act: Evict) -> None:
-    assert act.ids
-    assert len(set(act.ids)) == len(act.ids)
-    assert view.me not in act.ids[:-1]
-    banned = {one.id for one in view.members.values() if one.record.host in view.banned}
-    if banned:
-        assert set(act.ids) == banned
-        return
-    assert set(act.ids) == {one.id for one in view.stragglers}
-    assert view.head is not None
-    assert view.head.phase is Phase.BROKEN
-    assert view.call_age_s >= view.settings.regroup
-    assert view.fitting(len(view.ready))
+from support.verdicts import check
 
 
 @settings(max_examples=1000, deadline=None)
@@ -160,7 +25,7 @@ def test_whatever_it_sees_the_leader_has_a_verdict_that_keeps_the_rules(view):
 @settings(max_examples=1000, deadline=None)
 @given(views(), st.integers(0, 9))
 def test_without_an_event_nothing_changes_before_the_time_that_was_said(view, tenths):
-    """And if none was said, never: a running timer must not be forgotten."""
+    """If no time was said, only an event changes the verdict: a running timer must not be forgotten."""
     verdict = lead(view)
     if verdict.act is not None:
         return
@@ -331,7 +196,7 @@ class Run(RuleBasedStateMachine):
         assert (new.run, new.round) not in self.sealed
         self.sealed[new.run, new.round] = (new.table, new.size, new.digest)
         for person in self.story.people.values():
-            if person.id in verdict.act.lines:
+            if person.id in verdict.act.entries:
                 # H2, P1: nobody is sealed in whose workers of an earlier round run.
                 assert person.holds is None
                 assert new.round > person.left
@@ -357,7 +222,7 @@ class Run(RuleBasedStateMachine):
         return again
 
     def cooperate(self) -> bool:
-        """Everybody looks at the head, and stops its workers when told to. Whether anything came of it."""
+        """Let every member look at the head and stop its workers when told to. Return whether anything changed."""
         changed = False
         for name in self.here:
             person = self.story.people[name]

@@ -14,88 +14,34 @@ EVERYBODY = (
 )
 
 
-def states(view):
-    """By name, as shown. A former life is shown beside the present one."""
-    return [(member.name, member.state) for member in describe("job", view).members]
+GOING = "drains:draining done:done"
+LOST = "new_drains:draining again:spare lost:lost gone:done again:lost"
 
 
-def test_everybody_in_a_running_round_is_shown_as_what_it_is():
-    """S1, S2, S3: one place is left beside the two survivors."""
-    assert states(sealed(EVERYBODY, max=3)) == [
-        ("in", "in"),
-        ("ready", "ready"),
-        ("drains", "draining"),
-        ("done", "done"),
-        ("new", "waiting"),
-        ("spare", "spare"),
-        ("new_drains", "draining"),
-        ("again", "spare"),
-        ("lost", "lost"),
-        ("gone", "done"),
-        ("again", "lost"),
-    ]
-
-
-def test_everybody_in_a_broken_round_is_shown_as_what_it_is():
-    """S1, S2, S3."""
-    assert states(broken(EVERYBODY, max=4)) == [
-        ("in", "straggling"),
-        ("ready", "ready"),
-        ("drains", "draining"),
-        ("done", "done"),
-        ("new", "ready"),
-        ("spare", "ready"),
-        ("new_drains", "draining"),
-        ("again", "spare"),
-        ("lost", "lost"),
-        ("gone", "done"),
-        ("again", "lost"),
-    ]
-
-
-@pytest.mark.parametrize("make", [no_head, opened])
-def test_before_the_first_round_members_are_ready_or_spare(make):
-    """S1, S2: who came first has the room."""
-    assert states(make("b a c", max=2)) == [("b", "ready"), ("a", "ready"), ("c", "spare")]
-
-
-def test_room_is_counted_in_whole_units():
-    """S2."""
-    assert states(sealed("a b c:new d:new e:new", max=5, unit=2))[2:] == [
-        ("c", "waiting"),
-        ("d", "waiting"),
-        ("e", "spare"),
-    ]
-
-
-def test_those_who_drain_leave_room_and_those_who_are_done_too():
-    """S2."""
-    assert states(sealed("a:drains b:done c:new d:new e:new", max=2))[2:] == [
-        ("c", "waiting"),
-        ("d", "waiting"),
-        ("e", "spare"),
-    ]
-
-
-def test_newcomers_that_drain_take_no_room():
-    """S2."""
-    assert states(sealed("a b:new_drains c:new", max=2)) == [("a", "in"), ("b", "draining"), ("c", "waiting")]
-
-
-@pytest.mark.parametrize("people", ["a", "a:done", "a:drains", "a:new"])
-def test_a_ban_is_what_matters_most(people):
-    """S1."""
-    assert states(sealed(people, banned={"node-a": "bad memory"})) == [("a", "banned")]
-
-
-def test_whoever_was_asked_to_drain_is_draining():
-    """S1, T9.1."""
-    assert states(sealed("a b", asked={"B": "maintenance"}))[1] == ("b", "draining")
-
-
-def test_done_is_shown_rather_than_draining():
-    """S1."""
-    assert states(sealed("a:done", asked={"A": "maintenance"})) == [("a", "done")]
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        # One place is left beside the two survivors.
+        (sealed(EVERYBODY, max=3), f"in:in ready:ready {GOING} new:waiting spare:spare {LOST}"),
+        (broken(EVERYBODY, max=4), f"in:straggling ready:ready {GOING} new:ready spare:ready {LOST}"),
+        # Before the first round the first to come have the room.
+        (no_head("b a c", max=2), "b:ready a:ready c:spare"),
+        (opened("b a c", max=2), "b:ready a:ready c:spare"),
+        # Room is counted in whole units. Members that drain or are done leave room; draining newcomers take none.
+        (sealed("a b c:new d:new e:new", max=5, unit=2), "a:in b:in c:waiting d:waiting e:spare"),
+        (sealed("a:drains b:done c:new d:new e:new", max=2), "a:draining b:done c:waiting d:waiting e:spare"),
+        (sealed("a b:new_drains c:new", max=2), "a:in b:draining c:waiting"),
+        # A ban goes before all else, and done before draining.
+        *[(sealed(people, banned={"node-a": "bad memory"}), "a:banned") for people in ("a", "a:done", "a:drains", "a:new")],
+        (sealed("a b", asked={"B": "maintenance"}), "a:in b:draining"),
+        (sealed("a:done", asked={"A": "maintenance"}), "a:done"),
+        # Nobody is lost in a closed run.
+        (closed("in:in gone:gone lost:lost"), "in:in gone:done lost:left"),
+    ],
+)  # fmt: skip
+def test_every_member_is_shown_as_what_it_is(view, expected):
+    """S1, S2, S3, T9.1: a former life is shown beside the present one."""
+    assert " ".join(f"{member.name}:{member.state}" for member in describe("job", view).members) == expected
 
 
 def test_members_are_shown_in_the_order_in_which_they_came():
@@ -155,12 +101,6 @@ def test_round_phase_and_size_are_those_of_the_head(view, expected):
     assert (status.run_id, status.round, status.phase, status.size) == ("job", *expected)
 
 
-def test_nobody_is_lost_in_a_closed_run():
-    """S1, S3: all go, and some have gone already."""
-    assert states(closed("in:in gone:gone lost:lost")) == [("in", "in"), ("gone", "done"), ("lost", "left")]
-    assert str(describe("job", closed("a"))).count("closed") == 1
-
-
 @pytest.mark.parametrize(("late", "shown"), [(False, "last call, 30 s left"), (True, "last call, at most 30 s left")])
 def test_who_came_after_a_timer_began_does_not_claim_to_know_its_end(late, shown):
     """S4."""
@@ -179,13 +119,14 @@ def test_members_can_be_picked_by_state():
     assert status.of("spare") == ()
 
 
-def test_a_status_is_one_line_for_people():
-    assert str(describe("job", sealed("a b c:new d:new", max=3))) == (
-        "run 'job', round 3 sealed: round 3 runs with 2 nodes; c waiting to come in (2 in, 1 spare, 1 waiting)"
-    )
-
-
-def test_a_run_without_members_says_so():
-    assert str(describe("job", opened(""))) == (
-        "run 'job', round 0 open: 0 of 2..4 nodes: waiting for 2 more (no members)"
-    )
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        (sealed("a b c:new d:new", max=3),
+         "round 3 sealed: round 3 runs with 2 nodes; c waiting to come in (2 in, 1 spare, 1 waiting)"),
+        (opened(""), "round 0 open: 0 of 2..4 nodes: waiting for 2 more (no members)"),
+        (closed("a"), "round 3 closed: no reason was given (1 in)"),
+    ],
+)  # fmt: skip
+def test_a_status_is_one_line_for_people(view, text):
+    assert str(describe("job", view)) == f"run 'job', {text}"

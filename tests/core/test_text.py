@@ -32,7 +32,7 @@ def test_what_is_cut_ends_with_dots():
 
 
 def test_the_largest_head_and_journal_entry_can_be_written():
-    """Else the leader that must write it would give up its lease, and then the next one."""
+    """A leader that cannot write its record would give up its lease, and then each of its successors."""
     for sign in WORST:
         name, reason = clip(sign * 500, NAME_MAX), clip(sign * 5000)
         assert len(msgspec.json.encode(reason)) - 2 <= REASON_MAX

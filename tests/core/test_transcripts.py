@@ -23,94 +23,69 @@ from rdzv.core.view import View
 from support.rule_story import Story
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"))
-_SHOWN = [
-    "run",
-    "era",
-    "next_era",
-    "number",
-    "phase",
-    "table",
-    "size",
-    "boot",
-    "call",
-    "adopted",
-    "top",
-    "grown",
-    "flaps",
-]
+_SHOWN = ["run", "era", "next_era", "number", "phase", "table", "size", "boot", "call", "adopted", "top", "grown", "flaps"]
 
 
 class Teller:
-    """Runs the commands of one transcript. A command's method returns the lines to show."""
+    """Runs the commands of one transcript. A command's method returns the lines to show, if any."""
 
     def __init__(self) -> None:
         self.story = Story(RunSettings(min_nodes=1, max_nodes=1))
 
-    def run(self, *words: str) -> list[str]:
+    def run(self, *words: str) -> None:
         """`run min=2 max=4 settle=1`: begin, with these settings. `forgetful` is an engine that can come back empty."""
         given = dict(word.split("=") for word in words if word != "forgetful")
         named = {{"min": "min_nodes", "max": "max_nodes"}.get(name, name): value for name, value in given.items()}
         self.story = Story(durable="forgetful" not in words, settings=msgspec.convert(named, RunSettings, strict=False))
-        return []
 
-    def join(self, *names: str) -> list[str]:
+    def join(self, *names: str) -> None:
         """`join a b`: as new members."""
         for name in names:
             self.story.join(name)
-        return []
 
-    def ready(self, *names: str) -> list[str]:
+    def ready(self, *names: str) -> None:
         """`ready a`: its workers have stopped, and it wants to be in the next round."""
         for name in names:
             self.story.ready(name)
-        return []
 
-    def die(self, *names: str) -> list[str]:
+    def die(self, *names: str) -> None:
         """`die a`: its lease ends."""
         for name in names:
             self.story.die(name)
-        return []
 
-    def drain(self, reason: str, *names: str) -> list[str]:
+    def drain(self, reason: str, *names: str) -> None:
         """`drain SIGTERM a b`: they say that they are about to go."""
         for name in names:
             self.story.put(name, drain=reason)
-        return []
 
-    def done(self, *names: str) -> list[str]:
+    def done(self, *names: str) -> None:
         """`done a`: its work succeeded; it waits for the others."""
         for name in names:
             self.story.put(name, done=True)
-        return []
 
-    def leave(self, *names: str) -> list[str]:
-        """`leave a`: it goes; if it was done, its line says so, else that it went."""
+    def leave(self, *names: str) -> None:
+        """`leave a`: it goes; if it was done, its entry says so, else that it went."""
         for name in names:
             record = self.story.members[self.story.people[name].id].record
             mark = {"done": True} if record.done else {"went": record.drain or "no reason was given"}
             self.story.go(name, **mark)
-        return []
 
-    def fail(self, reason: str, *names: str) -> list[str]:
+    def fail(self, reason: str, *names: str) -> None:
         """`fail 'exit code 1' a`: it gives up for good."""
         for name in names:
             self.story.go(name, gave_up=reason)
-        return []
 
-    def ask(self, reason: str, name: str) -> list[str]:
+    def ask(self, reason: str, name: str) -> None:
         """`ask maintenance a`: an operator asks it to drain."""
         self.story.ask(name, reason)
-        return []
 
-    def ban(self, reason: str, name: str) -> list[str]:
+    def ban(self, reason: str, name: str) -> None:
         """`ban 'bad memory' a`: an operator bans its host."""
         self.story.ban(f"node-{name}", reason)
-        return []
 
-    def forget(self) -> list[str]:
+    def forget(self) -> None:
         """The engine restarts and knows nothing."""
         self.story.forget()
-        return []
 
     def back(self, *names: str) -> list[str]:
         """`back a b`: they come to the emptied engine and tell."""
@@ -141,11 +116,11 @@ class Teller:
         return lines or ["nothing happens"]
 
     def members(self) -> list[str]:
-        """Everybody looks at the head and does what it says."""
+        """All members look at the head and do what it says."""
         return [f"{name}: {self.story.notice(name)}" for name in sorted(self.story.people)]
 
     def status(self) -> list[str]:
-        """What people see."""
+        """The status, as people see it."""
         return [str(describe("job", self.story.view()))]
 
 
@@ -154,8 +129,8 @@ def _shown(view: View, verdict: Verdict) -> list[str]:
     if isinstance(act, WriteHead):
         return [f"write: {verdict.reason}", *_changes(view.head, act.head)]
     if isinstance(act, Seal):
-        ranks = sorted(act.lines.values(), key=lambda line: line.rank)
-        listed = ", ".join(f"{line.rank} {line.name}" for line in ranks)
+        ranks = sorted(act.entries.values(), key=lambda entry: entry.rank)
+        listed = ", ".join(f"{entry.rank} {entry.name}" for entry in ranks)
         return [f"seal: {verdict.reason}", *_changes(view.head, act.head), f"  ranks: {listed}"]
     if isinstance(act, Evict):
         return [f"evict: {verdict.reason}", f"  {', '.join(view.members[id].record.name for id in act.ids)}"]
@@ -166,7 +141,7 @@ def _shown(view: View, verdict: Verdict) -> list[str]:
 
 
 def _changes(old: Head | None, new: Head) -> list[str]:
-    """What a write did to the head, field by field; the cause last, because it is long."""
+    """The changes of the head, field by field; the cause last, because it is long."""
     lines = []
     for field in _SHOWN:
         before, after = getattr(old, field, None), getattr(new, field)
@@ -200,7 +175,7 @@ def tell(text: str) -> str:
         parts.append(f"{before}{commands}----\n")
         for command in commands.splitlines():
             verb, *words = shlex.split(command)
-            parts += [f"{line}\n" for line in getattr(teller, verb)(*words)]
+            parts += [f"{line}\n" for line in getattr(teller, verb)(*words) or ()]
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The words of the protocol: who counts as what at one revision."""
+"""The terms of the protocol: what each member counts as at one revision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rdzv.core.model import NO_ROUND, Call, Era, Head, Phase, RoundId
 from rdzv.core.ranks import Candidate
 from rdzv.core.view import candidate, names
-from support.views import ROUND, broken, closed, entry, live, no_head, opened, sealed, told
+from support.views import ROUND, broken, closed, entry, live, no_head, opened, report, sealed
 
 EVERYBODY = (
     "in:in ready:ready drains:drains done:done lost:lost gave_up:gave_up went:went gone:gone "
@@ -42,7 +42,7 @@ WORDS = [
 
 
 def ids(found):
-    """Whatever a word yields (ids, or members with one), as ids."""
+    """The ids of what a term yields: ids, or members."""
     return [one if isinstance(one, str) else one.id for one in found]
 
 
@@ -98,7 +98,7 @@ def test_h5_a_former_life_is_neither_in_the_table_nor_alive_in_it():
 
 def test_h9_without_a_head_whoever_holds_a_round_is_not_ready():
     """W5: its workers run, although the engine has forgotten their round."""
-    view = no_head("a b c", records={"a": {"holds": told()}, "b": {"heard": told()}})
+    view = no_head("a b c", records={"a": {"holds": report()}, "b": {"heard": report()}})
     assert ids(view.ready) == ["B", "C"]
     assert view.round == NO_ROUND
 
@@ -106,7 +106,7 @@ def test_h9_without_a_head_whoever_holds_a_round_is_not_ready():
 @pytest.mark.parametrize("make", [opened, sealed, broken])
 def test_h9_whoever_holds_another_round_is_not_ready_until_it_has_given_that_up(make):
     """W5, W6: it came to an emptied engine whose head is of a round it was not in."""
-    records = {"a": {"holds": told(2)}, "b": {"holds": told(2), "left": RoundId(ROUND.era, 2)}}
+    records = {"a": {"holds": report(2)}, "b": {"holds": report(2), "left": RoundId(ROUND.era, 2)}}
     view = make("a:new b:new c:new", records=records)
     assert ids(view.ready) == ids(view.newcomers) == ["B", "C"]
     assert ids(view.candidates) == ["A", "B", "C"]
@@ -144,8 +144,8 @@ def test_an_engine_is_young_while_its_members_may_still_come_back(durable, known
 
 def test_what_is_told_is_all_that_the_living_hold_or_heard():
     """W14."""
-    view = no_head("a b c", records={"a": {"holds": told(3), "heard": told(4)}, "b": {"heard": told(2)}})
-    assert [(one.id, what.number) for one, what in view.told] == [("A", 3), ("A", 4), ("B", 2)]
+    view = no_head("a b c", records={"a": {"holds": report(3), "heard": report(4)}, "b": {"heard": report(2)}})
+    assert [(one.id, what.number) for one, what in view.reports] == [("A", 3), ("A", 4), ("B", 2)]
 
 
 @pytest.mark.parametrize(("low", "high", "text"), [(2, 4, "3 of 2..4 nodes"), (4, 4, "3 of 4 nodes")])
@@ -203,7 +203,7 @@ def test_h10_the_same_number_under_two_heads_is_not_the_same_round():
 
 def test_a_head_and_what_is_told_of_it_speak_of_one_round():
     head = Head(run="r", era=Era(2, "e2"), number=5, next_era=Era(3, "e3"))
-    assert head.round == RoundId(Era(2, "e2"), 5) == told(5, Era(2, "e2")).round
+    assert head.round == RoundId(Era(2, "e2"), 5) == report(5, Era(2, "e2")).round
 
 
 def test_h19_every_timer_that_a_head_can_start_is_named_in_it():
@@ -213,7 +213,7 @@ def test_h19_every_timer_that_a_head_can_start_is_named_in_it():
 
 
 def test_records_are_values_that_nobody_can_change():
-    for record in (live("a"), live("a").record, entry("a", 0), sealed("a").head, told()):
+    for record in (live("a"), live("a").record, entry("a", 0), sealed("a").head, report()):
         with pytest.raises(AttributeError):
             record.name = "b"
     assert msgspec.structs.replace(entry("a", 0), done=True) != entry("a", 0)

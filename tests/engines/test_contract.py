@@ -1,6 +1,6 @@
 """The contract of the driver port, which every driver must pass unchanged: sessions, transactions, lists and leases.
 
-Watches have their own file. See `contract.py` for adding a driver.
+Watches have their own file. `support/engine_contract.py` says how to add a driver.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ async def test_sessions_of_one_engine_agree_on_what_it_is(rig: Rig) -> None:
 
 @contract
 async def test_two_sessions_see_each_other(rig: Rig) -> None:
-    """What one session wrote, the other reads at once."""
     one, other = await rig.connect(), await rig.connect()
     wrote = await put(one, rig.root + "k", b"from one")
     assert await get(other, rig.root + "k") == Item(rig.root + "k", b"from one", wrote, wrote)
@@ -146,7 +145,7 @@ async def test_branches(rig: Rig) -> None:
     key = rig.root + "k"
     then: list[Operation] = [Put(key, b"then"), Get(key)]
     otherwise: list[Operation] = [Get(key), Put(rig.root + "other", b"")]
-    taken = await session.txn([Created(key, 0), Empty(rig.root)], then, otherwise)
+    taken = await session.txn(iter([Created(key, 0), Empty(rig.root)]), iter(then), iter(otherwise))
     assert taken.succeeded
     assert taken.reads == ((), (Item(key, b"then", taken.revision, taken.revision),))
     refused = await session.txn([Created(key, taken.revision), Empty(rig.root)], then, otherwise)
@@ -194,7 +193,7 @@ async def test_compares(rig: Rig) -> None:
 
 @contract
 async def test_the_first_case_that_holds_is_done(rig: Rig) -> None:
-    """And no other; if none holds, what is to be done otherwise. Each answers with its own reads."""
+    """Only that case is done; if none holds, `otherwise`. The answer has the reads of the branch taken."""
     session = await rig.connect()
     key, absent = rig.root + "k", rig.root + "absent"
     made = await put(session, key, b"value")
@@ -300,7 +299,7 @@ async def test_a_key_is_written_once_per_transaction(rig: Rig) -> None:
 
 @contract
 async def test_concurrent_transactions_apply_one_at_a_time(rig: Rig) -> None:
-    """Of many that create one key from different sessions, exactly one succeeds, and the others read its value."""
+    """Many transactions from several sessions create one key: exactly one succeeds, and the others read its value."""
     sessions = [await rig.connect() for _ in range(5)]
     key = rig.root + "k"
 
@@ -320,7 +319,7 @@ async def test_concurrent_transactions_apply_one_at_a_time(rig: Rig) -> None:
 
 @contract
 async def test_list_orders_and_limits(rig: Rig) -> None:
-    """By key, oldest or newest creation first; a later modification does not move a key, and the limit cuts last."""
+    """Lists are sorted by key or by creation; a later modification does not move a key, and the limit cuts last."""
     session = await rig.connect()
     for name in ("b", "d", "a", "c"):
         await put(session, rig.root + name)
@@ -402,7 +401,7 @@ async def test_delete_prefix(rig: Rig) -> None:
 
 @contract
 async def test_an_expired_lease_takes_all_its_keys(rig: Rig) -> None:
-    """Not before its time; then all at one revision, and no others. It cannot be renewed or put under any more."""
+    """The keys go after the lease's time, not before, at one revision. The lease cannot be used any more."""
     session, other = await rig.connect(), await rig.connect()
     reader = Reader(other, rig.root, since=await revision(other))
     granted = time.monotonic()

@@ -194,7 +194,7 @@ async def test_giving_up_a_wait_loses_nothing(rig: Rig) -> None:
 
 @contract
 async def test_a_watch_with_nothing_to_say_waits(rig: Rig) -> None:
-    """It neither ends nor answers emptily, whatever else is written, until one of its keys changes."""
+    """The watch neither ends nor delivers an empty batch, until one of its keys changes."""
     session = await rig.connect()
     reader = Reader(session, rig.root + "k", since=await revision(session))
     waiting = asyncio.create_task(reader.batch())

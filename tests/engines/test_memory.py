@@ -1,4 +1,4 @@
-"""The in-process driver: what is particular to it. The rest is the contract's."""
+"""The in-process driver beyond the contract: threads, loops, time and forks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rdzv.engines import memory
+from rdzv.engines import memory, watch_queue
 from rdzv.engines.memory import MemoryDriver, MemorySession
-from rdzv.engines.port import Batch, Created, DeletePrefix, Gap, Get, Modified, Put
+from rdzv.engines.port import Created, DeletePrefix, Gap, Get, Modified, Put
 from rdzv.errors import Unreachable
 
 DEADLINE_S = 30.0
@@ -51,7 +51,6 @@ async def joined(*threads: threading.Thread) -> None:
 
 @run
 async def test_engines_are_shared_by_name():
-    """One name is one engine, another name another one."""
     one, same, other = [await MemoryDriver(name).connect() for name in ("a", "a", "b")]
     assert one.engine is same.engine
     assert one.instance != other.instance
@@ -59,11 +58,13 @@ async def test_engines_are_shared_by_name():
     assert MemoryDriver("a").endpoint == "memory://a"
     for session in (one, same, other):
         await session.close()
+    with pytest.raises(Unreachable, match="memory://b is unreachable: the session is closed"):
+        await other.txn()
 
 
 @run
 async def test_an_engine_goes_with_its_last_session():
-    """If it keeps nothing: with a key or a lease it stays for whoever comes next."""
+    """An engine with a key or a lease stays for the next session."""
     driver = MemoryDriver("r")
     first, second = await driver.connect(), await driver.connect()
     instance = first.instance
@@ -87,11 +88,10 @@ async def test_an_engine_goes_with_its_last_session():
     fifth = await driver.connect()
     assert fifth.instance != instance
     await fifth.close()
-    assert "r" not in memory._registry._engines
+    assert "r" not in memory._SharedEngine.by_name
 
 
 def test_sessions_whose_loop_was_closed_do_not_keep_an_engine():
-    """A test that forgot to close its sessions leaves no engine to the next, once somebody else closes the last."""
 
     async def forget() -> None:
         await MemoryDriver("f").connect()
@@ -100,9 +100,9 @@ def test_sessions_whose_loop_was_closed_do_not_keep_an_engine():
         await (await MemoryDriver("f").connect()).close()
 
     asyncio.run(forget())
-    assert "f" in memory._registry._engines
+    assert "f" in memory._SharedEngine.by_name
     asyncio.run(close())
-    assert "f" not in memory._registry._engines
+    assert "f" not in memory._SharedEngine.by_name
 
 
 # ---- time
@@ -118,8 +118,8 @@ class Clock:
         return self.now
 
 
-def test_a_stall_is_credited_to_all_leases(monkeypatch):
-    """However long nobody ticked, at most two ticks pass."""
+def test_a_stall_is_credited_to_all_leases_and_time_passes_once(monkeypatch):
+    """However long nobody ticked, at most two ticks pass. Loops that tick together do not make leases shorter."""
     clock = Clock()
     monkeypatch.setattr(memory, "time", clock)
 
@@ -132,7 +132,8 @@ def test_a_stall_is_credited_to_all_leases(monkeypatch):
         await session.renew(lease)
         for _ in range(9):
             clock.now += 0.25
-            session.shared.pass_time()
+            for _ in range(10):
+                session.shared.pass_time()
         assert lease in session.engine.leases
         clock.now += 0.25
         session.shared.pass_time()
@@ -142,28 +143,8 @@ def test_a_stall_is_credited_to_all_leases(monkeypatch):
     asyncio.run(main())
 
 
-def test_time_passes_once_however_many_tick(monkeypatch):
-    """Ten loops that tick at the same moments do not make leases ten times shorter."""
-    clock = Clock()
-    monkeypatch.setattr(memory, "time", clock)
-
-    async def main() -> None:
-        session = await MemoryDriver("once").connect()
-        lease = await session.grant(2)
-        for _ in range(8):
-            clock.now += 0.25
-            for _ in range(10):
-                session.shared.pass_time()
-        assert lease in session.engine.leases
-        await session.revoke(lease)
-        await session.close()
-
-    asyncio.run(main())
-
-
 @run
 async def test_one_timer_per_loop():
-    """Neither many sessions nor quick reconnects make a loop tick more often."""
     loop: Any = asyncio.get_running_loop()
     driver = MemoryDriver("timers")
     for _ in range(20):
@@ -177,7 +158,7 @@ async def test_one_timer_per_loop():
 
 @run
 async def test_a_lease_ends_while_its_own_loop_is_stuck():
-    """The loops of the others pass the time."""
+    """The loops of the other sessions pass the time."""
     here = await MemoryDriver("stuck").connect()
     watch = here.watch(["k"], (await here.txn()).revision)
     release = threading.Event()
@@ -227,32 +208,8 @@ async def test_threads_with_loops_of_their_own_share_an_engine():
     await session.close()
 
 
-@run
-async def test_a_change_wakes_a_watch_of_another_thread():
-    """Whose loop sleeps until then."""
-    here = await MemoryDriver("wake").connect()
-    got: list[Batch] = []
-    waiting = threading.Event()
-
-    async def wait() -> None:
-        session = await MemoryDriver("wake").connect()
-        reading = asyncio.ensure_future(anext(session.watch(["k"], 1)))
-        await asyncio.sleep(0)
-        waiting.set()
-        got.append(await reading)
-        await session.close()
-
-    thread = in_thread(wait)
-    await asyncio.to_thread(waiting.wait, DEADLINE_S)
-    await put(here, "k")
-    await joined(thread)
-    assert [event.key for event in got[0].events] == ["k"]
-    await here.txn(then=[EVERYTHING])
-    await here.close()
-
-
 def test_a_watch_whose_loop_was_closed_is_dropped():
-    """At the next change, without disturbing who made it, even outside of any loop."""
+    """The next change drops the watch and succeeds, also outside of any loop."""
     loop = asyncio.new_event_loop()
     session = loop.run_until_complete(MemoryDriver("closed").connect())
     read = anext(session.watch(["k"], 1)).__await__()
@@ -268,15 +225,15 @@ def test_a_watch_whose_loop_was_closed_is_dropped():
 
 
 def test_a_watch_that_is_not_read_gets_a_gap(monkeypatch):
-    """Its memory is bounded; others are not affected."""
-    monkeypatch.setattr(memory, "BACKLOG_MAX", 10)
+    """Memory is bounded; other watches are not affected."""
+    monkeypatch.setattr(watch_queue, "BACKLOG_MAX", 10)
 
     async def main() -> None:
         session = await MemoryDriver("slow").connect()
         slow, quick = session.watch(["k"], 1), session.watch(["k"], 1)
         for _ in range(11):
             await put(session, "k")
-            await anext(quick)
+            await anext(quick)  # Reading makes room: only unread events count.
         assert not slow._batches
         assert len(session.engine._by_key["k"]) == 1
         for _ in range(2):
@@ -290,23 +247,8 @@ def test_a_watch_that_is_not_read_gets_a_gap(monkeypatch):
 
 
 @run
-async def test_reading_makes_room():
-    """Only what is unread counts."""
-    session = await MemoryDriver("room").connect()
-    watch = session.watch(["k"], 1)
-    for _ in range(5):
-        await put(session, "k")
-    assert watch._events == 5
-    for left in (4, 3, 2, 1, 0):
-        await anext(watch)
-        assert watch._events == left
-    await session.txn(then=[EVERYTHING])
-    await session.close()
-
-
-@run
 async def test_calls_answer_without_giving_way():
-    """So that a benchmark of thousands of members measures the members."""
+    """A benchmark of thousands of members must measure the members."""
     session = await MemoryDriver("prompt").connect()
     ran: list[int] = []
     asyncio.get_running_loop().call_soon(ran.append, 1)
@@ -377,17 +319,10 @@ print("fine")
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_forked_child_does_not_share_the_engine():
-    """Its parent's sessions say so instead of waiting for a lock that nobody will release; its own engines work."""
+    """The parent's sessions raise in the child instead of waiting for a lock; the child's own engines work."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr) == ("fine\n", "")
 
 
-@run
-async def test_unreachable_says_which_engine():
-    """By its endpoint, and why."""
-    session = await MemoryDriver("gone").connect()
-    await session.close()
-    with pytest.raises(Unreachable, match="memory://gone is unreachable: the session is closed"):
-        await session.txn()

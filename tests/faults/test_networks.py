@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from support.member_processes import ENVIRON, LONG_S, Stage, is_change, is_notice, is_world
+from support.member_processes import ENVIRON, LONG_S, is_change, is_notice, is_world
 from support.network_hosts import Network
 
 PORT = 29400
@@ -18,22 +18,22 @@ ANY_CHANGE = is_change("round", "evicted", "closed", "outage", "refused")
 long_too = pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)])
 
 
-@pytest.fixture
-def stage(network):
-    """Ends before the network does, because its processes live there."""
-    with Stage() as made:
-        yield made
-
-
 def one_round(worlds):
-    """All are of one round; its number."""
+    """Check that all worlds are of one round, and return its number."""
     assert len({(line["round"], line["bootstrap"], line["digest"]) for line in worlds}) == 1
     assert sorted(line["rank"] for line in worlds) == list(range(worlds[0]["size"]))
     return worlds[0]["round"]
 
 
+def point_head_to(network, target):
+    """Make the name `head` mean that host, on every host."""
+    names = {host.name: host.address for host in network.all.values()}
+    for host in network.all.values():
+        host.hosts({**names, "head": target.address})
+
+
 def rdzv(host, *words):
-    """A command on that host, to its end."""
+    """Run a command on that host to its end."""
     command = [*host.on, sys.executable, "-m", "rdzv", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, env=ENVIRON)
 
@@ -41,9 +41,9 @@ def rdzv(host, *words):
 # ---- links that are cut
 
 
-def test_a_host_that_is_cut_off_is_missed_and_comes_back_when_the_link_is_healed(network, stage):
+def test_a_host_that_is_cut_off_is_missed_and_comes_back_when_the_link_is_healed(network, processes):
     hosts = [network.host(name) for name in "abc"]
-    a, b, c = members = [stage.member(host.name, f"a:{PORT}", "2:3", IMPATIENT, on=host.on) for host in hosts]
+    a, b, c = members = [processes.member(host.name, f"a:{PORT}", "2:3", IMPATIENT, on=host.on) for host in hosts]
     round = one_round([member.world(3) for member in members])
     hosts[2].cut()
     for member in (a, b):
@@ -57,10 +57,10 @@ def test_a_host_that_is_cut_off_is_missed_and_comes_back_when_the_link_is_healed
 
 
 @long_too
-def test_a_server_that_nobody_can_reach_for_a_while_disturbs_nobody(network, stage, long):
+def test_a_server_that_nobody_can_reach_for_a_while_disturbs_nobody(network, processes, long):
     server_host, *hosts = [network.host(name) for name in "sabc"]
-    stage.serve(f"*:{PORT}", on=server_host.on)
-    members = [stage.member(host.name, f"s:{PORT}", "2:3", IMPATIENT, on=host.on) for host in hosts]
+    processes.serve(f"*:{PORT}", on=server_host.on)
+    members = [processes.member(host.name, f"s:{PORT}", "2:3", IMPATIENT, on=host.on) for host in hosts]
     round = one_round([member.world(3) for member in members])
     server_host.cut()
     for member in members:
@@ -69,15 +69,15 @@ def test_a_server_that_nobody_can_reach_for_a_while_disturbs_nobody(network, sta
     server_host.heal()
     for member in members:
         member.until(is_notice("engine back", "present"), "the engine is back")
-        assert not member.said(ANY_CHANGE), member.story()
+        assert not member.said(ANY_CHANGE), member.report()
     members.pop().kill()
     assert one_round([member.world(2) for member in members]) == round + 1
 
 
-def test_a_host_without_power_leaves_half_a_connection_and_is_missed_all_the_same(network, stage):
-    """No word of its end reaches the server: its lease says it."""
+def test_a_host_without_power_leaves_half_a_connection_and_is_missed_all_the_same(network, processes):
+    """No packet tells the server: the lease ends."""
     hosts = [network.host(name) for name in "abc"]
-    members = [stage.member(host.name, f"a:{PORT}", "2:3", on=host.on) for host in hosts]
+    members = [processes.member(host.name, f"a:{PORT}", "2:3", on=host.on) for host in hosts]
     round = one_round([member.world(3) for member in members])
     hosts[2].cut()
     at = members.pop().kill()
@@ -85,19 +85,19 @@ def test_a_host_without_power_leaves_half_a_connection_and_is_missed_all_the_sam
         line = member.until(is_notice("broken"), "c is missed")
         assert line["at"] - at < 3 * (4.0 + 1.0), "a lease, and a second to judge it"
     hosts[2].heal()
-    again = stage.member("c2", f"a:{PORT}", "2:3", on=hosts[2].on)
+    again = processes.member("c2", f"a:{PORT}", "2:3", on=hosts[2].on)
     assert one_round([member.world(3) for member in (*members, again)]) > round
 
 
-def test_members_with_half_a_connection_to_a_server_that_was_restarted_go_on(network, stage):
-    """Its host lost power: nothing says that the connections are over until the members ask."""
+def test_members_with_half_a_connection_to_a_server_that_was_restarted_go_on(network, processes):
+    """The server's host lost power: members notice the dead connections only with their next request."""
     server_host, *hosts = [network.host(name) for name in "sab"]
-    server, _ = stage.serve(f"*:{PORT}", on=server_host.on)
-    members = [stage.member(host.name, f"s:{PORT}", "2:2", IMPATIENT, on=host.on) for host in hosts]
+    server, _ = processes.serve(f"*:{PORT}", on=server_host.on)
+    members = [processes.member(host.name, f"s:{PORT}", "2:2", IMPATIENT, on=host.on) for host in hosts]
     round = one_round([member.world(2) for member in members])
     server_host.cut()
     server.kill()
-    stage.serve(f"*:{PORT}", on=server_host.on)
+    processes.serve(f"*:{PORT}", on=server_host.on)
     server_host.heal()
     for member in members:
         line = member.until(is_notice("sealed"), "the round is kept")
@@ -109,23 +109,20 @@ def test_members_with_half_a_connection_to_a_server_that_was_restarted_go_on(net
 
 
 @pytest.mark.parametrize(("first_is", "second"), [("alive", "agent"), ("paused", "serve"), ("cut off", "agent")])
-def test_a_second_server_under_the_same_name_is_refused_and_never_makes_a_second_world(network, stage, first_is, second):
+def test_a_second_server_under_the_same_name_is_refused_and_never_makes_a_second_world(network, processes, first_is, second):
     first_host, second_host, *hosts = [network.host(name) for name in "stabc"]
-    names = {host.name: host.address for host in network.all.values()}
-    for host in network.all.values():
-        host.hosts({**names, "head": first_host.address})
-    first, _ = stage.serve(f"*:{PORT}", on=first_host.on)
-    members = [stage.member(host.name, f"head:{PORT}", "2:4", IMPATIENT, "last_call=2", on=host.on) for host in hosts]
+    point_head_to(network, first_host)
+    first, _ = processes.serve(f"*:{PORT}", on=first_host.on)
+    members = [processes.member(host.name, f"head:{PORT}", "2:4", IMPATIENT, "last_call=2", on=host.on) for host in hosts]
     rounds = [member.world(3)["round"] for member in members]
-    for host in network.all.values():
-        host.hosts({**names, "head": second_host.address})
+    point_head_to(network, second_host)
     if second == "serve":
-        stage.serve(f"*:{PORT}", on=second_host.on)
-    stranger = stage.member("t", f"head:{PORT}", "2:4", IMPATIENT, "last_call=2", on=second_host.on)
+        processes.serve(f"*:{PORT}", on=second_host.on)
+    stranger = processes.member("t", f"head:{PORT}", "2:4", IMPATIENT, "last_call=2", on=second_host.on)
     stranger.until(is_notice("present"), "it found the second server")
     led_astray = members[:1] if first_is == "alive" else members
     if first_is == "alive":
-        hosts[0].cut()  # For so long that it connects anew.
+        hosts[0].cut()  # Until it has to reconnect.
         led_astray[0].until(is_notice("engine away"), "the engine is away")
         hosts[0].heal()
     elif first_is == "paused":
@@ -136,31 +133,27 @@ def test_a_second_server_under_the_same_name_is_refused_and_never_makes_a_second
         line = member.until(lambda line: "answers now" in line.get("reason", ""), "the second server is refused")
         assert line["reason"].startswith("run 'job' was kept by the engine at ")
         assert "rdzv adopt --force" in line["reason"]
-    for host in network.all.values():
-        host.hosts({**names, "head": first_host.address})
+    point_head_to(network, first_host)
     first.resume()
     first_host.heal()
     assert one_round([member.world(3, after=max(rounds)) for member in members]) > max(rounds)
     assert not stranger.said(is_world()), "alone it is no quorum, and nobody else followed"
 
 
-def test_an_operator_lets_the_members_follow_to_another_server(network, stage):
+def test_an_operator_lets_the_members_follow_to_another_server(network, processes):
     first_host, second_host, *hosts = [network.host(name) for name in "stabc"]
-    names = {host.name: host.address for host in network.all.values()}
-    for host in hosts:
-        host.hosts({**names, "head": first_host.address})
-    first, _ = stage.serve(f"*:{PORT}", on=first_host.on)
+    point_head_to(network, first_host)
+    first, _ = processes.serve(f"*:{PORT}", on=first_host.on)
     # Three degrees of patience: one is told in time to be helped, one need not be told, one is told and goes.
     graces = {"a": "outage_grace=6", "b": "outage_grace=900", "c": "outage_grace=1"}
     a, b, c = members = [
-        stage.member(host.name, f"head:{PORT}", "2:3", IMPATIENT, "last_call=3", graces[host.name], on=host.on)
+        processes.member(host.name, f"head:{PORT}", "2:3", IMPATIENT, "last_call=3", graces[host.name], on=host.on)
         for host in hosts
     ]
     round = max(member.world(3)["round"] for member in members)
     formed_at = time.monotonic()
-    stage.serve(f"*:{PORT}", on=second_host.on)
-    for host in (second_host, *hosts):
-        host.hosts({**names, "head": second_host.address})
+    processes.serve(f"*:{PORT}", on=second_host.on)
+    point_head_to(network, second_host)
     first.kill()
     refused = b.until(lambda line: "answers now" in line.get("reason", ""), "another engine answers")["reason"]
     places = refused.partition(" at ")[2].partition(" answers now")[0].split(", but ")
@@ -168,7 +161,7 @@ def test_an_operator_lets_the_members_follow_to_another_server(network, stage):
     assert all(place.endswith(f"/*:{PORT}") for place in places)
     assert c.until(is_change("outage"), "another engine answers")["reason"] == refused
     assert c.wait() == 5
-    assert c.complaints() == f"rdzv: {refused} [RDZV-E04]\n"
+    assert c.errors() == f"rdzv: {refused} [RDZV-E04]\n"
 
     asked = rdzv(second_host, "adopt", f"head:{PORT}", "--run-id", "job")
     assert asked.returncode == 2, asked.stderr
@@ -184,18 +177,15 @@ def test_an_operator_lets_the_members_follow_to_another_server(network, stage):
     assert one_round([member.world(2, after=round) for member in (a, b)]) == round + 1
 
 
-def test_all_who_follow_in_time_go_on_in_their_round(network, stage):
+def test_members_that_all_follow_in_time_go_on_in_their_round(network, processes):
     first_host, second_host, *hosts = [network.host(name) for name in "stab"]
-    names = {host.name: host.address for host in network.all.values()}
-    for host in hosts:
-        host.hosts({**names, "head": first_host.address})
-    stage.serve(f"*:{PORT}", on=first_host.on)
-    members = [stage.member(host.name, f"head:{PORT}", "2:2", IMPATIENT, on=host.on) for host in hosts]
+    point_head_to(network, first_host)
+    processes.serve(f"*:{PORT}", on=first_host.on)
+    members = [processes.member(host.name, f"head:{PORT}", "2:2", IMPATIENT, on=host.on) for host in hosts]
     round = one_round([member.world(2) for member in members])
     first_host.cut()
-    stage.serve(f"*:{PORT}", on=second_host.on)
-    for host in (second_host, *hosts):
-        host.hosts({**names, "head": second_host.address})
+    processes.serve(f"*:{PORT}", on=second_host.on)
+    point_head_to(network, second_host)
     for member in members:
         member.until(lambda line: "answers now" in line.get("reason", ""), "the second server is refused")
     assert rdzv(hosts[0], "adopt", f"head:{PORT}", "--run-id", "job", "--force").returncode == 0
@@ -205,94 +195,56 @@ def test_all_who_follow_in_time_go_on_in_their_round(network, stage):
         assert not member.said(ANY_CHANGE)
 
 
-def test_adopt_says_so_if_nobody_serves_and_does_not_serve_itself(network):
-    alone = network.host("a")
-    done = rdzv(alone, "adopt", f"a:{PORT}", "--run-id", "job", "--force")
-    assert done.returncode == 5
-    remedy = "start the node that serves there, or correct the port [RDZV-E02]"
-    assert done.stderr == f"rdzv: engine rdzv://a:{PORT} is unreachable: 10.99.0.1:{PORT}: connection refused; {remedy}\n"
-
-
 # ---- names and addresses
 
 
-def works_for_all(hosts, worlds):
-    """The bootstrap address, from every host."""
-    return [host.name for host in hosts if not host.reaches(worlds[0]["bootstrap"])] == []
+def check_bootstrap(hosts, members, prefix):
+    """Check that all are in one round, and that every host reaches its bootstrap address."""
+    worlds = [member.world(2) for member in members]
+    one_round(worlds)
+    assert worlds[0]["bootstrap"].startswith(prefix)
+    assert [host.name for host in hosts if not host.reaches(worlds[0]["bootstrap"])] == []
 
 
-def test_the_address_told_to_others_is_of_the_interface_that_works(network, stage):
-    """Names mean the first interface, and that leads nowhere."""
+def test_the_address_told_to_others_is_of_the_interface_that_works(network, processes):
+    """The names resolve to the first interface, whose link is cut."""
     network.bridge("br1")
     hosts = [network.host(name) for name in "ab"]
     for host in hosts:
         host.plug("eth1", f"q{host.number}", f"10.98.0.{host.number}/24", bridge="br1")
         host.cut()
-    members = [stage.member(host.name, f"10.98.0.1:{PORT}", "2:2", on=host.on) for host in hosts]
-    worlds = [member.world(2) for member in members]
-    one_round(worlds)
-    assert worlds[0]["bootstrap"].startswith("10.98.0.")
-    assert works_for_all(hosts, worlds)
+    members = [processes.member(host.name, f"10.98.0.1:{PORT}", "2:2", on=host.on) for host in hosts]
+    check_bootstrap(hosts, members, "10.98.0.")
 
 
-def test_hosts_with_ipv6_only_meet(network, stage):
+def test_hosts_with_ipv6_only_meet(network, processes):
     hosts = [network.host(name, ipv4=False, ipv6=True) for name in "ab"]
     members = [
-        stage.member(host.name, endpoint, "2:2", on=host.on)
+        processes.member(host.name, endpoint, "2:2", on=host.on)
         for host, endpoint in zip(hosts, (f"a:{PORT}", f"[fd99::1]:{PORT}"), strict=True)
     ]
-    worlds = [member.world(2) for member in members]
-    one_round(worlds)
-    assert worlds[0]["bootstrap"].startswith("[fd99::")
-    assert works_for_all(hosts, worlds)
+    check_bootstrap(hosts, members, "[fd99::")
 
 
-def test_a_host_whose_own_name_means_loopback_to_itself_serves_the_others(network, stage):
-    """As installers write it into the hosts file."""
-    a, b = hosts = [network.host(name) for name in "ab"]
-    a.hosts({"a": "127.0.1.1", "b": b.address})
-    first = stage.member("a", f"a:{PORT}", "2:2", on=a.on)
-    first.until(is_notice("present"), "it serves")
-    members = [first, stage.member("b", f"a:{PORT}", "2:2", on=b.on)]
-    worlds = [member.world(2) for member in members]
-    one_round(worlds)
-    assert not worlds[0]["bootstrap"].startswith("127.")
-    assert works_for_all(hosts, worlds)
-
-
-@long_too
-def test_a_name_that_means_nothing_at_first_is_waited_for(network, stage, long):
-    a, b = hosts = [network.host(name) for name in "ab"]
-    for host in hosts:
-        host.hosts({})
-    members = [stage.member(host.name, f"a:{PORT}", "2:2", on=host.on) for host in hosts]
-    for member in members:
-        member.until(is_notice("engine away"), "the name does not resolve")
-    time.sleep(10.0 if long else 1.0)
-    for host in hosts:
-        host.hosts({"a": a.address, "b": b.address})
-    one_round([member.world(2) for member in members])
-
-
-def test_two_jobs_on_one_port_are_told_apart_and_what_to_do(network, stage):
+def test_two_jobs_on_one_port_are_told_apart_and_what_to_do(network, processes):
     a, b = [network.host(name) for name in "ab"]
-    mine = [stage.member(host.name, f"a:{PORT}", "2:2", on=host.on) for host in (a, b)]
+    mine = [processes.member(host.name, f"a:{PORT}", "2:2", on=host.on) for host in (a, b)]
     one_round([member.world(2) for member in mine])
-    theirs = stage.member("other", f"a:{PORT}", "1:1", "join_timeout=3", run_id="theirs", on=b.on)
+    theirs = processes.member("other", f"a:{PORT}", "1:1", "join_timeout=3", run_id="theirs", on=b.on)
     assert theirs.wait() == 3
     assert (
         "this server is hosted by an agent of run 'job' and serves that run only, not 'theirs': give one of the runs "
         "another port, or start a server for both with `rdzv serve`"
-    ) in theirs.complaints()
+    ) in theirs.errors()
     assert not theirs.said(is_world())
     assert not any(member.said(ANY_CHANGE) for member in mine)
 
 
-def test_two_jobs_share_the_port_of_a_server_that_stands_by_itself(network, stage):
+def test_two_jobs_share_the_port_of_a_server_that_stands_by_itself(network, processes):
     hosts = [network.host(name) for name in "ab"]
-    stage.serve(f"*:{PORT}", on=hosts[0].on)
+    processes.serve(f"*:{PORT}", on=hosts[0].on)
     runs = {
-        run_id: [stage.member(host.name + run_id, f"a:{PORT}", "2:2", run_id=run_id, on=host.on) for host in hosts]
+        run_id: [processes.member(host.name + run_id, f"a:{PORT}", "2:2", run_id=run_id, on=host.on) for host in hosts]
         for run_id in ("mine", "theirs")
     }
     for run_id, members in runs.items():
@@ -307,15 +259,14 @@ def test_two_jobs_share_the_port_of_a_server_that_stands_by_itself(network, stag
 # ---- the hosts themselves
 
 
-def test_a_cut_host_is_out_of_reach_until_it_is_healed(network):
+def test_a_cut_host_is_out_of_reach_until_it_is_healed(network, processes):
     a, b = network.host("a"), network.host("b")
-    with Stage() as stage:
-        stage.serve(f"*:{PORT}", on=a.on)
-        assert b.reaches(f"a:{PORT}")
-        b.cut()
-        assert not b.reaches(f"a:{PORT}", 0.5)
-        b.heal()
-        assert b.reaches(f"a:{PORT}")
+    processes.serve(f"*:{PORT}", on=a.on)
+    assert b.reaches(f"a:{PORT}")
+    b.cut()
+    assert not b.reaches(f"a:{PORT}", 0.5)
+    b.heal()
+    assert b.reaches(f"a:{PORT}")
 
 
 def test_networks_do_not_outlive_their_test(network_allowed):

@@ -1,4 +1,4 @@
-"""The doctor, on what a machine of its own can be made to show: servers, strangers, silence and wrong secrets on loopback."""
+"""The doctor, with servers, other programs, silence and wrong secrets on loopback."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import importlib.metadata
 import json
 import re
 import socket
-from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
 
 from rdzv.cli.main import app
-from rdzv.config.endpoint import Endpoint
 from rdzv.config.secret import Secret
 from rdzv.config.settings import Settings
 from rdzv.engines.embedded.server import Server
@@ -26,35 +24,29 @@ from rdzv.system.dial import DialFailed
 SECRET = "a secret that is long enough"
 
 
-def examined(endpoint, **options):
-    """What is found, by topic; the last of each topic."""
+def settings_for(endpoint, **options):
+    return Settings.make(endpoint, run_id="t", min_nodes=1, max_nodes=1, is_host=False, **options)
 
-    async def examine():
-        settings = Settings.make(endpoint, run_id="t", min_nodes=1, max_nodes=1, is_host=False, **options)
-        return [finding async for finding in Doctor(settings, connect_timeout_s=0.5).examine()]
 
-    return {finding.topic: finding for finding in asyncio.run(examine())}
+async def examine(endpoint, timeout_s=3.0, **options):
+    """Return the last finding of each topic."""
+    return {one.topic: one async for one in Doctor(settings_for(endpoint, **options), timeout_s).examine()}
+
+
+def examined(endpoint):
+    return asyncio.run(examine(endpoint, 0.5))
 
 
 def beside_a_server(trust=None, **options):
-    async def examine():
+    async def scenario():
         server = Server(("127.0.0.1", 0), trust=trust)
         await server.start()
         try:
-            settings = Settings.make(
-                f"127.0.0.1:{server.port}", run_id="t", min_nodes=1, max_nodes=1, is_host=False, **options
-            )
-            return {finding.topic: finding async for finding in Doctor(settings).examine()}
+            return await examine(f"127.0.0.1:{server.port}", **options)
         finally:
             await server.stop()
 
-    return asyncio.run(examine())
-
-
-@contextmanager
-def stranger(backlog=1):
-    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
-        yield listener, f"127.0.0.1:{listener.getsockname()[1]}"
+    return asyncio.run(scenario())
 
 
 def test_a_server_that_works_is_found_to_work():
@@ -62,7 +54,7 @@ def test_a_server_that_works_is_found_to_work():
     assert {topic for topic, finding in found.items() if finding.level != "ok"} <= {"endpoint", "own name", "torch"}
     assert found["engine"].text.startswith("it may be read and written, and answers in ")
     assert found["run"].text == "run 't' is not kept there yet: nobody has joined it"
-    assert found["trust"].text == "this node comes without TLS and without a secret"
+    assert found["trust"].text == "this node connects without TLS and without a secret"
 
 
 def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no_cause_for_complaint(caplog):
@@ -73,16 +65,16 @@ def test_the_clock_of_the_server_is_shown_whomever_it_trusts_and_the_visit_is_no
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("remote", "said"),
     [
         ("Wed, 01 Jul 2026 12:00:02 GMT", "the clock of s and this machine's agree to about 2 s"),
-        ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither, but logs"),
+        ("Wed, 01 Jul 2026 12:02:05 GMT", "is 125 s ahead of this machine's; rdzv depends on neither clock, but logs"),
         ("Wed, 01 Jul 2026 11:59:50 GMT", "is 10 s behind this machine's"),
-        ("soon", "s tells no time that can be read"),
+        ("soon", "s sends no readable time"),
     ],
 )
-def test_a_clock_that_differs_is_information_and_nothing_else(theirs, said):
-    finding = clock_finding("s", theirs, "Wed, 01 Jul 2026 12:00:00 GMT")
+def test_a_clock_that_differs_is_information_and_nothing_else(remote, said):
+    finding = clock_finding("s", remote, "Wed, 01 Jul 2026 12:00:00 GMT")
     assert (finding.level, said in finding.text) == ("ok", True)
 
 
@@ -96,16 +88,16 @@ def test_a_secret_that_is_missing_is_a_problem_with_its_remedy():
 
 
 def test_where_nobody_serves_this_machine_would():
-    with stranger() as (_, place):
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
     found = examined(place)
     assert found["serving"] == Finding(
-        "ok", "serving", f"nobody serves at {place} yet; this machine can bind it, so a member here would serve"
+        "ok", "serving", f"nothing serves at {place} yet; this machine can bind it, so a member here would serve"
     )
 
 
 def test_a_port_that_another_program_has_is_a_problem():
-    """It has the port and does not listen: so nobody answers, and we could not serve."""
+    """The program has bound the port and does not listen."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         found = examined(f"127.0.0.1:{holder.getsockname()[1]}")
@@ -113,19 +105,17 @@ def test_a_port_that_another_program_has_is_a_problem():
     assert "address already in use" in found["serving"].text
 
 
-def test_a_stranger_is_a_problem():
-    async def examine():
+def test_another_program_that_answers_is_a_problem():
+    async def scenario():
         async def greet(reader, writer):
             writer.write(b"SSH-2.0-OpenSSH_9.0\r\n")
             writer.close()
 
         server = await asyncio.start_server(greet, "127.0.0.1", 0)
         async with server:
-            endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            settings = Settings.make(endpoint, run_id="t", min_nodes=1, max_nodes=1, is_host=False)
-            return {finding.topic: finding async for finding in Doctor(settings).examine()}
+            return await examine(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
-    found = asyncio.run(examine())
+    found = asyncio.run(scenario())
     assert found["port"].level == "ok"
     assert found["engine"].code == "RDZV-P06"
 
@@ -153,10 +143,10 @@ def test_how_a_connection_fails_tells_what_to_do(monkeypatch, failed, code):
 def test_an_address_without_a_way_to_it_is_a_problem_unless_another_works(monkeypatch):
     monkeypatch.setattr(doctor, "_source", lambda _: "")
     assert examined("127.0.0.1:29400")["route"].code == "RDZV-P02"
-    assert doctor._milder(Finding("problem", "route", "x", "y", "RDZV-P02")).level == "warning"
+    assert doctor._as_warning(Finding("problem", "route", "x", "y", "RDZV-P02")).level == "warning"
 
 
-class Odd:
+class FakeSession:
     """A session that refuses, or is slow."""
 
     instance = place = local_host = "odd"
@@ -174,19 +164,18 @@ class Odd:
         return Outcome(False, 1, ((),))
 
 
-@pytest.mark.parametrize(("odd", "level", "said"), [(Odd(refuses=True), "problem", "permission denied"),
-                                                   (Odd(wait_s=0.01), "warning", "to answer")])  # fmt: skip
+@pytest.mark.parametrize(("odd", "level", "said"), [(FakeSession(refuses=True), "problem", "permission denied"),
+                                                   (FakeSession(wait_s=0.01), "warning", "to answer")])  # fmt: skip
 def test_an_engine_that_refuses_or_is_slow_is_said_to_be(monkeypatch, odd, level, said):
     async def use():
-        settings = Settings.make("node1:29400", run_id="t", min_nodes=1, max_nodes=1)
-        return [finding async for finding in Doctor(settings)._use(odd)]
+        return [finding async for finding in Doctor(settings_for("node1:29400"))._use(odd)]
 
     monkeypatch.setattr(doctor, "SLOW_S", 0.001)
     found = asyncio.run(use())
     assert (found[0].level, said in found[0].text) == (level, True)
     if level == "warning":
         assert found[-1].topic == "address"
-        assert "means something only here" in found[-1].text
+        assert "works only here" in found[-1].text
 
 
 @pytest.mark.parametrize(
@@ -213,16 +202,16 @@ def test_whether_torchrun_would_find_us_is_told_without_torch(monkeypatch, versi
 
 @pytest.mark.parametrize(
     ("means", "level", "said"),
-    [(["127.0.1.1"], "warning", "which means 127.0.1.1 to itself: others cannot use that"),
-     (["10.0.0.1", "127.0.0.1"], "ok", "which means 10.0.0.1, 127.0.0.1"), ([], "warning", "which it cannot resolve itself")],
+    [(["127.0.1.1"], "warning", "which resolves to 127.0.1.1 here: others cannot use that"),
+     (["10.0.0.1", "127.0.0.1"], "ok", "which resolves to 10.0.0.1, 127.0.0.1"), ([], "warning", "which it cannot resolve")],
 )  # fmt: skip
-def test_what_the_own_name_means_is_told(monkeypatch, means, level, said):
+def test_the_machines_own_name_is_checked(monkeypatch, means, level, said):
     async def resolve(*_):
         if not means:
             raise DialFailed("no", answered=False)
         return [(socket.AF_INET, (address, 0)) for address in means]
 
-    examiner = Doctor(Settings.make("memory://", run_id="t", min_nodes=1, max_nodes=1))
+    examiner = Doctor(settings_for("memory://"))
     monkeypatch.setattr(examiner._resolver, "resolve", resolve)
     finding = asyncio.run(examiner._own_name())
     assert (finding.level, said in finding.text) == (level, True)
@@ -232,14 +221,13 @@ def test_a_name_that_means_this_machine_here_is_warned_about(monkeypatch):
     async def resolve(*_):
         return [(socket.AF_INET, ("127.0.1.1", 29400))]
 
-    async def examine():
-        examiner = Doctor(Settings.make("node1:29400", run_id="t", min_nodes=1, max_nodes=1))
+    async def scenario():
+        examiner = Doctor(settings_for("node1:29400"))
         monkeypatch.setattr(examiner._resolver, "resolve", resolve)
-        assert Endpoint.parse("node1:29400").hosts
         return [finding async for finding in examiner._host("node1", 29400)]
 
-    found = asyncio.run(examine())
-    assert "node1 means this machine itself here" in found[1].text
+    found = asyncio.run(scenario())
+    assert "node1 resolves to this machine here" in found[1].text
 
 
 def test_the_command_shows_it_to_people_and_programs_and_ends_with_1_if_there_is_a_problem():

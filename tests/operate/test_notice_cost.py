@@ -1,4 +1,4 @@
-"""What it costs the engine that everything is told: the same thousand members, with all sinks and with none."""
+"""The cost of all notices for the engine: a thousand members with all sinks, and with none."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def torch_events():
     except ImportError:
         return lambda _: None
     recorder = Recorder("rdzv", "bench")
-    return lambda notice: recorder.running(f"{notice.kind}: {notice.reason}")
+    return lambda notice: recorder.record(f"{notice.kind}: {notice.reason}")
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Holes of the protocol's first draft that concern who lives, who is told what and what it costs, played with the real member.
+"""Holes of the protocol's first draft that concern who lives, who is told what and what it costs, played with the real
+member.
 
 The numbers are those of the list of holes that the protocol was attacked with; T-numbers are those of docs/protocol.md.
 """
@@ -47,7 +48,7 @@ def an_unanswered_renewal_is_an_eviction():
     catches={"outage is told at once": "was disturbed", an_unanswered_renewal_is_an_eviction: "was disturbed"},
 )
 async def test_h12_a_server_that_stops_for_three_leases_condemns_nobody(hands):
-    """Nobody could renew meanwhile; the stall is credited to every lease, and what waits in the sockets is read first."""
+    """No member could renew meanwhile; the stall is credited to every lease, and what waits in the sockets is read first."""
     players = await hands.form("a", "b", "c")
     hands.fault("engine stall")
     hands.engine.pause()
@@ -69,7 +70,7 @@ def a_stuck_leader_renews_its_lease():
 
 @by_hand(min_nodes=3, max_nodes=4, lease=4.0, catches={a_stuck_leader_renews_its_lease: "did not happen within"})
 async def test_h20_a_leader_that_is_stuck_loses_its_lease_and_another_leads(hands):
-    """Its writes are never answered, its renewals are. But it renews only while its duty makes progress."""
+    """The leader's writes are never answered, its renewals are. But it renews only while its duty makes progress."""
     a, b, c, d = await hands.form("a", "b", "c", "d")
     gate = a.hold(leading)
     d.crash()
@@ -162,7 +163,7 @@ def test_h21_what_a_member_costs_does_not_grow_with_the_number_of_members():
 
 
 def test_h21_costs_that_grow_would_be_seen():
-    """With everybody watching everybody, eighty members are told four times as much as twenty."""
+    """If all members watched all others, eighty members would be told four times as much as twenty."""
     with defect(everybody_watches_everybody):
         few, many = costs(20), costs(80)
     assert many[1] > 3 * few[1]
@@ -182,8 +183,8 @@ def own_key_is_not_compared():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={own_key_is_not_compared: "expected Evicted"})
 async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its_clock(hands):
-    """The server saw its connection end and dropped it after the linger; the member saw nothing and by its own clock has
-    seconds left. What it says then is refused: truth is the compare."""
+    """The server saw its connection end and dropped it after the linger; the member saw nothing and by its own clock
+    has seconds left. What it says then is refused: truth is the compare."""
     a, c = hands.start("a", "c")
     b = hands.player("b")
     await hands.all(b.join())
@@ -238,8 +239,8 @@ def a_leader_sees_the_head_first():
 
 @by_hand(min_nodes=2, max_nodes=4, seeds=8, catches={a_leader_sees_the_head_first: "heard before"})
 async def test_h29_a_member_paused_for_longer_than_its_lease_hears_of_its_eviction_first(hands):
-    """The others have broken the round and sealed the next meanwhile. A led, C did not; neither hears of anything of that
-    before it hears that it was evicted."""
+    """The others have broken the round and sealed the next meanwhile. A led, C did not; neither hears of anything of
+    that before it hears that it was evicted."""
     a, b, c, d = await hands.form("a", "b", "c", "d")
     known = {player: len(player.notices) for player in (a, c)}
     # C first: if A were lost while C's key still stood, that would be what C hears first, and rightly so.
@@ -267,7 +268,7 @@ def every_silence_is_an_outage():
 
 @by_hand(min_nodes=2, max_nodes=4, seeds=8, outage_grace=15.0, catches={every_silence_is_an_outage: "heard before"})
 async def test_h29_a_member_paused_for_longer_than_the_grace_hears_of_its_eviction_first(hands):
-    """By its own clock the engine has not answered for longer than outage_grace; but it was the member that stood still. A was
+    """The engine has not answered for longer than outage_grace by the member's clock; but the member stood still. A was
     stopped while it waited for an answer, C's connection breaks as it wakes up: neither says anything of the engine."""
     a, b, c, d = await hands.form("a", "b", "c", "d")
     c.pause()
@@ -309,7 +310,7 @@ async def test_an_outage_shorter_than_the_grace_is_told_nobody(hands):
 
 @by_hand(min_nodes=2, max_nodes=2, outage_grace=30.0, catches={"outage is told at once": "was disturbed"})
 async def test_an_engine_that_nobody_can_reach_for_a_while_forgets_nobody(hands):
-    """It keeps its memory, and cannot tell its own isolation from the death of everybody. Then all are back."""
+    """The engine keeps its memory, and cannot tell its own isolation from the death of all members. Then all are back."""
     a, b = await hands.form("a", "b")
     a.cut()
     b.cut()
@@ -329,7 +330,7 @@ def an_outage_is_never_told():
 
 @by_hand(min_nodes=2, max_nodes=2, outage_grace=10.0, catches={an_outage_is_never_told: "did not happen within"})
 async def test_an_outage_longer_than_the_grace_is_told(hands):
-    """Then the workers are stopped; when the engine is back, the members form the next round."""
+    """The workers are stopped then. When the engine is back, the members form the next round."""
     hands.accepted.append("was told of an outage")
     a, b = await hands.form("a", "b")
     hands.fault("engine crash")
@@ -349,7 +350,7 @@ async def test_an_outage_longer_than_the_grace_is_told(hands):
 
 @by_hand(min_nodes=2, max_nodes=2)
 async def test_joining_while_the_engine_is_away_ends_at_its_deadline(hands):
-    """And says that it is the engine that is missing, not members."""
+    """The error says that the engine is missing, not members."""
     hands.fault("engine crash")
     hands.engine.crash()
     a = hands.player("a")
@@ -381,7 +382,7 @@ def an_explanation_is_waited_for():
 
 @by_hand(min_nodes=2, max_nodes=2, catches={an_explanation_is_waited_for: "took too long to explain itself"})
 async def test_a_join_whose_engine_falls_silent_before_its_deadline_ends_soon_after_it(hands):
-    """It would like to say who is missing, and cannot ask."""
+    """The member would name who is missing, but cannot ask."""
     a = hands.player("a")
     joining = a.join(timeout_s=8.0)
     await hands.until(lambda: a.key is not None)
@@ -413,7 +414,8 @@ def test_a_partition_in_one_direction_is_a_loss_for_the_others_and_an_eviction_f
         cut.cut(way)
         cut_at = hands.now
         await hands.until(lambda: all(player.is_in for player in others) and hands.sealed == 2)
-        # A connection that is not answered is given up after ten seconds, and only then nothing renews the lease any more.
+        # A connection that is not answered is given up after ten seconds, and only then nothing renews the lease any
+        # more.
         assert hands.now - cut_at < (10.0 if way == "answers" else 0.0) + 6.0 * 1.02 + 1.0 + EPSILON_S
         assert cut.kinds == [], "it knew of nothing"
         await hands.pass_time(20.0)
@@ -432,8 +434,9 @@ def test_a_partition_in_one_direction_is_a_loss_for_the_others_and_an_eviction_f
 
 @by_hand(min_nodes=2, max_nodes=4, catches={"last-call age is taken from another machine's clock": "the last call took"})
 async def test_clocks_that_drift_apart_disturb_nobody(hands):
-    """One runs a fifth slow, one a quarter fast, and all began billions of seconds apart. The last call is measured by the
-    leader's own clock, also by one that took over; leases are measured by the engine's; and nobody is taken for lost."""
+    """One runs a fifth slow, one a quarter fast, and all began billions of seconds apart. The last call is measured by
+    the leader's own clock, also by one that took over; leases are measured by the engine's; and nobody is taken for
+    lost."""
     rates = {"a": 1.25, "b": 0.8, "c": 1.0, "d": 1.25}
     a, *others = [hands.player(name, rate=rate) for name, rate in rates.items()]
     await hands.come(a, *others[:2])

@@ -1,4 +1,5 @@
-"""Holes of the protocol's first draft that concern engines which come back empty, or elsewhere, played with the real member.
+"""Holes of the protocol's first draft that concern engines which come back empty, or elsewhere, played with the real
+member.
 
 The numbers are those of the list of holes that the protocol was attacked with; T-numbers are those of docs/protocol.md.
 """
@@ -30,8 +31,8 @@ from support.scripted_simulation import by_hand
     },
 )
 async def test_h09_a_newcomer_that_is_first_at_an_emptied_engine_waits_for_the_others(hands):
-    """C could seal round 1 all by itself. It waits, A and B come back and tell what they hold, and their round goes on; then C
-    is let in like any newcomer, in a round that is above all rounds of the engine's former life (T13, T14)."""
+    """C could seal round 1 all by itself. It waits, A and B come back and tell what they hold, and their round goes on;
+    then C is let in like any newcomer, in a round that is above all rounds of the engine's former life (T13, T14)."""
     a, b = await hands.form("a", "b")
     table = hands.head.table
     a.cut()
@@ -57,7 +58,7 @@ async def test_h09_a_newcomer_that_is_first_at_an_emptied_engine_waits_for_the_o
     catches={"engine's return is not waited for": "a was disturbed", "engine that came back is not told": "a was disturbed"},
 )
 async def test_h09_a_spare_that_is_first_at_an_emptied_engine_waits_for_the_others(hands):
-    """It has heard of the round and is as many as the run can hold; the round is not its own."""
+    """The spare has heard of the round and fills the run, but the round is not its own."""
     (a,) = await hands.form("a")
     (c,) = await hands.come("c")
     a.cut()
@@ -92,8 +93,8 @@ async def test_h09_members_that_come_back_one_after_the_other_go_on_undisturbed(
 
 @by_hand(min_nodes=1, max_nodes=2, catches={"round number is reused after a restart": "two records of one round"})
 async def test_h10_two_rounds_of_one_number_differ_in_their_era(hands):
-    """C is in round 2 and never heard of it; the engine is gone; C is back first and goes on from round 1. What is sealed then
-    is another round 2, and B, who holds the first, learns that it is not its own."""
+    """C is in round 2 and never heard of it; the engine is gone; C is back first and goes on from round 1. What is
+    sealed then is another round 2, and B, who holds the first, learns that it is not its own."""
     (b,) = await hands.come("b")
     c = hands.player("c")
     await hands.all(c.join())
@@ -129,7 +130,7 @@ def eras_have_no_id():
 
 
 def what_was_given_up_is_not_told():
-    return [(recovery, "_eras", lambda told: (told.era, told.next_era))]
+    return [(recovery, "_known_eras", lambda report: (report.era, report.next_era))]
 
 
 def ids_begin_with(start, player):
@@ -138,7 +139,7 @@ def ids_begin_with(start, player):
 
 
 async def two_engines_go_on_from_one_round(hands, first, second):
-    """Neither of the second and third engine knows of the other: both are told of era 1 only, and choose level 2."""
+    """The second and third engine know nothing of each other: both hear of era 1 only, and choose level 2."""
     a, b = await hands.form("a", "b")
     ids_begin_with(first, a)
     ids_begin_with(second, b)
@@ -159,14 +160,14 @@ async def two_engines_go_on_from_one_round(hands, first, second):
 
 @by_hand(min_nodes=1, max_nodes=2, catches={eras_have_no_id: "two records of one round"})
 async def test_h10_two_engines_that_go_on_from_one_round_make_two_eras(hands):
-    """What tells their rounds apart is the id of the era."""
+    """The id of the era tells their rounds apart."""
     await two_engines_go_on_from_one_round(hands, "1", "f")
 
 
 @by_hand(min_nodes=1, max_nodes=2, catches={what_was_given_up_is_not_told: "did not happen within"})
 async def test_h10_the_next_round_is_above_all_that_its_members_have_left(hands):
-    """The same with ids in the other order: A left a round of an era f..., and would not take a later one of an era 1...
-    in an era of the same level. So the next era must be of a higher level than any that A knows (T15)."""
+    """The same with ids in the other order: A left a round of an era f..., and would not take a later one of an era
+    1... in an era of the same level. So the next era must be of a higher level than any that A knows (T15)."""
     await two_engines_go_on_from_one_round(hands, "f", "1")
 
 
@@ -180,8 +181,8 @@ async def test_h10_the_next_round_is_above_all_that_its_members_have_left(hands)
     catches={"two worlds from two engines": "the second engine was followed"},
 )
 async def test_h11_a_holder_refuses_an_engine_at_another_place(hands):
-    """The endpoint's name leads B elsewhere while the first engine serves A. B keeps its world for the grace, and then is told;
-    it never says a word to the second engine (T16)."""
+    """The endpoint's name leads B elsewhere while the first engine serves A. B keeps its world for the grace, and then
+    is told; it never says a word to the second engine (T16)."""
     hands.accepted.append("b was told of an outage")
     a, b = await hands.form("a", "b")
     second = hands.serve("second")
@@ -203,7 +204,7 @@ async def test_h11_a_holder_refuses_an_engine_at_another_place(hands):
 
 @by_hand(min_nodes=1, max_nodes=2, outage_grace=20.0, catches={"two worlds from two engines": "the second engine was followed"})
 async def test_h11_a_member_led_back_to_the_first_engine_is_evicted_there_and_joins_again(hands):
-    """Its lease had ended there meanwhile. That it never followed the second one is why there is one world at any time."""
+    """B's lease had ended there meanwhile. That it never followed the second one is why there is one world at any time."""
     a, b = await hands.form("a", "b")
     second = hands.serve("second")
     hands.fault("moved", b)
@@ -262,8 +263,8 @@ def a_session_goes_on_at_another_instance():
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={a_session_goes_on_at_another_instance: "was sent to the new instance"})
 async def test_h13_nothing_of_the_old_instance_is_sent_to_the_new_one(hands):
-    """Guards and watches name revisions, which begin anew: an old one could match by accident. C's ready put is under way when
-    the engine is restarted, and all have watches open and the leader's mirror is old."""
+    """Guards and watches name revisions, which begin anew: an old one could match by accident. C's ready put is under
+    way when the engine is restarted, and all have watches open and the leader's mirror is old."""
     a, b, c = await hands.form("a", "b", "c")
     ids, wrong = {item.key for item in hands.present.values()}, []
 
@@ -286,7 +287,7 @@ async def test_h13_nothing_of_the_old_instance_is_sent_to_the_new_one(hands):
 
 
 def old_in(compare, ids):
-    """It names a key that only the old instance had."""
+    """The request names a key that only the old instance had."""
     if isinstance(compare, AllCreated):
         return bool(ids & set(compare.revisions))
     return isinstance(compare, (Created, Modified)) and compare.key in ids

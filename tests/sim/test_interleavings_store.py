@@ -21,7 +21,7 @@ from support.scripted_simulation import EPSILON_S, by_hand, in_rules
 
 
 def values(hands, table):
-    """What the store of that table holds, by key."""
+    """The values of that table's store by key."""
     prefix = KEYS.kv(table) + "value/"
     return {item.key[len(prefix) : -1]: item.value for item in hands.read(List(prefix)).reads[0]}
 
@@ -129,7 +129,7 @@ def anybody_may_begin_a_new_life():
 
 @by_hand(min_nodes=1, max_nodes=2, catches={anybody_may_begin_a_new_life: "expected Closed"})
 async def test_h15_a_higher_incarnation_begins_a_new_life_at_once(hands):
-    """It is a new attempt at the same job. But not while somebody of the former one is still there, nor for anybody else."""
+    """A higher incarnation is a new attempt at the same job, but only after the members of the former one are gone."""
     (a,) = await hands.form("a")
     await hands.operate("close", "wrong data", "operator")
     await hands.until(lambda: a.ended)
@@ -170,8 +170,8 @@ async def test_h15_a_member_that_slept_through_the_end_of_its_run_is_no_member_o
 
 @by_hand(min_nodes=2, max_nodes=2)
 async def test_h15_holders_that_come_to_an_engine_with_a_new_life_are_evicted(hands):
-    """It came back empty, and as many newcomers as fit were there first: they need not wait for anybody (T2). A and B hold the
-    same number of another run, and neither disturb it nor are left in the belief that their round stands."""
+    """The engine came back empty, and newcomers that fill the run were there first: they need not wait (T2). A and B hold
+    the same number of another run. They do not disturb it, and learn that their round is over."""
     a, b = await hands.form("a", "b")
     a.cut()
     b.cut()
@@ -211,7 +211,7 @@ def own_key_is_not_compared():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={own_key_is_not_compared: "expected RoundOver"})
 async def test_h16_a_write_of_an_evicted_member_is_refused_before_the_next_seal_too(hands):
-    """Its line is still there, since the others have not even heard that it is lost; but its key is not."""
+    """The member's entry is still there, since the others have not heard of the loss yet; but its key is gone."""
     a, b = hands.start("a", "b")
     c = hands.player("c")
     world, *_ = await hands.all(c.join())
@@ -227,7 +227,7 @@ def marks_are_not_read():
 
 @by_hand(min_nodes=2, max_nodes=2, catches={marks_are_not_read: "counted twice"})
 async def test_h16_an_add_whose_answer_was_lost_is_counted_once(hands):
-    """It took effect and nobody said so. The mark beside the value says it."""
+    """The add took effect, but the answer was lost. The mark beside the value tells."""
     a, b = await hands.form("a", "b")
     hands.before(stored("n"), lambda _: hands.network.break_next(a.node, hands.engine, "answers"))
     (result,) = await hands.all(a.on(a.world.store.add("n", 1)))
@@ -290,7 +290,7 @@ def rounds_do_not_end_waits():
 
 @by_hand(min_nodes=2, max_nodes=3, catches={rounds_do_not_end_waits: "did not happen within"})
 async def test_h16_a_wait_in_a_store_ends_when_the_round_breaks(hands):
-    """Who would set the key is gone."""
+    """The member that would set the key is gone."""
     a, b, c = await hands.form("a", "b", "c")
     waiting = a.on(a.world.store.get("never"))
     await hands.pass_time(1.0)
@@ -326,7 +326,7 @@ async def one_gives_up(hands):
 
 @by_hand(min_nodes=1, max_nodes=2, last_call=1, catches={the_runs_lease_is_not_known: "its mark hangs on no lease"})
 async def test_the_mark_of_one_that_goes_hangs_on_the_runs_lease(hands):
-    """It knows the lease by its line, which it was shown; else a run that all have left would stay for ever."""
+    """The member knows the lease from its entry. Without the lease, a run that all have left would stay for ever."""
     await one_gives_up(hands)
 
 
@@ -334,5 +334,5 @@ async def test_the_mark_of_one_that_goes_hangs_on_the_runs_lease(hands):
     min_nodes=1, max_nodes=2, last_call=1, stars=False, catches={the_runs_lease_is_not_known: "its mark hangs on no lease"}
 )
 async def test_the_mark_of_one_that_asked_for_its_line_hangs_on_the_runs_lease(hands):
-    """It knows the lease by its line, whichever way it came."""
+    """The member knows the lease from its entry, however it got that."""
     await one_gives_up(hands)

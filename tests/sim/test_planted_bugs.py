@@ -1,4 +1,4 @@
-"""A checker that cannot fail is worth nothing: each planted defect must be found within 200 seeds."""
+"""The checkers find each planted defect within 200 seeds. A checker that cannot fail is worth nothing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ FIRST_TO_TRY = {
 
 
 def test_there_are_enough_of_them():
-    """Fifteen were asked for."""
     assert len(BUGS) >= 15
     assert set(FIRST_TO_TRY) <= set(BUGS)
 
 
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_planted_bug_is_found(bug):
-    """By some checker, in one of the first seeds."""
+    """A checker catches the bug in one of the first seeds."""
     hint = FIRST_TO_TRY.get(bug, 0)
     assert 0 <= hint < SEEDS_MAX
     seeds = [hint, *(seed for seed in range(SEEDS_MAX) if seed != hint)]
@@ -45,13 +44,13 @@ def test_planted_bug_is_found(bug):
 
 
 def test_a_planted_bug_is_gone_afterwards():
-    """Else every later test would run on broken code."""
+    """Otherwise every later test would run on broken code."""
     with planted("seals below quorum"):
         assert simulate(0).wrong
     assert not simulate(0).wrong
 
 
 def test_an_unknown_bug_is_named():
-    """So that a typo plants nothing."""
+    """A typo must not plant nothing."""
     with pytest.raises(ValueError, match="no planted bug is called 'nonsense'"), planted("nonsense"):
         pass

@@ -1,6 +1,6 @@
 """The real member on a simulated compare-and-set register, judged by the same checkers as on every other engine.
 
-What a register does not promise is left out of what is judged: see `drivers/register.py` and `Case.register`.
+The checkers leave out what a register does not promise (`CheckContext.register`).
 """
 
 from __future__ import annotations

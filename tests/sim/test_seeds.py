@@ -1,4 +1,4 @@
-"""A thousand runs of the real member on a hostile network, every guarantee checked in each. More in `make soak`."""
+"""A thousand simulated runs of the real member, with every guarantee checked in each. `make soak` runs more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REGRESSIONS = [
 
 
 def judge(seeds):
-    """Fail with the command that shows the first wrong one again."""
+    """Fail with the command that repeats the first wrong seed."""
     for seed in seeds:
         result = simulate(seed)
         assert not result.wrong, "\n".join([f"seed {seed} is wrong; replay it: {result.replay}", *result.wrong[:10]])
@@ -35,12 +35,10 @@ def test_every_guarantee_holds(first):
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_once_failed_holds(seed):
-    """Each seed that ever failed."""
     judge([seed])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(1_000_000, 1_020_000, 250))
 def test_every_guarantee_holds_in_twenty_thousand_more(first):
-    """Other seeds than those of every day."""
     judge(range(first, first + 250))

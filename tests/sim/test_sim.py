@@ -1,4 +1,4 @@
-"""The simulator itself: it repeats a run exactly, says what is wrong, and its clocks mean nothing to each other."""
+"""The simulator itself: it repeats a run exactly, reports what is wrong, and its clocks are independent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from rdzv.testing.sim import main, simulate
 
 @pytest.mark.parametrize("seed", [1, 7, 42])
 def test_a_seed_is_repeated_exactly(seed):
-    """Same seed, same history."""
     assert simulate(seed).history.digest() == simulate(seed).history.digest()
 
 
 def test_a_seed_is_repeated_in_another_process():
-    """Whatever the order of that process's sets."""
+    """The order of sets, which differs between processes, has no effect."""
     digests = set()
     for hash_seed in ("1", "2"):
         command = [sys.executable, "-m", "rdzv.testing.sim", "--seed", "11"]
@@ -33,10 +32,10 @@ def test_a_seed_is_repeated_in_another_process():
 
 @pytest.mark.parametrize("seed", range(20, 30))
 def test_g10_clocks_of_other_machines_do_not_matter(seed, monkeypatch):
-    """With all clocks shifted by other amounts the very same happens.
+    """The same happens if all clocks are shifted by other amounts.
 
-    Hours apart and not billions of seconds as elsewhere: clocks so large round by a microsecond, each in its own way, and of
-    two timers in one instant the other may go off first.
+    Hours apart, not billions of seconds as elsewhere: clocks so large round by a microsecond, each in its own way, so two
+    timers of one instant may change places.
     """
 
     def story(offsets_s):
@@ -47,18 +46,16 @@ def test_g10_clocks_of_other_machines_do_not_matter(seed, monkeypatch):
 
 
 def keys(commit):
-    """Who wrote which keys. Times differ in the last digits, since clocks with other offsets round differently."""
+    """The writer and keys of each commit. Times differ in the last digits: clocks with other offsets round differently."""
     return round(commit.at, 3), commit.actor, tuple(event.key for event in commit.events)
 
 
 def test_the_command_says_that_all_is_well(capsys):
-    """Exit code 0."""
     assert main(["--seed", "3"]) == 0
     assert "seed 3: every guarantee held" in capsys.readouterr().out
 
 
 def test_the_command_shows_what_is_wrong_and_how_to_see_it_again(capsys):
-    """Exit code 1."""
     assert main(["--seed", "3", "--members", "4", "--bug", "seals below quorum", "--verbose"]) == 1
     shown = capsys.readouterr().out
     assert "replay: python -m rdzv.testing.sim --seed 3 --members 4 --verbose" in shown
@@ -66,6 +63,5 @@ def test_the_command_shows_what_is_wrong_and_how_to_see_it_again(capsys):
 
 
 def test_several_seeds_are_counted(capsys):
-    """For a quick look at many."""
     assert main(["--seed", "0", "--count", "3"]) == 0
     assert "3 of 3 seeds held" in capsys.readouterr().out

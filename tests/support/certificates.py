@@ -1,4 +1,4 @@
-"""Certificates for tests, made once per process: an authority, what it signed, and what nobody should trust."""
+"""Certificates for tests, made once per process: those of a trusted authority ("ours") and of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = "the-secret-that-nobody-may-see-4711"
 
 
 class Pem(NamedTuple):
-    """Files, named as the settings are."""
+    """Paths of a certificate and its key, named as the settings are."""
 
     tls_cert: str
     tls_key: str
@@ -47,7 +47,7 @@ def ca_file(name: str = "ours") -> str:
 
 @functools.cache
 def issue(*hosts: str, by: str = "ours", days: int = 2) -> Pem:
-    """A certificate that is valid from ten days ago to so many days from now."""
+    """Issue a certificate that is valid from ten days ago to so many days from now."""
     now = dt.datetime.now(dt.timezone.utc)
     made = authority(by).issue_cert(
         *(hosts or HOSTS), not_before=now - dt.timedelta(10), not_after=now + dt.timedelta(days)
@@ -61,7 +61,7 @@ def issue(*hosts: str, by: str = "ours", days: int = 2) -> Pem:
 
 
 def trust(token: str = "", pem: Pem | None = None, *, ca: str = "", mutual: bool | None = None, name: str = "") -> Trust:
-    """As the settings would make it. TLS if there is anything of it."""
+    """Return the trust that the settings would make: with TLS if a certificate or an authority is given."""
     secret = Secret(token) if token else None
     if pem is None and not ca:
         return Trust(secret)
@@ -70,5 +70,5 @@ def trust(token: str = "", pem: Pem | None = None, *, ca: str = "", mutual: bool
 
 
 def full() -> Trust:
-    """A secret and certificates on both sides."""
+    """Return trust with a secret and with certificates on both sides."""
     return trust(TOKEN, issue(), ca="ours")

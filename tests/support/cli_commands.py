@@ -1,4 +1,4 @@
-"""The command `rdzv` as a process: run to its end, or under way and never left behind."""
+"""Runs the command `rdzv` as a process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LIMIT_S = 60.0
 
 
 def rdzv(*words, **options):
-    """Run to its end."""
+    """Run a command to its end."""
     command = [sys.executable, "-m", "rdzv", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
 
 
 @contextmanager
 def running(*words, **environ):
-    """A command under way; killed at the end if need be."""
+    """Start a command, and kill it at the end of the block."""
     command = [sys.executable, "-m", "rdzv", *words]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ}
@@ -35,7 +35,7 @@ def running(*words, **environ):
 
 @contextmanager
 def served():
-    """A server on a port of its own."""
+    """Start `rdzv serve` on a free port, and yield its address."""
     with running("serve", "--bind", "127.0.0.1:0") as server:
         yield server.stdout.readline().split()[-1]
         server.terminate()
@@ -43,7 +43,7 @@ def served():
 
 
 def worlds(process, until):
-    """Read lines until one of a world fits; what it says."""
+    """Read lines until a world matches, and return it."""
     for line in process.stdout:
         said = json.loads(line)
         if said["event"] == "world" and until(said):

@@ -1,8 +1,7 @@
-"""What a driver brings to be run through the contract, and the tools the contract is written with.
+"""Rigs, one per driver, and tools for the contract suite `test_contract.py` and `test_contract_watches.py`.
 
-The contract is `test_contract.py` and `test_contract_watches.py`. A driver is added to it by adding its rig to `RIGS`.
-The tests know nothing but the port and the rig: they keep to keys below `rig.root`, and to revisions relative to those
-they were told, but nobody else may write to the engine meanwhile.
+To run a driver through the contract, add its rig to `RIGS`. The tests know only the port and the rig. They use keys below
+`rig.root` and relative revisions, so nobody else may write to the engine meanwhile.
 """
 
 from __future__ import annotations
@@ -48,23 +47,22 @@ from support.certificates import full
 from support.register_backends import AbleBackend, CellBackend
 
 DEADLINE_S = 30.0
-"""No wait of a test is longer than this. It measures nothing: only a broken engine makes a test wait so long."""
+"""Longest wait of a test. Only a broken engine makes a test wait so long."""
 
 T = TypeVar("T")
 
 
 class Rig:
-    """One engine, and what the tests must be able to do to it."""
+    """One engine, with the handles that the tests need."""
 
     ttl_s = 1.0
-    """A lease time that is short enough for a test, and long enough to be renewed in time by a busy machine."""
+    """A lease time short enough for a test and long enough to be renewed in time on a busy node."""
 
     def __init__(self) -> None:
         self.root = f"test-{secrets.token_hex(4)}/"
         self._sessions: list[Session] = []
 
     async def open(self) -> Session:
-        """Connect an independent session."""
         raise NotImplementedError
 
     async def forget(self) -> None:
@@ -82,7 +80,6 @@ class Rig:
         return session
 
     async def close(self) -> None:
-        """Close all sessions."""
         for session in self._sessions:
             await session.close()
 
@@ -234,7 +231,7 @@ def _register(backend: Callable[[str], Backend]) -> Opener:
 
 
 MORE_ETCDS = [path for path in os.environ.get("RDZV_TEST_ETCD", "").split(":") if path]
-"""Programs of other versions, beside the one that is found anyway; CI has some."""
+"""etcd programs of other versions to test as well."""
 
 RIGS: dict[str, Opener] = {
     "memory": _memory,
@@ -246,7 +243,7 @@ RIGS: dict[str, Opener] = {
     "etcd": _etcd(""),
     **{f"etcd{n}": _etcd(path) for n, path in enumerate(MORE_ETCDS, 2)},
 }
-"""The secured one is the server again, behind a secret and TLS on both sides."""
+"""`secured` is the server again, with a secret and TLS on both sides."""
 
 
 # ---- tools
@@ -268,45 +265,41 @@ def contract(test: Callable[[Rig], Awaitable[None]]) -> Callable[[Opener], None]
 
 
 async def soon(awaited: Awaitable[T]) -> T:
-    """Wait for what must happen, but not for ever."""
     return await asyncio.wait_for(awaited, DEADLINE_S)
 
 
 async def write(session: Session, *operations: Operation) -> Outcome:
-    """A transaction without conditions."""
     return await session.txn(then=operations)
 
 
 async def put(session: Session, key: str, value: bytes = b"", lease: int = 0) -> int:
-    """Put one key; the revision it was put at."""
+    """Put one key and return its revision."""
     return (await write(session, Put(key, value, lease))).revision
 
 
 async def get(session: Session, key: str) -> Item | None:
-    """Read one key."""
     return (await write(session, Get(key))).item(0)
 
 
 async def delete(session: Session, key: str) -> int:
-    """Delete one key; the revision of the engine afterwards."""
+    """Delete one key and return the engine's revision."""
     return (await write(session, Delete(key))).revision
 
 
 async def keys(
     session: Session, prefix: str, order: Order = Order.KEY, limit: int = 0, created_below: int = 0, after: str = ""
 ) -> list[str]:
-    """The keys that a `List` finds, without the prefix."""
+    """List keys, without the prefix."""
     outcome = await write(session, List(prefix, order, limit, created_below, after))
     return [item.key[len(prefix) :] for item in outcome.reads[0]]
 
 
 async def revision(session: Session) -> int:
-    """The engine's revision now."""
     return (await session.txn()).revision
 
 
 class Reader:
-    """Reads a watch event by event, and checks what must hold of every watch while it does."""
+    """Reads a watch event by event, and checks what must hold for every watch."""
 
     def __init__(self, session: Session, *targets: str, since: int) -> None:
         self.revision = since
@@ -315,7 +308,6 @@ class Reader:
         self._events: list[Event] = []
 
     async def batch(self) -> Batch:
-        """The next batch."""
         batch = await soon(anext(self._batches))
         revisions = [event.revision for event in batch.events]
         assert batch.events, "a batch without events tells nobody anything"
@@ -328,16 +320,14 @@ class Reader:
         return batch
 
     async def event(self) -> Event:
-        """The next event."""
         if not self._events:
             self._events.extend((await self.batch()).events)
         return self._events.pop(0)
 
     async def events(self, count: int) -> list[tuple[str, bytes | None]]:
-        """The next so many events, as key and value (None: deleted)."""
+        """Read `count` events, as key and value (None: deleted)."""
         found = [await self.event() for _ in range(count)]
         return [(event.key, event.item.value if event.item else None) for event in found]
 
     async def close(self) -> None:
-        """Close the watch."""
         await self._watch.aclose()

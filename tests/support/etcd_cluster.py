@@ -1,7 +1,7 @@
-"""Real etcd clusters on loopback or in network namespaces, and all that can be done to one.
+"""Real etcd clusters on loopback or in network namespaces, and the faults that tests inject into them.
 
-Everything here talks to etcd through its own JSON gateway and the standard library: what the tests conclude must not depend on
-the client that they test.
+This module talks to etcd through its JSON gateway and the standard library, so that what a test concludes does not depend on
+the client that it tests.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import signal
+import ssl
 import tempfile
 import threading
 import time
@@ -21,27 +21,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rdzv.engines.etcd.server import SupervisedProcess, find_etcd, free_ports
-from support.etcd_certificates import Certificates
+from support.certificates import ca_file, issue
 
 T = TypeVar("T")
 
 LONG_S = 60.0
-"""No wait of a test is longer: one that is has failed."""
+"""The longest wait of a test; after it the test has failed."""
 CALL_S = 3.0
 UNAVAILABLE = (4, 14)
-"""What gRPC calls a deadline exceeded, and a service that is unavailable: no leader, or not yet."""
+"""The gRPC codes DEADLINE_EXCEEDED and UNAVAILABLE: the member has no leader, or not yet."""
 HEARTBEAT_MS = 50
 ELECTION_MS = 500
-"""Ten heartbeats, as etcd advises: quick enough for tests, and slow enough for two busy cores."""
-
-
-def binaries() -> list[str]:
-    """Every etcd to test on: the one that is found by itself, and those that RDZV_TEST_ETCD names, separated by colons."""
-    return [find_etcd(), *filter(None, os.environ.get("RDZV_TEST_ETCD", "").split(":"))]
+"""Ten heartbeats, as etcd advises. Short enough for tests, long enough for two busy cores."""
 
 
 def until(holds: Callable[[], T], what: str, limit_s: float = LONG_S, every_s: float = 0.02) -> T:
-    """Look until it is so, where there is nothing to wait on."""
+    """Poll until `holds` returns something true, and return that."""
     deadline = time.monotonic() + limit_s
     while not (found := holds()):
         assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
@@ -54,13 +49,13 @@ def base64_of(text: str | bytes) -> str:
 
 
 def end_of(prefix: str) -> bytes:
-    """The first key behind all those with that prefix."""
+    """Return the first key behind all those with that prefix."""
     raw = prefix.encode()
     return raw[:-1] + bytes([raw[-1] + 1])
 
 
 class Refused(Exception):
-    """etcd answered, and said no."""
+    """etcd answered with a refusal."""
 
 
 class Node:
@@ -72,7 +67,7 @@ class Node:
         self.host = host
         self.port, self.peer_port = ports
         self.within = within
-        """The command that puts a program where this member lives; nothing: it lives where we do."""
+        """The command that runs a program in this member's network namespace; empty: in that of the test."""
         self.guarded: SupervisedProcess | None = None
         self.is_stopped = False
 
@@ -88,19 +83,19 @@ class Node:
         self.guarded = SupervisedProcess([*self.within, self.cluster.binary, *self.cluster.arguments(self)])
 
     def kill(self) -> None:
-        """As kill -9 does: it says nothing to anybody."""
+        """Kill it with SIGKILL."""
         if self.guarded is not None:
             self.guarded.kill()
             self.guarded.stop()
         self.guarded, self.is_stopped = None, False
 
     def stop(self) -> None:
-        """Freeze it: its sockets stay open, and nobody answers."""
+        """Freeze it: its sockets stay open, but it does not answer."""
         assert self.guarded is not None
         pid = self.guarded.pid
         self.guarded.kill(signal.SIGSTOP)
         self.is_stopped = True
-        # The signal is sent, but its threads stop one by one: until the last has, it may still answer.
+        # Its threads stop one by one; until the last has, it may still answer.
         until(lambda: _is_frozen(pid), f"etcd (pid {pid}) has stopped", every_s=0.001)
 
     def cont(self) -> None:
@@ -109,19 +104,19 @@ class Node:
         self.is_stopped = False
 
     def restart(self) -> None:
-        """With the data it had."""
+        """Kill it and start it with the data it had."""
         self.kill()
         self.start()
 
     def connect(self, timeout_s: float = CALL_S) -> http.client.HTTPConnection:
-        if self.cluster.tls is not None:
-            return http.client.HTTPSConnection(
-                self.host, self.port, timeout=timeout_s, context=self.cluster.tls.context()
-            )
+        if self.cluster.tls:
+            context = ssl.create_default_context(cafile=ca_file())
+            context.load_cert_chain(*issue())
+            return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
 
     def call(self, path: str, body: dict[str, Any], timeout_s: float = CALL_S) -> dict[str, Any]:
-        """Ask its gateway; OSError if it cannot answer (yet), Refused if it says no."""
+        """Send a request to its gateway. Raises OSError if it cannot answer (yet), Refused if it refuses."""
         connection = self.connect(timeout_s)
         headers = {"Authorization": self.cluster.token} if self.cluster.token else {}
         try:
@@ -146,14 +141,14 @@ class Node:
 
 
 class Cluster:
-    """So many members, started together; ended and swept away with the `with` block."""
+    """Members that start together, and end with the `with` block, which also deletes their data."""
 
     def __init__(
         self,
         size: int = 3,
         *,
         binary: str = "",
-        tls: Certificates | None = None,
+        tls: bool = False,
         places: Sequence[tuple[str, Sequence[str]]] = (),
         extra: Sequence[str] = (),
     ) -> None:
@@ -188,18 +183,14 @@ class Cluster:
             node.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    @property
-    def scheme(self) -> str:
-        return "http" if self.tls is None else "https"
-
     def endpoint(self, prefix: str = "", query: str = "") -> str:
-        """As rdzv takes it."""
         hosts = ",".join(f"{node.host}:{node.port}" for node in self.nodes)
-        return f"{'etcd' if self.tls is None else 'etcds'}://{hosts}{prefix and '/' + prefix}{query and '?' + query}"
+        return f"{'etcds' if self.tls else 'etcd'}://{hosts}{prefix and '/' + prefix}{query and '?' + query}"
 
     def arguments(self, node: Node) -> list[str]:
-        client, peer = (f"{self.scheme}://{node.host}:{port}" for port in (node.port, node.peer_port))
-        all_peers = ",".join(f"{one.name}={self.scheme}://{one.host}:{one.peer_port}" for one in self.nodes)
+        scheme = "https" if self.tls else "http"
+        client, peer = (f"{scheme}://{node.host}:{port}" for port in (node.port, node.peer_port))
+        all_peers = ",".join(f"{one.name}={scheme}://{one.host}:{one.peer_port}" for one in self.nodes)
         return [
             f"--name={node.name}",
             f"--data-dir={self._folder / node.name}",
@@ -214,12 +205,12 @@ class Cluster:
             "--logger=zap",
             "--log-outputs=stderr",
             "--log-level=error",
-            *(self.tls.arguments() if self.tls is not None else ()),
+            *(_tls_arguments() if self.tls else ()),
             *self.extra,
         ]
 
     def heal(self) -> None:
-        """Everybody up again, and agreed."""
+        """Bring all members up again, and wait until they are healthy."""
         for node in self.nodes:
             if node.guarded is None:
                 node.start()
@@ -227,10 +218,10 @@ class Cluster:
                 node.cont()
         self.wait_healthy()
 
-    # ---- asking it
+    # ---- requests
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask whichever member answers."""
+        """Send a request to the first member that answers."""
 
         def ask() -> dict[str, Any] | None:
             for node in self.nodes:
@@ -242,7 +233,7 @@ class Cluster:
         return until(ask, f"some member answers {path}")
 
     def leader(self) -> Node:
-        """The member that leads now, as a majority sees it."""
+        """Return the member that leads now, as a majority sees it."""
 
         def agreed() -> Node | None:
             said = [(node, node.status()) for node in self.nodes if node.is_up]
@@ -254,12 +245,8 @@ class Cluster:
 
         return until(agreed, "the members agree on a leader")
 
-    def follower(self) -> Node:
-        leader = self.leader()
-        return next(node for node in self.nodes if node is not leader)
-
     def wait_healthy(self) -> None:
-        """Every member is up, has joined in, and answers reads that the majority agreed on."""
+        """Wait until every member is up and answers linearizable reads."""
 
         def answers() -> bool:
             try:
@@ -274,15 +261,10 @@ class Cluster:
     def revision(self) -> int:
         return int(self.call("kv/range", {"key": base64_of("x")})["header"]["revision"])
 
-    def compact(self, revision: int) -> None:
-        """Forget what was before; that it is forgotten already is fine."""
-        with contextlib.suppress(Refused):
-            self.call("kv/compaction", {"revision": str(revision)})
-
     # ---- users
 
     def add_user(self, name: str, password: str, prefix: str = "") -> None:
-        """One who may read and write below the prefix."""
+        """Add a user who may read and write below the prefix."""
         self.call("auth/user/add", {"name": name, "password": password})
         self.call("auth/role/add", {"name": f"role-{name}"})
         if prefix:
@@ -291,7 +273,7 @@ class Cluster:
         self.call("auth/user/grant", {"user": name, "role": f"role-{name}"})
 
     def enable_auth(self, root_password: str) -> None:
-        """From now on everybody must say who he is; we are root."""
+        """Make etcd demand a login from everybody; `call` uses root's."""
         self.call("auth/user/add", {"name": "root", "password": root_password})
         with contextlib.suppress(Refused):
             self.call("auth/role/add", {"name": "root"})
@@ -300,18 +282,18 @@ class Cluster:
         self.token = self.call("auth/authenticate", {"name": "root", "password": root_password})["token"]
 
 
-class Recorder:
-    """Every write below a prefix, in order, with none missing: the truth that histories are judged by.
+class WriteLog:
+    """Every write below a prefix, in order and without gaps: the truth that checkers compare a history with.
 
-    It watches at every member at once and takes each revision from whichever tells it first, so neither a killed nor a
-    frozen member makes it miss anything. Only what it has seen may be compacted.
+    The log watches at every member and takes each revision from the first that sends it, so neither a killed nor a frozen
+    member makes it miss anything. Only revisions that it has seen may be compacted.
     """
 
     def __init__(self, cluster: Cluster, prefix: str, since: int) -> None:
         self.prefix = prefix
         self.seen = since
         self.writes: list[tuple[float, int, list[dict[str, Any]]]] = []
-        """When it was heard of, the revision, and what etcd said of it."""
+        """Time of receipt, revision and etcd's events of each write."""
         self._cluster = cluster
         self._lock = threading.Condition()
         self._over = False
@@ -328,15 +310,15 @@ class Recorder:
             thread.join(LONG_S)
 
     def catch_up(self) -> None:
-        """Until it has seen all that was written so far."""
+        """Wait until it has seen all writes so far."""
         last = int(self._cluster.call("kv/range", {"key": base64_of(self.prefix), "range_end": base64_of(end_of(self.prefix)),
                                                    "sort_target": "MOD", "sort_order": "DESCEND", "limit": "1"}
                                       ).get("kvs", [{"mod_revision": 0}])[0]["mod_revision"])  # fmt: skip
         with self._lock:
-            assert self._lock.wait_for(lambda: self.seen >= last, LONG_S), f"the recorder is at {self.seen}, etcd at {last}"
+            assert self._lock.wait_for(lambda: self.seen >= last, LONG_S), f"the log is at {self.seen}, etcd at {last}"
 
     def until_written(self, key: str, count: int = 1, limit_s: float = LONG_S) -> None:
-        """Until that many puts to keys that begin so were seen."""
+        """Wait until that many puts to keys with this prefix were seen."""
         raw = key.encode()
 
         def puts() -> int:
@@ -386,11 +368,21 @@ class Recorder:
             self._lock.notify_all()
 
 
+def _tls_arguments() -> list[str]:
+    """Return the arguments of a member that demands a certificate from every client and every other member."""
+    cert, key = issue()
+    return [
+        f"--{kind}{word}"
+        for kind in ("", "peer-")
+        for word in (f"cert-file={cert}", f"key-file={key}", f"trusted-ca-file={ca_file()}", "client-cert-auth")
+    ]
+
+
 def _is_frozen(pid: int) -> bool:
     try:
         tasks = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
-        return False  # One of its threads has ended meanwhile.
+        return False  # One of its threads ended while it was read.
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in tasks)
 
 

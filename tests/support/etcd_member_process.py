@@ -1,9 +1,9 @@
-"""A program that takes part in a run, as a training agent would, and prints all that it is told: one observation per line.
+"""A program that takes part in a run as a training agent would, and prints each observation as a line of JSON.
 
-    python agent.py '{"endpoint": "etcd://...", "hosts": ["a"], "options": {...}}'
+    python etcd_member_process.py '{"endpoint": "etcd://...", "hosts": ["a"], "options": {...}}'
 
-Several hosts are several members in one process. Lines on its standard input are orders: 'HOST WORD', with '*' for all hosts.
-The words are those of `Life.obey`. Instants are of the system's monotonic clock, which all processes of a machine share.
+Several hosts are several members in one process. Lines on standard input are orders: 'HOST ORDER', with '*' for all hosts;
+`Application.obey` has the orders. Times are of the monotonic clock, which all processes of a node share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rdzv.system.timers import Wakeup
 from rdzv.testing.history import Acted, Changed, ClosedTold, EvictedTold, Given, Observation
 
 STOP_S = 0.05
-"""How long its workers need to stop."""
+"""Time that the workers need to stop."""
 
 
 class Spec(msgspec.Struct):
@@ -39,21 +39,21 @@ class Spec(msgspec.Struct):
     options: dict[str, Any]
 
 
-def say(observation: Observation) -> None:
+def report(observation: Observation) -> None:
     stamped = msgspec.structs.replace(observation, at=time.monotonic())
-    # One write, so that a kill leaves no half of a line that looks whole.
+    # One write, so that a kill leaves no partial line that looks complete.
     os.write(1, msgspec.json.encode(stamped) + b"\n")
 
 
-class Life:
-    """One member's application: it trains until it is told otherwise."""
+class Application:
+    """One member's application: it trains until it is told of a change or gets an order."""
 
     def __init__(self, spec: Spec, host: str) -> None:
         self.name = f"{host}:{os.getpid()}"
         settings = Settings.make(spec.endpoint, **spec.options)
         node = LocalNode(host)
         self.member = Member(open_driver(settings), settings, node, self._observe)
-        self.bell = Wakeup(node)
+        self.wakeup = Wakeup(node)
         self.order = ""
         self.holds: RoundId = NO_ROUND
 
@@ -61,11 +61,11 @@ class Life:
         sys.stderr.write(f"{time.monotonic():.3f} {self.name} {notice.kind}: {notice.reason}\n")
 
     def act(self, what: str, detail: str = "") -> None:
-        say(Acted(actor=self.name, what=what, detail=detail, round=self.holds))
+        report(Acted(actor=self.name, what=what, detail=detail, round=self.holds))
 
     def command(self, order: str) -> None:
         self.order = order
-        self.bell.ring()
+        self.wakeup.ring()
 
     async def run(self) -> None:
         while True:
@@ -76,7 +76,7 @@ class Life:
                 self._evicted(evicted)
                 continue
             except Closed as closed:
-                say(ClosedTold(actor=self.name, member=self.name, reason=closed.reason, success=closed.success))
+                report(ClosedTold(actor=self.name, member=self.name, reason=closed.reason, success=closed.success))
                 break
             except RdzvError as error:
                 self.act("refused", f"{type(error).__name__}: {error}")
@@ -90,7 +90,7 @@ class Life:
     def _given(self, world: AsyncWorld) -> None:
         instance, member, revision = world.given_by
         self.holds = RoundId(world.era, world.round)
-        say(
+        report(
             Given(
                 actor=self.name, member=member, instance=instance, revision=revision, run=world.incarnation, era=world.era,
                 number=world.round, table=world.table, size=world.size, rank=world.rank, digest=world.digest,
@@ -99,11 +99,11 @@ class Life:
         )  # fmt: skip
 
     def _evicted(self, evicted: Evicted) -> None:
-        say(EvictedTold(actor=self.name, member=evicted.member, reason=str(evicted)))
+        report(EvictedTold(actor=self.name, member=evicted.member, reason=str(evicted)))
         self.holds = NO_ROUND
 
     async def _train(self, world: AsyncWorld) -> bool:
-        """Until something happens; whether its life goes on."""
+        """Train until something happens. Return whether the application goes on."""
         watcher = asyncio.create_task(self._watch())
         store = asyncio.create_task(self._use_store(world))
         try:
@@ -111,7 +111,7 @@ class Life:
                 order, self.order = self.order, ""
                 if order:
                     return await self.obey(order)
-                await self.bell.wait(1.0)
+                await self.wakeup.wait(1.0)
         finally:
             for task in (watcher, store):
                 task.cancel()
@@ -128,7 +128,7 @@ class Life:
                 self.act("done")
                 await self.member.done()
                 while self.member.changed is None and not self.order:
-                    await self.bell.wait(1.0)
+                    await self.wakeup.wait(1.0)
             elif order == "close":
                 self.act("closing")
                 await self.member.close_run("asked to")
@@ -143,14 +143,14 @@ class Life:
         return False
 
     async def _watch(self) -> None:
-        """Put on record the moment it is told, whatever its workers are doing."""
+        """Report a change at once, whatever the workers are doing."""
         change = await self.member.wait_changed()
         if change is not None:
-            say(Changed(actor=self.name, round=self.holds, kind=change.kind.value, reason=change.reason))
-            self.bell.ring()
+            report(Changed(actor=self.name, round=self.holds, kind=change.kind.value, reason=change.reason))
+            self.wakeup.ring()
 
     async def _use_store(self, world: AsyncWorld) -> None:
-        """Say who we are, count ourselves, and read what rank 0 says: all of it must be of this round."""
+        """Write a key, count the members and read rank 0's key: all values must be of this round."""
         store = world.store
         store.set_timeout(30.0)
         with suppress(RoundOver, StoreTimeout, Unreachable, EngineReset, Evicted):
@@ -164,11 +164,11 @@ class Life:
 
 
 async def main(spec: Spec) -> None:
-    lives = {host: Life(spec, host) for host in spec.hosts}
+    applications = {host: Application(spec, host) for host in spec.hosts}
     loop = asyncio.get_running_loop()
     left = b""
 
-    def hear() -> None:
+    def read_orders() -> None:
         nonlocal left
         data = os.read(0, 4096)
         if not data:
@@ -177,11 +177,11 @@ async def main(spec: Spec) -> None:
         *lines, left = (left + data).split(b"\n")
         for line in lines:
             host, _, order = line.decode().partition(" ")
-            for life in lives.values() if host == "*" else [lives[host]]:
-                life.command(order)
+            for application in applications.values() if host == "*" else [applications[host]]:
+                application.command(order)
 
-    loop.add_reader(0, hear)
-    await asyncio.gather(*(life.run() for life in lives.values()))
+    loop.add_reader(0, read_orders)
+    await asyncio.gather(*(application.run() for application in applications.values()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Agents as processes of their own, and the history of what happened to them, in the form that the checkers judge."""
+"""Members of a run on etcd, each in a process of its own, and their history in the form that the checkers read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ import rdzv
 from rdzv.config.settings import Settings
 from rdzv.core import wire
 from rdzv.core.keys import Keys
-from rdzv.core.model import Head, JournalEntry, Phase
-from rdzv.core.model import MemberRecord as Record
+from rdzv.core.model import Head, JournalEntry, MemberRecord, Phase
 from rdzv.engines.port import Event, Item
 from rdzv.testing import checkers
 from rdzv.testing.checkers import (
@@ -41,31 +40,31 @@ from rdzv.testing.checkers import (
 from rdzv.testing.history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
 from rdzv.testing.progress_checkers import G7Cause
 from rdzv.testing.replay import State
-from support.etcd_cluster import LONG_S, Cluster, Recorder
+from support.etcd_cluster import LONG_S, Cluster, WriteLog
 
-AGENT = Path(__file__).with_name("etcd_member_process.py")
+PROGRAM = Path(__file__).with_name("etcd_member_process.py")
 SRC = Path(rdzv.__file__).parent.parent
 RUN = "job"
 QUICK = {"last_call": 0.5, "settle": 0.2, "drain_settle": 0.2, "grow_every": 0, "lease": 5, "closed_for": 5, "regroup": 20}
-"""The lease is as short as two elections, two lost requests and a busy machine together allow."""
+"""The lease is as short as two elections, two lost requests and a busy test node together allow."""
 
 SAFETY: tuple[type[Checker], ...] = (
     G1Agreement, G2Ranks, G3Order, G4Ghosts, G7Cause, G8Fencing, G9Closing, G10Clocks, T1Settings
 )  # fmt: skip
-"""The simulator's checkers that need no clock. G5 and G6 measure half seconds, which two busy cores do not keep."""
+"""The simulator's checkers that need no precise clock. G5 and G6 measure half seconds, too short for two busy cores."""
 
 _decode = msgspec.json.Decoder(Given | Changed | EvictedTold | ClosedTold | Acted).decode
 
 
-class Agent:
-    """A process with one member or several."""
+class MemberProcess:
+    """A process with one or several members."""
 
-    def __init__(self, troupe: Troupe, hosts: Sequence[str], endpoint: str, within: Sequence[str], **options: Any) -> None:
+    def __init__(self, run: EtcdRun, hosts: Sequence[str], endpoint: str, within: Sequence[str], **options: Any) -> None:
         self.hosts = list(hosts)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         spec = {"endpoint": endpoint, "hosts": self.hosts, "options": options}
         self._process = subprocess.Popen(
-            [*within, sys.executable, str(AGENT), msgspec.json.encode(spec).decode()],
+            [*within, sys.executable, str(PROGRAM), msgspec.json.encode(spec).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -74,7 +73,7 @@ class Agent:
         self.pid = self._process.pid
         self.names = [f"{host}:{self.pid}" for host in self.hosts]
         self.is_stopped = False
-        self._troupe = troupe
+        self._run = run
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -89,8 +88,8 @@ class Agent:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with contextlib.suppress(msgspec.DecodeError):  # Half a line: it was killed.
-                self._troupe.add(_decode(line))
+            with contextlib.suppress(msgspec.DecodeError):  # The process was killed within a line.
+                self._run.add(_decode(line))
 
     def tell(self, order: str, host: str = "*") -> None:
         assert self._process.stdin is not None
@@ -110,9 +109,6 @@ class Agent:
         self._process.send_signal(signal.SIGCONT)
         self.is_stopped = False
 
-    def wait(self) -> int:
-        return self._process.wait(LONG_S)
-
     def log(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
@@ -126,8 +122,8 @@ class Agent:
                 file.close()
 
 
-class Troupe:
-    """All agents of one run on one cluster, with everything that was observed."""
+class EtcdRun:
+    """All processes of one run on one etcd cluster, with everything that was observed."""
 
     def __init__(
         self,
@@ -144,39 +140,39 @@ class Troupe:
         self.run_id = run_id
         self.keys = Keys(run_id)
         self.options = {"run_id": run_id, "min_nodes": min_nodes, "max_nodes": max_nodes, **QUICK, **options}
-        self.agents: list[Agent] = []
+        self.processes: list[MemberProcess] = []
         self.observations: list[Observation] = []
         self._changed = threading.Condition()
         self._records = record
-        self.recorder = Recorder(cluster, noise or self.keys.run, cluster.revision() if record else 0)
-        """`noise` is a prefix that others write to as well, if there shall be others."""
+        self.write_log = WriteLog(cluster, noise or self.keys.run, cluster.revision() if record else 0)
+        """Logs the run's keys or, with `noise`, a prefix below which others write, too."""
 
     def __enter__(self):
         if self._records:
-            self.recorder.__enter__()
+            self.write_log.__enter__()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             sys.stderr.write(f"{self}\n")
-        for agent in self.agents:
-            agent.close()
+        for process in self.processes:
+            process.close()
         if self._records:
-            self.recorder.__exit__()
+            self.write_log.__exit__()
 
     def __str__(self) -> str:
         with self._changed:
             lines = [str(one) for one in self.observations]
-        logs = [f"---- {agent.name}\n{agent.log()[-3000:]}" for agent in self.agents]
+        logs = [f"---- {process.name}\n{process.log()[-3000:]}" for process in self.processes]
         return "\n".join([*lines, *logs])
 
-    # ---- acting
+    # ---- actions
 
-    def start(self, *hosts: str, within: Sequence[str] = (), endpoint: str = "", **options: Any) -> Agent:
-        """A process with these members."""
-        agent = Agent(self, hosts, endpoint or self.cluster.endpoint(), within, **{**self.options, **options})
-        self.agents.append(agent)
-        return agent
+    def start(self, *hosts: str, within: Sequence[str] = (), endpoint: str = "", **options: Any) -> MemberProcess:
+        """Start a process with these members."""
+        process = MemberProcess(self, hosts, endpoint or self.cluster.endpoint(), within, **{**self.options, **options})
+        self.processes.append(process)
+        return process
 
     def fault(self, kind: str, target: str, *, stop: bool = False) -> None:
         self.add(Fault(kind=kind, target=target, stop=stop, at=time.monotonic()))
@@ -186,10 +182,10 @@ class Troupe:
             self.observations.append(observation)
             self._changed.notify_all()
 
-    # ---- looking
+    # ---- observations
 
     def until(self, holds: Callable[[], Any], what: str, limit_s: float = LONG_S) -> Any:
-        """Wait for observations until it is so."""
+        """Wait until observations make `holds` true, and return its result."""
         with self._changed:
             assert self._changed.wait_for(holds, limit_s), f"not within {limit_s:g} s: {what}"
             return holds()
@@ -199,7 +195,7 @@ class Troupe:
             return [one for one in self.observations if isinstance(one, kinds)]
 
     def holders(self) -> dict[str, Given]:
-        """By actor: the world it holds, as far as it was told."""
+        """Return, by actor, the world that it holds as far as it was told."""
         held: dict[str, Given] = {}
         for one in self.of(Given, Changed, EvictedTold, ClosedTold, Acted):
             if isinstance(one, Given):
@@ -209,33 +205,30 @@ class Troupe:
         return held
 
     def in_one_world(self, *actors: str, above: int = 0) -> bool:
-        """All of them, and nobody else, hold one round above that number."""
+        """Whether exactly these hold one round above that number."""
         held = self.holders()
         worlds = {(held[name].number, held[name].table) for name in actors if name in held}
         size = {held[name].size for name in actors if name in held}
         return set(actors) <= set(held) and len(worlds) == 1 and size == {len(actors)} and min(worlds)[0] > above
 
-    def wait_world(self, *agents: Agent, above: int = 0, limit_s: float = LONG_S) -> int:
-        """Until these are one world; its round."""
-        actors = [name for agent in agents for name in agent.names]
+    def wait_world(self, *processes: MemberProcess, above: int = 0, limit_s: float = LONG_S) -> int:
+        """Wait until these are one world, and return its round."""
+        actors = [name for process in processes for name in process.names]
         self.until(lambda: self.in_one_world(*actors, above=above), f"{actors} hold one round above {above}", limit_s)
         return self.holders()[actors[0]].number
 
     def disturbed(self, since: float = 0.0) -> list[Observation]:
-        """Everything that would have restarted or ended workers."""
+        """Return all observations that would have restarted or ended workers."""
         return [one for one in self.of(Changed, EvictedTold, ClosedTold) if one.at >= since]
 
     def evicted(self) -> list[Any]:
-        """Who was told that the others went on without it, by whichever way came first."""
+        """Return the observations that tell an actor that the others went on without it."""
         return [one for one in self.disturbed() if isinstance(one, EvictedTold) or getattr(one, "kind", "") == "evicted"]
 
-    def given(self, number: int) -> list[Given]:
-        return [one for one in self.of(Given) if one.number == number]
-
-    # ---- judging
+    # ---- checks
 
     def head_writes(self) -> list[tuple[int, Head | None, str]]:
-        """Every write of the head since the beginning: revision, what it became, and the name of its writer."""
+        """Return revision, new head and name of the writer for every write of the head."""
         found = []
         for commit in self.commits("?"):
             for event in commit.events:
@@ -245,20 +238,20 @@ class Troupe:
         return found
 
     def commits(self, instance: str) -> list[Commit]:
-        self.recorder.catch_up()
-        commits = [_commit(at, revision, raw, self.keys, instance) for at, revision, raw in list(self.recorder.writes)]
+        self.write_log.catch_up()
+        commits = [_commit(at, revision, raw, self.keys, instance) for at, revision, raw in list(self.write_log.writes)]
         return [commit for commit in commits if commit.events]
 
     def wrong(self, *kinds: type[Checker]) -> list[str]:
-        """What the simulator's checkers say of what happened."""
+        """Return the violations that the simulator's checkers find."""
         instances = {one.instance for one in self.of(Given)}
         assert len(instances) == 1, "an etcd cluster is one engine instance for good"
         commits = self.commits(instances.pop())
         agreed = Settings.make(self.cluster.endpoint(), **self.options).agreed()
         case = CheckContext(
             keys=self.keys,
-            owners={(host, agent.pid): f"{host}:{agent.pid}" for agent in self.agents for host in agent.hosts},
-            agreed={name: agreed for agent in self.agents for name in agent.names},
+            owners={(host, process.pid): f"{host}:{process.pid}" for process in self.processes for host in process.hosts},
+            agreed={name: agreed for process in self.processes for name in process.names},
             slow_stop=frozenset(),
             loss=0.0,
         )
@@ -279,7 +272,7 @@ def _commit(at: float, revision: int, raw: list[dict[str, Any]], keys: Keys, ins
             value = base64.b64decode(kv.get("value", ""))
             item = Item(key, value, int(kv["create_revision"]), int(kv["mod_revision"]), int(kv.get("lease", 0)))
         events.append(Event(key, revision, item))
-    # What only deletes is the end of a lease, or the leader's eviction of a straggler: no writer is asked for there.
+    # A commit of deletions only is the end of a lease or an eviction. The checkers need no writer for it.
     kind = "then" if any(event.item for event in events) else "expired"
     return Commit(
         at=at, server="engine", instance=instance, place=keys.run, revision=revision, kind=kind, events=tuple(events)
@@ -287,7 +280,7 @@ def _commit(at: float, revision: int, raw: list[dict[str, Any]], keys: Keys, ins
 
 
 def _writer(keys: Keys, events: Sequence[Event]) -> str:
-    """The name of the head's writer, from the journal entry that is written with it."""
+    """Return the name of the head's writer from the journal entry that is written with it."""
     for event in events:
         if event.key.startswith(keys.journal) and event.item is not None:
             return wire.decode(JournalEntry, event.item.value).by
@@ -295,9 +288,9 @@ def _writer(keys: Keys, events: Sequence[Event]) -> str:
 
 
 def _merge(commits: list[Commit], seen: list[Observation], case: CheckContext) -> list[Observation]:
-    """One order in which no effect comes before its cause: what a read showed was written before the read was answered."""
+    """Merge both into an order in which no effect precedes its cause: a read's reply follows the write that it shows."""
     merged: list[Observation] = []
-    state = State("", case.keys, 0.0)
+    state = State("", case.keys)
     ids: dict[str, str] = {}
     left = iter(commits)
     commit = next(left, None)
@@ -321,7 +314,7 @@ def _merge(commits: list[Commit], seen: list[Observation], case: CheckContext) -
 
 
 def _needs(one: Observation, commit: Commit, state: State, ids: dict[str, str]) -> bool:
-    """Whether that commit must have happened before this was observed, though we may have heard of it later."""
+    """Whether the commit must precede the observation, although the log may have received it later."""
     if isinstance(one, Given):
         return commit.revision <= one.revision
     if not isinstance(one, Changed) or state.head is None:
@@ -332,7 +325,7 @@ def _needs(one: Observation, commit: Commit, state: State, ids: dict[str, str]) 
 
 
 def _actor(commit: Commit, state: State, case: CheckContext) -> str:
-    """Which machine wrote this, as far as what was written tells."""
+    """Return the actor that wrote the commit, as far as its content tells."""
     keys = case.keys
     by = _writer(keys, commit.events)
     for event in commit.events:
@@ -342,7 +335,7 @@ def _actor(commit: Commit, state: State, case: CheckContext) -> str:
             named = sorted((one for one in state.members.values() if one.record.name == by), key=lambda one: one.created)
             return case.owner(state, named[0].id) if named else by
         if event.key.startswith(keys.members):
-            record = wire.decode(Record, event.item.value)
+            record = wire.decode(MemberRecord, event.item.value)
             return case.owners.get((record.host, record.pid), "?")
         if event.key.startswith(keys.run + "kv/"):
             _, _, rest = event.key.partition("/mark/")

@@ -1,4 +1,4 @@
-"""Any view of a run, likely or not, for what must hold whatever the rules are shown."""
+"""Random views of a run, likely or not, for properties that hold for every view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS = {
     Phase.BROKEN: (Call.NONE, Call.LAST, Call.REGROUP),
     Phase.CLOSED: (Call.NONE,),
 }
-"""Which timer can run in which phase: what is drawn, and what is to be kept."""
+"""The timers that can run in each phase: views are drawn with these, and verdicts must keep to them."""
 
 AGES = ("known_s", "call_age_s", "sealed_age_s", "grown_age_s", "drain_age_s")
 
@@ -96,7 +96,7 @@ TOLDS = [a_told() for _ in range(300)]
 HEADS = {phase: [a_head(phase) for _ in range(100)] for phase in Phase}
 MANY_AGES = [some_ages() for _ in range(300)]
 MOODS = ["in", "ready", "ready", "in ready", "in in ready done gone", "in ready drains lost went", " ".join(STATES)]
-"""Which states the members of a table are drawn from: most runs are not in all of them at once."""
+"""Sets of states that the members of one table are drawn from: most runs are not in all of them at once."""
 
 
 @st.composite
@@ -125,7 +125,7 @@ def views(draw):
         phase,
         " ".join(people),
         records=said,
-        lines={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
+        entries={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
         durable=draw(st.booleans()),
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),

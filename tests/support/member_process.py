@@ -1,7 +1,7 @@
-"""What an agent does, as a process of its own: `python agent.py ENDPOINT RUN_ID MIN:MAX [SETTING=VALUE...]`.
+"""One member as a process: `python member_process.py ENDPOINT RUN_ID MIN:MAX [SETTING=VALUE...]`.
 
-It prints what `rdzv join --json` prints, and keeps its bootstrap socket, so that
-others can try whether the address works. It imports no more than it needs: hundreds of these are started at once.
+It prints what `rdzv join --json` prints, but keeps its bootstrap socket, so that a test can connect to the address. It imports
+no more than it needs, because tests start hundreds of these at once.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ import logging
 import sys
 
 from rdzv.aio import AsyncRendezvous
-from rdzv.cli.exit_codes import sentences
-from rdzv.cli.launcher import Stop
+from rdzv.cli.exit_codes import exit_on_error
+from rdzv.cli.launcher import StopSignal
 from rdzv.cli.output import Printer
 from rdzv.core.member import Change, ChangeKind
 from rdzv.errors import Evicted
@@ -18,25 +18,25 @@ from rdzv.errors import Evicted
 
 async def main(endpoint: str, run_id: str, nnodes: str, *settings: str) -> None:
     low, _, high = nnodes.partition(":")
-    voice, stop = Printer(as_json=True), Stop()
+    printer, stop = Printer(as_json=True), StopSignal()
     options = dict(setting.split("=", 1) for setting in settings)
     async with AsyncRendezvous(
-        endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=voice.notice, **options
+        endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=printer.notice, **options
     ) as rendezvous:
         while stop.signal is None:
             try:
-                world = await stop.unless(rendezvous.join())
+                world = await stop.run_until(rendezvous.join())
                 if world is not None:
-                    voice.world(world)
-                    change = await stop.unless(rendezvous.wait_changed())
+                    printer.world(world)
+                    change = await stop.run_until(rendezvous.wait_changed())
                     if change is not None:
-                        voice.changed(world.round, change)
+                        printer.changed(world.round, change)
             except Evicted as evicted:
-                voice.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
+                printer.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("rdzv.notices").disabled = True  # They are printed.
-    with sentences():
+    logging.getLogger("rdzv.notices").disabled = True  # This process prints them.
+    with exit_on_error():
         asyncio.run(main(*sys.argv[1:]))

@@ -1,6 +1,4 @@
-"""Servers and members as real processes: their lines with the time each came, signals by process id, and one judgement of
-every world that any of them printed.
-"""
+"""Servers and members as real processes: their output with timestamps, signals, and a check of every world they print."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ import rdzv
 AGENT = Path(__file__).with_name("member_process.py")
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(rdzv.__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
 LONG_S = 40.0
-"""No wait is longer: one that is has failed. Nothing here takes more than a few seconds on an idle machine."""
+"""The longest wait. Nothing here takes more than a few seconds on an idle machine."""
 QUICK = ("last_call=10", "settle=0.3", "grow_every=0", "lease=4")
 """Leases of seconds, not less: a loaded machine must not make a member look dead."""
 
@@ -29,12 +27,12 @@ Line = dict[str, Any]
 
 
 def is_world(size: int = 0, after: int = 0) -> Callable[[Line], bool]:
-    """Of that size (0: any) and of a later round than that."""
+    """Match a world of that size (0: any) and of a later round."""
     return lambda line: line["event"] == "world" and line["round"] > after and size in (0, line["size"])
 
 
 def is_notice(*kinds: str, after: int = -1) -> Callable[[Line], bool]:
-    """Of one of these kinds, of a later round than that."""
+    """Match a notice of one of these kinds and of a later round."""
     return lambda line: line["event"] == "notice" and line["kind"] in kinds and line["round"] > after
 
 
@@ -43,7 +41,7 @@ def is_change(*kinds: str) -> Callable[[Line], bool]:
 
 
 class Process:
-    """One of them; `lines` is what it has printed so far, each with `at`, the time at which it came."""
+    """One process. `lines` is its output so far; each line has `at`, the time at which it came."""
 
     def __init__(self, name: str, command: Sequence[str], *, as_json: bool = True) -> None:
         self.name = name
@@ -52,7 +50,7 @@ class Process:
         self._came = threading.Condition()
         self._ended = False
         self._read_to = 0
-        # A file, so that nobody is held up by what it has to say.
+        # A file, because a full pipe would block the process.
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=ENVIRON)
         self.pid = self._process.pid
@@ -70,10 +68,8 @@ class Process:
             self._ended = True
             self._came.notify_all()
 
-    # ---- what it says
-
     def until(self, holds: Callable[[Line], bool], what: str, limit_s: float = LONG_S) -> Line:
-        """The next line that fits, beginning after the one found last."""
+        """Wait for the next line that matches, after the one found last."""
         deadline = time.monotonic() + limit_s
         with self._came:
             while True:
@@ -84,34 +80,32 @@ class Process:
                         return line
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or self._ended:
-                    raise AssertionError(f"{self.name} did not say it: {what}\n{self.story()}")
+                    raise AssertionError(f"{self.name} did not print it: {what}\n{self.report()}")
                 self._came.wait(left_s)
 
     def world(self, size: int = 0, after: int = 0) -> Line:
         return self.until(is_world(size, after), f"a world of {size} after round {after}")
 
-    def all_read(self) -> None:
-        """What it has said so far is known; look at what comes from now on."""
+    def skip_lines(self) -> None:
+        """Skip the lines so far."""
         self._read_to = len(self.lines)
 
     def said(self, holds: Callable[[Line], bool], since: float = 0.0) -> list[Line]:
-        """All that fit, of those since then."""
+        """Return all lines that match, since that time."""
         return [line for line in list(self.lines) if line["at"] >= since and holds(line)]
 
-    def complaints(self) -> str:
-        """What it wrote to stderr."""
+    def errors(self) -> str:
+        """Return its stderr."""
         self._stderr.flush()
         self._stderr.seek(0)
         return self._stderr.read()
 
-    def story(self) -> str:
+    def report(self) -> str:
         lines = "\n".join(f"  {line['at']:.2f} {({k: v for k, v in line.items() if k != 'at'})}" for line in self.lines[-30:])
-        return f"{self.name} (pid {self.pid}):\n{lines}\n  stderr: {self.complaints()[-2000:]}"
-
-    # ---- what is done to it
+        return f"{self.name} (pid {self.pid}):\n{lines}\n  stderr: {self.errors()[-2000:]}"
 
     def send(self, number: signal.Signals) -> float:
-        """Signal it; when that was."""
+        """Send a signal and return the time."""
         at = time.monotonic()
         if self._process.poll() is None:
             os.kill(self.pid, number)
@@ -136,11 +130,10 @@ class Process:
         return self._process.poll() is None
 
     def wait(self, limit_s: float = LONG_S) -> int:
-        """Its exit code."""
         return self._process.wait(limit_s)
 
-    def put_away(self) -> None:
-        """Killed if need be, and all that it said is read."""
+    def close(self) -> None:
+        """Kill it if it still runs, and read the rest of its output."""
         self.send(signal.SIGKILL)
         self._process.wait()
         self._reader.join(LONG_S)
@@ -149,60 +142,54 @@ class Process:
         self._stderr.close()
 
 
-class Stage:
-    """All processes of a test. Its end kills what still runs and judges every world that was printed by anyone."""
+class ProcessSet:
+    """All processes of a test. Leaving the block kills them and checks every world that any of them printed."""
 
     def __init__(self) -> None:
         self.processes: list[Process] = []
         self.bounds: dict[str, tuple[int, int]] = {}
 
-    def __enter__(self) -> Stage:  # noqa: PYI034  Self came with 3.11.
+    def __enter__(self) -> ProcessSet:  # noqa: PYI034  Self came with 3.11.
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        wrong = None if kind is not None else [*self.judge()]
+        wrong = None if kind is not None else [*self.check()]
         for process in self.processes:
-            process.put_away()
+            process.close()
         assert not wrong, "\n".join(wrong)
 
     def start(self, name: str, *words: str, on: Sequence[str] = (), as_json: bool = True) -> Process:
-        """Any program of ours; `on` is what leads to its host."""
+        """Start a Python program; `on` is the command prefix that runs it on its host."""
         process = Process(name, [*on, sys.executable, *words], as_json=as_json)
         self.processes.append(process)
         return process
 
     def serve(self, bind: str = "127.0.0.1:0", on: Sequence[str] = ()) -> tuple[Process, str]:
-        """`rdzv serve`, and where it serves."""
+        """Start `rdzv serve`, and return it and its address."""
         server = self.start("server", "-m", "rdzv", "serve", "--bind", bind, on=on, as_json=False)
         line = server.until(lambda line: "serving at" in line["text"], "where it serves")
         return server, line["text"].split()[-1]
 
     def member(
-        self,
-        name: str,
-        endpoint: str,
-        nnodes: str,
-        *settings: str,
-        run_id: str = "job",
-        on: Sequence[str] = (),
+        self, name: str, endpoint: str, nnodes: str, *settings: str, run_id: str = "job", on: Sequence[str] = ()
     ) -> Process:
-        """One that does what an agent does."""
+        """Start a member (`member_process.py`)."""
         low, _, high = nnodes.partition(":")
         self.bounds[run_id] = int(low), int(high or low)
         words = [str(AGENT), endpoint, run_id, nnodes, *QUICK, f"slot={name}", *settings]
         return self.start(name, *words, on=on)
 
-    def judge(self) -> Iterable[str]:
-        """G1 to G3, as far as they can be seen from what was printed."""
+    def check(self) -> Iterable[str]:
+        """Check G1 to G3, as far as the output shows them."""
         worlds = [(process.name, line) for process in self.processes for line in process.said(is_world())]
-        return judge(worlds, self.bounds)
+        return wrong_worlds(worlds, self.bounds)
 
 
-def judge(worlds: Iterable[tuple[str, Line]], bounds: dict[str, tuple[int, int]]) -> Iterable[str]:
-    """What is wrong with these worlds, each with the process that printed it, in the order in which that one did.
+def wrong_worlds(worlds: Iterable[tuple[str, Line]], bounds: dict[str, tuple[int, int]]) -> Iterable[str]:
+    """Yield the problems of these worlds, each with the process that printed it, in the order of printing.
 
-    A round number is unique in a run, over all engines that ever kept it: whoever finds two worlds under one number has found
-    two groups that each take themselves for the run.
+    A round number is unique in a run, over all engines that ever kept it. Two worlds with one number are two groups that each
+    take themselves for the run.
     """
     rounds: dict[tuple[str, int], tuple[str, tuple[object, ...]]] = {}
     ranks: dict[tuple[str, int, int], str] = {}
@@ -221,3 +208,14 @@ def judge(worlds: Iterable[tuple[str, Line]], bounds: dict[str, tuple[int, int]]
         if now[0] < taken[0] or now[1] <= taken[1]:
             yield f"G3 order: {process} took round {now} of {run} after {taken}"
         last[run, process] = now
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process listens at a port, according to /proc."""
+    process, sockets = Path(f"/proc/{pid}"), set()
+    for table in ("tcp", "tcp6"):
+        for row in (process / "net" / table).read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{fields[9]}]")
+    return any(str(link.readlink()) in sockets for link in (process / "fd").iterdir())

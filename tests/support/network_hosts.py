@@ -4,8 +4,8 @@
         a, b = network.host("a"), network.host("b")
         a.run("python", ...)
 
-All of it is made with `ip netns`, for which one must be root. A host's link is cut at the switch, so that nothing on the host
-knows of it: no carrier is lost, packets just do not arrive.
+Everything is made with `ip netns`, which needs root. A link is cut at the switch, so that the host does not notice: the carrier
+stays up, but packets do not arrive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 PREFIX = "rdzv-test"
 ETC = Path("/etc/netns")
-"""What lies here under a namespace's name is what `ip netns exec` shows as /etc."""
+"""`ip netns exec` shows the folder with a namespace's name as /etc."""
 V4, V6 = "10.99.0", "fd99::"
 ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 CLONE_NEWNET = 0x40000000
@@ -40,7 +40,7 @@ def ip(*words: str) -> str:
 
 
 def why_not() -> str:
-    """Why no namespaces can be made here; empty: they can."""
+    """Return why no namespaces can be made here, or ""."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None or shutil.which("unshare") is None:
@@ -78,17 +78,17 @@ class Host:
 
     @property
     def on(self) -> tuple[str, ...]:
-        """What a command begins with to run here. It becomes that command, so its process id is the command's."""
+        """The prefix of a command that runs here. It becomes that command, so the process id is the command's."""
         return ("ip", "netns", "exec", self.space, "unshare", "--uts", "sh", "-c", ENTER, self.name)
 
     def hosts(self, names: dict[str, str]) -> None:
-        """What names mean on this host, from now on: address by name."""
+        """Replace the host's hosts file: address by name."""
         lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address} {name}" for name, address in names.items())]
-        # Written in place: the processes here see this very file.
+        # Written in place, because running processes see this very file.
         (ETC / self.space / "hosts").write_text("\n".join(lines) + "\n")
 
     def plug(self, device: str, port: str, *addresses: str, bridge: str = "br0") -> None:
-        """A cable from here to a bridge."""
+        """Connect this host to a bridge."""
         switch = self._network.switch
         ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", device, "netns", self.space)
         ip("-n", switch, "link", "set", port, "master", bridge, "up")
@@ -99,25 +99,25 @@ class Host:
         ip("-n", self.space, "link", "set", device, "up")
 
     def cut(self) -> None:
-        """Nothing leaves this host, and nothing arrives."""
+        """Drop all packets from and to this host."""
         ip("-n", self._network.switch, "link", "set", self._port, "nomaster")
 
     def heal(self) -> None:
         ip("-n", self._network.switch, "link", "set", self._port, "master", "br0")
 
     def do(self, work: Callable[[], T]) -> T:
-        """Do it here: in a thread of this process that lives on this host."""
+        """Call a function in a thread that runs in this host's namespace."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(lambda: (self._enter(), work())[1]).result()
 
     def _enter(self) -> None:
-        """Move this thread, and only it."""
+        """Move the current thread into the namespace."""
         with Path(f"/run/netns/{self.space}").open() as place:
             if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def reaches(self, address: str, timeout_s: float = 10.0) -> bool:
-        """Somebody accepts connections there (HOST:PORT), for who comes from here."""
+        """Whether this host can connect to HOST:PORT."""
         host, _, port = address.rpartition(":")
         program = f"import socket; socket.create_connection(({host.strip('[]')!r}, {port}), {timeout_s}).close()"
         command = [*self.on, "python3", "-c", program]
@@ -146,12 +146,12 @@ class Network:
         self.clear()
 
     def bridge(self, name: str) -> None:
-        """Another network."""
+        """Add another network."""
         ip("-n", self.switch, "link", "add", name, "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
         ip("-n", self.switch, "link", "set", name, "up")
 
     def host(self, name: str, *, ipv4: bool = True, ipv6: bool = False) -> Host:
-        """One more; all know each other by name."""
+        """Add a host. All hosts know each other by name."""
         host = self.all[name] = Host(self, name, len(self.all) + 1, ipv4=ipv4, ipv6=ipv6)
         names = {other.name: other.address for other in self.all.values()}
         for other in self.all.values():
@@ -170,7 +170,7 @@ def remove(space: str) -> None:
 
 
 def clear_leftovers() -> None:
-    """Of test processes that were killed before they could clear up."""
+    """Remove the namespaces of test processes that were killed."""
     for line in ip("netns", "list").splitlines():
         space = line.split()[0]
         if space.startswith(f"{PREFIX}-"):

@@ -1,4 +1,4 @@
-"""Registers in this process's memory, for tests: one that can do what it must, and one that can do all it may."""
+"""Registers in memory: one with the required methods, one with the optional ones too."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CellBackend:
 
 
 class AbleBackend(CellBackend):
-    """It waits, and has counters."""
+    """A backend that can wait and has counters."""
 
     def __init__(self):
         super().__init__()

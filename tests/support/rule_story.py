@@ -1,7 +1,7 @@
-"""A run on paper: the rules with nothing around them but a list of records and a clock that moves when told to.
+"""A run on paper: the rules, a list of records, and a clock that the test moves.
 
-There is no network, no lease and no race here; every read sees everything. What is left is what the rules themselves
-do, which is what transcripts show and what `test_rules_hold.py` searches for a story that ends badly.
+There is no network, no lease and no race; every read sees everything. Transcripts show what the rules alone do, and
+`test_rules_hold.py` searches for a story that ends badly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rdzv.core.view import LiveMember, View
 from support.views import member
 
 LOOKS_MAX = 20
-"""More acts than this without anything happening in between would be a leader that never comes to rest."""
+"""A leader that acts more often without an event in between never comes to rest."""
 
 
 @dataclass
@@ -40,17 +40,17 @@ class Person:
     name: str
     id: str
     holds: RoundReport | None = None
-    line: RankEntry | None = None
+    entry: RankEntry | None = None
     left: RoundId = NO_ROUND
     heard: Head | None = None
     heard_rank: int = -1
     examined: str = ""
     is_away: bool = False
-    """The engine came back empty, and it has not come back to it yet."""
+    """The engine came back empty, and the member has not come back to it yet."""
 
 
 class Story:
-    """One run. Verbs are what members, operators, time and the engine do; `look` is what the leader does."""
+    """One run. Methods are what members, operators, time and the engine do; `look` is what the leader does."""
 
     def __init__(self, settings: RunSettings, *, durable: bool = True) -> None:
         self.settings = settings
@@ -79,26 +79,26 @@ class Story:
         self._put(person, member(name, **record))
 
     def ready(self, name: str) -> None:
-        """T4: its workers have stopped."""
+        """T4: the member's workers have stopped."""
         person = self.people[name]
         if person.holds is not None:
             person.left = max(person.left, person.holds.round)
-            person.holds = person.line = None
+            person.holds = person.entry = None
         record = self.members[person.id].record
         heard = record.heard or record.holds
         self._put(person, msgspec.structs.replace(record, left=person.left, holds=None, heard=heard, done=False))
 
     def put(self, name: str, **record: Any) -> None:
-        """It says so in its record: drain, done."""
+        """Change the member's record: drain, done."""
         person = self.people[name]
         self._put(person, msgspec.structs.replace(self.members[person.id].record, **record))
 
     def die(self, name: str) -> None:
-        """Its lease ends. It knows nothing of that."""
+        """End the member's lease, without its knowledge."""
         self.members.pop(self.people[name].id, None)
 
     def go(self, name: str, **mark: Any) -> None:
-        """T11: it marks its line, if it holds a round, and deletes its key."""
+        """T11: the member marks its entry, if it holds a round, and deletes its key."""
         person = self.people.pop(name)
         table = self.tables.get(person.holds.table, {}) if person.holds is not None else {}
         if person.id in table:
@@ -106,7 +106,7 @@ class Story:
         self.members.pop(person.id, None)
 
     def notice(self, name: str) -> str:
-        """What a member does about the head there is: T3, T4, T10, T15."""
+        """T3, T4, T10, T15: the member looks at the head. Return what it does."""
         person, head = self.people[name], self.head
         live = self.members.get(person.id)
         if person.is_away:
@@ -123,12 +123,12 @@ class Story:
         if waiting_step(head, person.left, person.examined) is WaitingStep.WAIT:
             return "waits"
         assert head is not None
-        line = self.tables.get(head.table, {}).get(person.id)
-        result = take_result(head, head.table, line, live.created)
+        entry = self.tables.get(head.table, {}).get(person.id)
+        result = take_result(head, head.table, entry, live.created)
         person.examined = head.table
-        if result is TakeResult.GIVEN and line is not None:
-            person.holds, person.line, person.heard_rank = report(head, line.rank), line, line.rank
-            return f"given rank {line.rank} of {head.size} in round {head.number}"
+        if result is TakeResult.GIVEN and entry is not None:
+            person.holds, person.entry, person.heard_rank = report(head, entry.rank), entry, entry.rank
+            return f"given rank {entry.rank} of {head.size} in round {head.number}"
         if result is TakeResult.GIVE_UP:
             person.left = head.round
             self.ready(name)
@@ -157,7 +157,7 @@ class Story:
             person.is_away = True
 
     def back(self, name: str) -> str:
-        """T13: a member comes to another engine instance and tells what it knows."""
+        """T13: a member comes to another engine instance and reports what it knows."""
         person = self.people[name]
         person.id, person.examined, person.is_away = self._new_id(name), "", False
         heard = None if person.heard is None else report(person.heard, person.heard_rank)
@@ -165,9 +165,9 @@ class Story:
             del self.people[name]
             return "evicted"
         self._put(person, member(name, holds=person.holds, heard=heard))
-        if person.holds is not None and person.line is not None:
-            person.line = msgspec.structs.replace(person.line, created=self.members[person.id].created)
-            self.tables.setdefault(person.holds.table, {})[person.id] = person.line
+        if person.holds is not None and person.entry is not None:
+            person.entry = msgspec.structs.replace(person.entry, created=self.members[person.id].created)
+            self.tables.setdefault(person.holds.table, {})[person.id] = person.entry
         return "back"
 
     def wait(self, seconds: float) -> None:
@@ -177,7 +177,7 @@ class Story:
     # ---- what the leader does
 
     def view(self) -> View:
-        """What the leader sees, as `Mirror` and `Sight` would show it."""
+        """The leader's view, with ages as a real leader measures them."""
         table = self.head.table if self.head is not None else ""
         leader = min(self.members.values(), key=lambda live: live.created, default=None)
         view = View(
@@ -212,7 +212,7 @@ class Story:
         if isinstance(act, WriteHead):
             self._set_head(act.head)
         elif isinstance(act, Seal):
-            self.tables[act.head.table] = dict(act.lines)
+            self.tables[act.head.table] = dict(act.entries)
             self.tables.pop(act.former_table, None)
             self._set_head(act.head)
         elif isinstance(act, Evict):
@@ -248,7 +248,7 @@ class Story:
         self.members[person.id] = LiveMember(person.id, record, created, self.revision)
 
     def _set_head(self, head: Head) -> None:
-        """As `Sight` measures ages."""
+        """Replace the head, and start the ages that a real member would."""
         old, self.head = self.head, head
         self._made += f"x{self._made + 1}" in (head.run, head.table)
         if old is None or old.run != head.run or old.call_seq != head.call_seq:

@@ -1,4 +1,4 @@
-"""A backend as somebody outside would write it for torch, who has never heard of rdzv: one row of an SQLite table."""
+"""A backend for torch that knows nothing of rdzv: one row of an SQLite table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Real torchrun agents and their workers on this machine, and what a test needs to know of them.
+"""Real torchrun agents and workers on this machine.
 
-Agents and workers write what they see, as lines of JSON with the machine's monotonic time, and a test waits for rows.
+Agents and workers write events as lines of JSON with the machine's monotonic time. A test waits for such rows.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.member_processes import listens
+
 PROGRAMS = Path(__file__).parent / "torchrun_programs"
 AGENT, WORKER = PROGRAMS / "agent.py", PROGRAMS / "worker.py"
 LONG_S = 60.0
-"""No wait of a test is longer unless it says so: one that is has failed."""
+"""The longest wait of a test, unless it names another."""
 
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T | None], what: str, timeout_s: float = LONG_S, tell: Callable[[], str] = str) -> T:
-    """The first result that is something; if none comes, `tell` says what there was instead."""
+def wait_for(look: Callable[[], T | None], what: str = "it", timeout_s: float = LONG_S, report: Callable[[], str] = str) -> T:
+    """Poll for the first true result. If none comes, fail with the text that `report` returns."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = look()
         if result:
             return result
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{tell()}"
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{report()}"
         time.sleep(0.02)
 
 
@@ -46,7 +48,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """Something that an agent or a worker wrote down."""
+    """One event of an agent or a worker."""
 
     at: float
     node: str
@@ -61,7 +63,7 @@ class Row:
             raise AttributeError(name) from None
 
 
-class Nursery:
+class AgentForker:
     """A process that has imported torch, and forks agents."""
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class Nursery:
             [sys.executable, str(AGENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self._lock = threading.Condition()
-        self._born: list[int] = []
+        self._forked: list[int] = []
         self.codes: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -82,7 +84,7 @@ class Nursery:
                 if "code" in said:
                     self.codes[said["pid"]] = said["code"]
                 else:
-                    self._born.append(said["pid"])
+                    self._forked.append(said["pid"])
                 self._lock.notify_all()
 
     def fork(self, **request: object) -> int:
@@ -90,8 +92,8 @@ class Nursery:
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            assert self._lock.wait_for(lambda: self._born, LONG_S), "torch could not be imported"
-            return self._born.pop()
+            assert self._lock.wait_for(lambda: self._forked, LONG_S), "torch could not be imported"
+            return self._forked.pop()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -102,14 +104,14 @@ class Nursery:
         self._process.stdout.close()
 
 
-class Serve:
-    """`rdzv serve`: the engine in a process of its own, which can be stopped, killed and started again."""
+class ServeProcess:
+    """`rdzv serve` as a process that can be stopped, killed and started again."""
 
     def __init__(self) -> None:
         self.endpoint = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Serve:  # noqa: PYI034  Self came with 3.11.
+    def __enter__(self) -> ServeProcess:  # noqa: PYI034  Self came with 3.11.
         self.start()
         return self
 
@@ -135,7 +137,7 @@ class Serve:
 
 
 class Agent:
-    """One torchrun, leader of its own process group; its workers have theirs."""
+    """One torchrun, leader of its own process group. Its workers have their own groups."""
 
     def __init__(self, job: Job, node: str, pid: int, code: Callable[[], int | None]) -> None:
         self._job = job
@@ -146,7 +148,7 @@ class Agent:
 
     @property
     def code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code; None while it runs."""
         return self._code()
 
     @property
@@ -154,42 +156,38 @@ class Agent:
         return (self._job.folder / f"{self.node}.out").read_text()
 
     def ends(self, timeout_s: float = LONG_S) -> int:
-        """Wait for its exit code."""
-        wait_for(lambda: self.code is not None, f"{self.node} ends", timeout_s, self._job.tell)
+        """Wait for the exit code."""
+        wait_for(lambda: self.code is not None, f"{self.node} ends", timeout_s, self._job.report)
         code = self.code
         assert code is not None
         return code
 
     def signal(self, number: signal.Signals) -> float:
-        """To the agent alone; when that was."""
+        """Send a signal to the agent alone, and return the time."""
         at = time.monotonic()
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
         return at
 
     def kill(self) -> float:
-        """SIGKILL to the agent and its workers, as if the node had lost its power; when that was."""
-        workers = self.workers()
+        """Kill the agent and its workers, as if the node had lost power, and return the time."""
+        workers = children_of(self.pid)
         at = self.signal(signal.SIGKILL)
         for pid in workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return at
 
-    def workers(self) -> list[int]:
-        """Its children that are still there."""
-        return children_of(self.pid)
-
 
 class Job:
-    """An elastic job: a folder for what is written down, an endpoint, and its agents."""
+    """An elastic job: a folder for the events, an endpoint, and its agents."""
 
     def __init__(
         self,
         folder: Path,
         nnodes: str = "1:4",
         *,
-        nursery: Nursery | None = None,
+        forker: AgentForker | None = None,
         backend: str = "rdzv",
         endpoint: str = "",
         run_id: str = "job",
@@ -208,7 +206,7 @@ class Job:
         self.mode = mode
         self.conf = conf
         self.agents: dict[str, Agent] = {}
-        self._nursery = nursery
+        self._forker = forker
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Job:  # noqa: PYI034  Self came with 3.11.
@@ -218,15 +216,13 @@ class Job:
         for agent in self.agents.values():
             if agent.code is None:
                 agent.kill()
-        for pid in {row.pid for row in self.rows("start")}:  # Those whose agent was killed before them.
+        for pid in {row.pid for row in self.rows("start")}:  # Workers whose agent was killed before them.
             if str(self.folder) in environ_of(pid):
                 os.kill(pid, signal.SIGKILL)
         for process in self._processes:
             process.wait(LONG_S)
         for agent in self.agents.values():
             agent.ends()
-
-    # ---- starting
 
     def agent(
         self,
@@ -243,9 +239,9 @@ class Job:
         env: dict[str, str] | None = None,
         **conf: object,
     ) -> Agent:
-        """Start one. `wrap` is a command to run it under, which costs an import of torch.
+        """Start an agent. `wrap` is a command to run it under, which costs an import of torch.
 
-        In a `container` it is process 1 on a host of that name; its `pid` is then that of the process outside.
+        In a `container` it is process 1 on a host of that name, and its `pid` is that of the process outside.
         """
         restarts = self.max_restarts if max_restarts is None else max_restarts
         argv = [
@@ -261,9 +257,9 @@ class Job:
             "JOB_MODE": mode or self.mode, "JOB_ARGV": json.dumps(argv), **(env or {}),
         }  # fmt: skip
         out = self.folder / f"{node}.out"
-        if self._nursery is not None and not wrap:
-            pid = self._nursery.fork(argv=argv, env=environ, out=str(out), function=function, container=container, netns=netns)
-            codes = self._nursery.codes
+        if self._forker is not None and not wrap:
+            pid = self._forker.fork(argv=argv, env=environ, out=str(out), function=function, container=container, netns=netns)
+            codes = self._forker.codes
             agent = Agent(self, node, pid, lambda: codes.get(pid))
         else:
             with out.open("ab") as file:
@@ -279,29 +275,35 @@ class Job:
     def start(self, *nodes: str, **options: Any) -> list[Agent]:
         return [self.agent(node, **options) for node in nodes]
 
-    # ---- telling the workers and agents
-
     def hold(self, node: str) -> None:
-        """Let the agent stand still, once, between getting a world and giving out the ranks in it."""
+        """Stop the agent, once, between getting a world and assigning the ranks in it."""
         (self.folder / f"{node}.hold").touch()
 
     def order(self, node: str, code: int = 0) -> None:
-        """Let the node's worker end with that code, once."""
+        """Tell the node's worker to end with that code, once."""
         self._write(f"{node}.order", code)
 
     def finish(self) -> None:
-        """Let all workers, also those to come, end with success."""
+        """Tell all workers, also later ones, to end with success."""
         self._write("all.order", 0)
+
+    def check_success(self, nodes: Iterable[str]) -> None:
+        """Wait until the agents of these nodes have ended with code 0."""
+        codes = {node: self.agents[node].ends() for node in nodes}
+        assert set(codes.values()) == {0}, f"{codes}\n{self.report()}"
+
+    def finish_all(self, nodes: Iterable[str]) -> None:
+        """Tell all workers to end, and wait until these nodes have ended with code 0."""
+        self.finish()
+        self.check_success(nodes)
 
     def _write(self, name: str, code: int) -> None:
         part = self.folder / f"{name}.part"
         part.write_text(str(code))
         part.rename(self.folder / name)
 
-    # ---- what happened
-
     def rows(self, *events: str, node: str = "", after: float = 0.0) -> list[Row]:
-        """In the order of time."""
+        """Return the events, in the order of time."""
         found = []
         for path in self.folder.glob(f"{node or '*'}.jsonl"):
             for line in path.read_text().splitlines():
@@ -312,7 +314,7 @@ class Job:
         return sorted(found, key=lambda row: row.at)
 
     def world(self, nodes: Iterable[str], size: int, *, after: float = 0.0, timeout_s: float = LONG_S) -> dict[str, Row]:
-        """Wait until the newest worker of each of the nodes is in one and the same world of that size."""
+        """Wait until the newest worker of each of these nodes is in the same world of that size."""
         names = set(nodes)
 
         def look() -> dict[str, Row] | None:
@@ -320,14 +322,14 @@ class Job:
             same = {(row.size, row.round, row.master) for row in newest.values()}
             return newest if set(newest) == names and len(same) == 1 and same.pop()[0] == size else None
 
-        found = wait_for(look, f"{sorted(names)} in a world of {size}", timeout_s, self.tell)
+        found = wait_for(look, f"{sorted(names)} in a world of {size}", timeout_s, self.report)
         ranks = sorted(row.rank for row in found.values())
         assert len(set(ranks)) == len(names), ranks
         assert ranks[-1] < size
         return found
 
     def world_of(self, size: int, *, after: float = 0.0) -> dict[str, Row]:
-        """Wait until that many workers are in one and the same world, whoever they are."""
+        """Wait until that many workers, of any nodes, are in the same world."""
 
         def look() -> dict[str, Row] | None:
             newest = {row.node: row for row in self.rows("start", after=after)}
@@ -335,27 +337,30 @@ class Job:
             found = {node: row for node, row in newest.items() if row.round == last and row.size == size}
             return found if len(found) == size else None
 
-        return wait_for(look, f"a world of {size}", tell=self.tell)
+        return wait_for(look, f"a world of {size}", report=self.report)
 
     def server(self) -> str:
-        """The node whose agent listens at the endpoint."""
-        port = f":{int(self.endpoint.rpartition(':')[2]):04X}"
+        """Return the node whose agent listens at the endpoint."""
+        port = int(self.endpoint.rpartition(":")[2])
         for node, agent in self.agents.items():
             with suppress(OSError):
-                mine = Path(f"/proc/{agent.pid}")
-                lines = [line.split() for name in ("tcp", "tcp6") for line in (mine / "net" / name).read_text().splitlines()]
-                sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
-                if any(str(descriptor.readlink()) in sockets for descriptor in (mine / "fd").iterdir()):
+                if listens(agent.pid, port):
                     return node
         return ""
 
+    def other_than_server(self, nodes: Iterable[str] = "ab") -> tuple[str, str]:
+        """Return the first node that does not serve, and the one that does."""
+        server = self.server()
+        first, *_ = (node for node in nodes if node != server)
+        return first, server
+
     def row(self, event: str, node: str, *, after: float = 0.0, timeout_s: float = LONG_S) -> Row:
-        """Wait for the first of them."""
-        found = wait_for(lambda: self.rows(event, node=node, after=after), f"{node} {event}", timeout_s, self.tell)
+        """Wait for the first such event."""
+        found = wait_for(lambda: self.rows(event, node=node, after=after), f"{node} {event}", timeout_s, self.report)
         return found[0]
 
-    def tell(self) -> str:
-        """All that is known, for whoever reads why a test failed."""
+    def report(self) -> str:
+        """Return all events and output, for the message of a failed test."""
         rows = [f"{row.at:.3f} {row.node} {row.pid} {row.event} {row.fields}" for row in self.rows()]
         outs = [f"---- {path.name}\n{path.read_text()[-6000:]}" for path in sorted(self.folder.glob("*.out"))]
         return "\n".join([*rows, *outs])
@@ -369,7 +374,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def environ_of(pid: int) -> str:
-    """Its environment, to be sure that a number is still the process it was."""
+    """Return the environment of a process, to be sure that the pid was not reused."""
     try:
         return Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
-"""Views in few words, so that a test shows what matters for its rule and nothing else.
+"""Views of a run in few words, so that a test shows only what matters for its rule.
 
-A run is written as one text, one word per member in the order in which they came: `"a b c:ready d:lost e:new"`. A word
+A run is written as one text, one word per member in the order in which they came: `"a b c:ready d:lost e:new"`. A name
 alone is a member of the head's table that runs its workers or, where there is no table, one that waits to be in the
 first. What may stand behind the colon is in `STATES`. The member called a has the id A and the host node-a, so that a
 rule that mixes these up is found out. Those in the table have the ranks 0, 1, 2 ... in the order in which they are
@@ -25,7 +25,7 @@ ROUND = RoundId(ERA, NUMBER)
 FIRST_CREATED = 11
 REVISION = 900
 
-# What a member's record says beyond its name, and what its line in the table says: None where it has no key or no line.
+# Fields of a member's record and of its rank entry; None where it has no key or no entry.
 _RUNS: dict[str, Any] = {}
 STATES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
     "in": (_RUNS, {}),
@@ -38,7 +38,7 @@ STATES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
     "gone": (None, {"done": True}),
     "new": (_RUNS, None),
     "new_drains": ({"drain": "SIGTERM"}, None),
-    # Its line is that of a former life of its key.
+    # The entry is that of a former life of the member's key.
     "again": (_RUNS, {"created": 5}),
 }
 
@@ -54,14 +54,14 @@ def live(called: str, created: int = FIRST_CREATED, **record: Any) -> LiveMember
     return LiveMember(called.upper(), member(called, **record), created, created + 100)
 
 
-def entry(name: str, rank: int, created: int = 0, **line: Any) -> RankEntry:
-    """A line of a rank table."""
-    values = {"host": f"node-{name}", "sealed_as": name.upper(), "since": 1, **line}
+def entry(name: str, rank: int, created: int = 0, **fields: Any) -> RankEntry:
+    """An entry of a rank table."""
+    values = {"host": f"node-{name}", "sealed_as": name.upper(), "since": 1, **fields}
     return RankEntry(rank=rank, name=name, created=created, **values)
 
 
 def settings(min: int = 2, max: int = 4, **others: Any) -> RunSettings:
-    """What the run agreed on."""
+    """The settings of a run."""
     return RunSettings(min_nodes=min, max_nodes=max, **others)
 
 
@@ -71,13 +71,13 @@ _AGES = {"age": "call_age_s", "sealed_age": "sealed_age_s", "grown_age": "grown_
 
 
 def view(phase: Phase | None, people: str = "", **given: Any) -> View:
-    """The run as its leader sees it. What is given goes where its name belongs: settings, head, or view itself.
+    """The run as its leader sees it. Each argument goes where its name belongs: settings, head or view.
 
-    `records` and `lines` hold further fields by name, as in `records={"a": {"order": "7"}}`.
+    `records` and `entries` hold further fields by name, as in `records={"a": {"order": "7"}}`.
     """
     records: Mapping[str, Any] = given.pop("records", {})
-    lines: Mapping[str, Any] = given.pop("lines", {})
-    members, entries = _people(phase, people, records, lines)
+    fields: Mapping[str, Any] = given.pop("entries", {})
+    members, entries = _people(phase, people, records, fields)
     agreed = settings(**{name: given.pop(name) for name in _SETTINGS & set(given)})
     in_head = {} if phase is None else {name: given.pop(name) for name in _HEAD & set(given)}
     given = {_AGES.get(name, name): value for name, value in given.items()}
@@ -96,44 +96,44 @@ def view(phase: Phase | None, people: str = "", **given: Any) -> View:
 
 
 def no_head(people: str = "", **given: Any) -> View:
-    """Nothing is agreed on yet, or it was forgotten."""
+    """A view without a head: the run is new, or the engine forgot it."""
     return view(None, people, **given)
 
 
 def opened(people: str = "", **given: Any) -> View:
-    """Before the first round."""
+    """A view before the first round."""
     return view(Phase.OPEN, people, **given)
 
 
 def sealed(people: str = "", **given: Any) -> View:
-    """Round 3 runs."""
+    """A view in which round 3 runs."""
     return view(Phase.SEALED, people, **given)
 
 
 def broken(people: str = "", **given: Any) -> View:
-    """Round 3 is over, the next is being formed."""
+    """A view in which round 3 is over and the next is being formed."""
     return view(Phase.BROKEN, people, **given)
 
 
 def closed(people: str = "", **given: Any) -> View:
-    """The run is over."""
+    """A view of a closed run."""
     return view(Phase.CLOSED, people, **given)
 
 
 def _people(
-    phase: Phase | None, people: str, records: Mapping[str, Any], lines: Mapping[str, Any]
+    phase: Phase | None, people: str, records: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> tuple[dict[str, LiveMember], dict[str, RankEntry]]:
     members: dict[str, LiveMember] = {}
     entries: dict[str, RankEntry] = {}
     usual = "new" if phase in (None, Phase.OPEN) else "in"
     for index, word in enumerate(people.split()):
         name, _, state = word.partition(":")
-        record, line = STATES[state or usual]
+        record, entry_fields = STATES[state or usual]
         created = FIRST_CREATED + index
         if record is not None:
             members[name.upper()] = live(name, created, **{**record, **records.get(name, {})})
-        if line is not None:
-            values = {"rank": len(entries), "created": created, **line, **lines.get(name, {})}
+        if entry_fields is not None:
+            values = {"rank": len(entries), "created": created, **entry_fields, **fields.get(name, {})}
             entries[name.upper()] = entry(name, **values)
     return members, entries
 
@@ -167,12 +167,15 @@ def seal_of(verdict: Verdict) -> Seal:
 
 
 def ranks_of(verdict: Verdict) -> dict[str, int]:
-    """Name and rank of those whom a verdict seals in, by rank."""
-    lines = seal_of(verdict).lines.values()
-    return {line.name: line.rank for line in sorted(lines, key=lambda line: line.rank)}
+    """Name and rank of the members that a verdict seals in, by rank."""
+    entries = sorted(seal_of(verdict).entries.values(), key=lambda entry: entry.rank)
+    return {entry.name: entry.rank for entry in entries}
 
 
-def told(number: int = NUMBER, era: Era = ERA, **fields: Any) -> RoundReport:
-    """What a member tells an emptied engine of a round of two."""
+def report(number: int = NUMBER, era: Era = ERA, **fields: Any) -> RoundReport:
+    """A member's report to an emptied engine of a round of two."""
     base: dict[str, Any] = {"run": "r1", "table": f"t{number}", "size": 2, "digest": "d", "next_era": era}
     return RoundReport(era=era, number=number, **{**base, **fields})
+
+
+told = report

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 from rdzv.testing.history import Changed, Fault, Given, History
 from support.small_simulation import Small, hold
@@ -44,15 +40,6 @@ def test_the_same_seed_makes_the_same_history():
     assert digests[0] == digests[1] != digests[2]
     assert len(histories[0]) > 20
     assert str(histories[0]) == str(histories[1])
-
-
-def test_the_same_seed_makes_the_same_history_in_another_process():
-    code = "import sys; sys.path[:0] = sys.argv[1:3]; import test_history; print(test_history.busy(7).digest())"
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-c", code, str(Path(__file__).parent), str(Path(__file__).parents[1])]
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert said.strip() == busy(7).digest()
 
 
 def test_a_history_is_readable():

@@ -1,4 +1,4 @@
-"""What the tests with torch have in common."""
+"""Fixtures of the tests with torch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,43 @@ from support import torchrun_jobs
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens at now. Whoever takes it in between fails the test with 'address in use'."""
+    """A port that is free now. A program that takes it meanwhile fails the test with 'address in use'."""
     return torchrun_jobs.free_port()
 
 
+@pytest.fixture(scope="module")
+def etcd_server() -> Iterator[Any]:
+    from rdzv.torchrun.rendezvous import EtcdServer
+
+    server = EtcdServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def etcd_client(etcd_server: Any) -> Iterator[Any]:
+    client = etcd_server.get_client()
+    yield client
+    client.close()
+
+
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[torchrun_jobs.Nursery]:
+def forker() -> Iterator[torchrun_jobs.AgentForker]:
     """One import of torch for all agents of the session."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed: the extra `torch` brings it")
-    made = torchrun_jobs.Nursery()
+    made = torchrun_jobs.AgentForker()
     yield made
     made.close()
 
 
 @pytest.fixture
-def job(nursery: torchrun_jobs.Nursery, tmp_path: Path) -> Iterator[Callable[..., torchrun_jobs.Job]]:
-    """Makes jobs, and ends whatever of them is still there."""
+def job(forker: torchrun_jobs.AgentForker, tmp_path: Path) -> Iterator[Callable[..., torchrun_jobs.Job]]:
+    """Makes jobs, and ends their processes."""
     with ExitStack() as stack:
 
         def make(nnodes: str = "1:4", folder: str = "job", **options: Any) -> torchrun_jobs.Job:
-            return stack.enter_context(torchrun_jobs.Job(tmp_path / folder, nnodes, nursery=nursery, **options))
+            return stack.enter_context(torchrun_jobs.Job(tmp_path / folder, nnodes, forker=forker, **options))
 
         yield make

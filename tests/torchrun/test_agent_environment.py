@@ -1,4 +1,4 @@
-"""What surrounds an agent: its clock, its name, its engine, its run id, and the program that it is part of."""
+"""The environment of an agent: its clock, its name, its engine, its run id, and the program that it is part of."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from support.torchrun_jobs import Job, Serve
+from support.torchrun_jobs import Job, ServeProcess
 
 TOGETHER = {"last_call": 10}
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    with Serve() as serving:
+def serve() -> Iterator[ServeProcess]:
+    with ServeProcess() as serving:
         yield serving
-
-
-def finish(training: Job, nodes) -> None:
-    training.finish()
-    assert {node: training.agents[node].ends() for node in nodes} == dict.fromkeys(nodes, 0), training.tell()
 
 
 # ---- clocks and names
@@ -39,7 +34,7 @@ def faketime() -> str:
 
 
 def test_clocks_twenty_seconds_apart_change_nothing(job):
-    """Neither who is in, nor who is lost: longer than a lease after the round, everybody is still there."""
+    """Longer than a lease after the seal, no member is lost."""
     library = faketime()
     training = job("2:2", lease=2)
     training.agent("a")
@@ -50,7 +45,7 @@ def test_clocks_twenty_seconds_apart_change_nothing(job):
     assert 19 < apart_s < 21, "the library works"
     time.sleep(5)
     assert training.rows("told") == []
-    finish(training, "ab")
+    training.finish_all("ab")
 
 
 def test_two_agents_with_one_host_name_and_one_process_number_are_two_members(job):
@@ -60,14 +55,16 @@ def test_two_agents_with_one_host_name_and_one_process_number_are_two_members(jo
     assert {row.host for row in training.rows("contained")} <= {"same"}
     training.world("ab", 2)
     assert {row.pid for row in training.rows("joined")} == {1}
-    finish(training, "ab")
+    training.finish_all("ab")
 
 
 # ---- the engine
 
 
-def outage(training: Job, serve: Serve, lasts_s: float, *, restarted: bool) -> None:
-    """Nobody is told, nobody is restarted; and afterwards a loss is noticed as ever."""
+@pytest.mark.parametrize("restarted", [False, True], ids=["stopped", "restarted"])
+@pytest.mark.parametrize(("lasts_s", "conf"), [(3, {"lease": 2}), pytest.param(20, {}, marks=pytest.mark.soak)])
+def test_an_outage_of_the_engine_restarts_nobody_and_a_later_loss_is_noticed(job, serve, restarted, lasts_s, conf):
+    training = job("2:3", endpoint=serve.endpoint, **conf, **TOGETHER)
     training.start("a", "b", "c")
     rows = training.world("abc", 3)
     if restarted:
@@ -79,30 +76,19 @@ def outage(training: Job, serve: Serve, lasts_s: float, *, restarted: bool) -> N
         time.sleep(lasts_s)
         serve.signal(signal.SIGCONT)
     time.sleep(2)  # Back at the engine, members would hear by now what they must not.
-    assert training.rows("told") == [], training.tell()
+    assert training.rows("told") == [], training.report()
     assert training.rows("start") == sorted(rows.values(), key=lambda row: row.at)
     killed_at = training.agents["c"].kill()
     after = training.world("ab", 2, after=killed_at)
     assert {row.round for row in after.values()} == {2}
-    finish(training, "ab")
-
-
-@pytest.mark.parametrize("restarted", [False, True], ids=["stopped", "restarted"])
-def test_an_outage_of_the_engine_longer_than_a_lease_restarts_nobody(job, serve, restarted):
-    outage(job("2:3", endpoint=serve.endpoint, lease=2, **TOGETHER), serve, 3, restarted=restarted)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("restarted", [False, True], ids=["stopped", "restarted"])
-def test_an_outage_of_twenty_seconds_restarts_nobody(job, serve, restarted):
-    outage(job("2:3", endpoint=serve.endpoint, **TOGETHER), serve, 20, restarted=restarted)
+    training.finish_all("ab")
 
 
 # ---- run ids
 
 
 def close_by_failure(training: Job) -> str:
-    """Two nodes, one of which gives up; how its failure is told."""
+    """Start two nodes, let one fail for good, and return the reason that the other is told."""
     training.start("a", "b", max_restarts=0)
     rows = training.world("ab", 2)
     training.order("a", 17)
@@ -124,7 +110,7 @@ def test_a_closed_run_id_says_who_closed_it_and_serves_a_later_incarnation_at_on
     requeued.start("a", "b", env={"SLURM_RESTART_COUNT": "1"})
     again = requeued.world("ab", 2)
     assert {row.restarts for row in again.values()} == {0}
-    finish(requeued, "ab")
+    requeued.finish_all("ab")
 
 
 @pytest.mark.soak
@@ -134,7 +120,7 @@ def test_a_closed_run_id_can_be_used_again_when_its_time_is_over(job, serve):
     later = job("2:2", "later", endpoint=serve.endpoint, closed_for=5)
     later.start("a", "b")
     later.world("ab", 2)
-    finish(later, "ab")
+    later.finish_all("ab")
 
 
 # ---- the program around it
@@ -142,10 +128,10 @@ def test_a_closed_run_id_can_be_used_again_when_its_time_is_over(job, serve):
 
 @pytest.mark.parametrize("function", ["launch_forked", "launch_spawned", "launch_after_a_failure"])
 def test_the_launcher_as_a_library_returns_what_the_functions_returned(job, function):
-    """In an `except` block too, where every look at the present exception shows that of somebody else."""
+    """One launches in an `except` block, where `sys.exc_info` shows the exception of the caller."""
     training = job("2:2")
     training.start("a", "b", function=f"functions:{function}", env={"PYTHONPATH": str(training.jobs)})
-    assert {agent.ends() for agent in training.agents.values()} == {0}, training.tell()
+    assert {agent.ends() for agent in training.agents.values()} == {0}, training.report()
     results = {row.node: row.ranks for row in training.rows("result")}
     ranks = {rank for node in results for rank in results[node].values()}
     assert (set(results), ranks) == ({"a", "b"}, {0, 1})
@@ -157,4 +143,4 @@ def test_one_node_needs_no_endpoint(job):
     training.start("a")
     row = training.world("a", 1)["a"]
     assert (row.rank, row.round) == (0, 1)
-    finish(training, "a")
+    training.finish_all("a")

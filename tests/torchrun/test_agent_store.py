@@ -1,4 +1,4 @@
-"""The store that torch's agent gets, with torch's own code for ranks and the barrier on top."""
+"""The store that torch's agent gets, called by torch's own code for ranks and the barrier."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ QUICK = {"last_call": 0.2, "settle": 0.1, "drain_settle": 0.1, "grow_every": 0, 
 _engines = itertools.count()
 
 
-class Owner:
-    """Stands where the handler does."""
+class FakeHandler:
+    """A fake of the handler."""
 
     def __init__(self, rendezvous):
         self.rendezvous = rendezvous
-        self.given_up = ""
+        self.restart_reason = ""
         self.finished = threading.Event()
         self.closed = threading.Event()
 
     def is_over(self):
-        return bool(self.given_up) or self.rendezvous.changed is not None
+        return bool(self.restart_reason) or self.rendezvous.changed is not None
 
-    def give_up(self, reason):
-        self.given_up = reason
+    def restart(self, reason):
+        self.restart_reason = reason
 
     def finish(self, timeout_s):
         self.finished.set()
@@ -66,17 +66,17 @@ class Agents:
             for slot in range(self.size)
         ]
         worlds = list(self.pool.map(lambda member: member.join(LONG_S), self.members))
-        self.owners = [Owner(member) for member in self.members]
-        pairs = sorted(zip(worlds, self.owners, strict=True), key=lambda pair: pair[0].rank)
-        self.worlds, self.owners = zip(*pairs, strict=True)
-        self.stores = [AgentStore(world, owner) for world, owner in pairs]
+        self.handlers = [FakeHandler(member) for member in self.members]
+        pairs = sorted(zip(worlds, self.handlers, strict=True), key=lambda pair: pair[0].rank)
+        self.worlds, self.handlers = zip(*pairs, strict=True)
+        self.stores = [AgentStore(world, handler) for world, handler in pairs]
         return self
 
     def __exit__(self, *error):
         self.stack.close()
 
     def assign(self, rank, workers=2, role="trainer"):
-        """What torch's agent does with the store after each rendezvous."""
+        """Assign ranks, as torch's agent does after each rendezvous."""
         spec = SimpleNamespace(role=role, local_world_size=workers)
         found = SimpleElasticAgent._assign_worker_ranks(None, self.stores[rank], rank, self.size, spec)
         return [(worker.global_rank, worker.world_size, worker.role_rank, worker.role_world_size) for worker in found]
@@ -89,11 +89,7 @@ def barrier(store, size, timeout_s=LONG_S):
 def test_all_agents_give_their_workers_ranks_of_one_world():
     with Agents(3) as agents:
         found = list(agents.pool.map(agents.assign, range(3), [2, 1, 3]))
-    assert found == [
-        [(0, 6, 0, 6), (1, 6, 1, 6)],
-        [(2, 6, 2, 6)],
-        [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)],
-    ]
+    assert found == [[(0, 6, 0, 6), (1, 6, 1, 6)], [(2, 6, 2, 6)], [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)]]
 
 
 def test_an_agent_that_is_alone_asks_nobody():
@@ -118,10 +114,10 @@ def test_many_keys_go_in_batches_that_every_engine_takes():
 def test_when_a_member_is_lost_before_the_ranks_are_known_the_agent_gets_a_stand_in_and_no_exception(rank):
     with Agents(2) as agents:
         waiting = agents.pool.submit(agents.assign, rank)
-        agents.owners[1 - rank].rendezvous.leave(reason="gone")
+        agents.handlers[1 - rank].rendezvous.leave(reason="gone")
         assert waiting.result(LONG_S) in ([(0, 2, 0, 2), (1, 2, 1, 2)], [(0, 4, 0, 4), (1, 4, 1, 4)])
-        assert agents.owners[rank].is_over()
-        assert agents.owners[rank].given_up.startswith("the ranks of round 1 could not be given out: round 1 is over: ")
+        assert agents.handlers[rank].is_over()
+        assert agents.handlers[rank].restart_reason.startswith("the ranks of round 1 could not be given out: round 1 is over: ")
 
 
 def test_a_key_that_does_not_come_in_time_is_no_reason_to_end_an_agent_either():
@@ -129,7 +125,7 @@ def test_a_key_that_does_not_come_in_time_is_no_reason_to_end_an_agent_either():
         agents.stores[1].set("torchelastic/role_info/1", json.dumps({"role": "r", "rank": 1, "local_world_size": 3}))
         agents.stores[1].set_timeout(timedelta(seconds=0.1))
         assert json.loads(agents.stores[1].get("torchelastic/assigned_ranks/1")) == [0, 3, 0, 3]
-        assert "not set within 0.1 s" in agents.owners[1].given_up
+        assert "not set within 0.1 s" in agents.handlers[1].restart_reason
 
 
 def test_other_keys_behave_as_in_any_store():
@@ -156,11 +152,11 @@ def test_other_keys_behave_as_in_any_store():
 
 def test_the_barrier_says_that_we_are_done_and_is_over_when_the_run_is_closed():
     with Agents(2) as agents:
-        owner = agents.owners[0]
+        handler = agents.handlers[0]
         waiting = agents.pool.submit(barrier, agents.stores[0], 2)
-        assert owner.finished.wait(LONG_S)
+        assert handler.finished.wait(LONG_S)
         assert not waiting.done()
-        owner.closed.set()
+        handler.closed.set()
         waiting.result(LONG_S)
         assert agents.worlds[0].store.num_keys() == 0
 
@@ -168,10 +164,10 @@ def test_the_barrier_says_that_we_are_done_and_is_over_when_the_run_is_closed():
 def test_the_barrier_is_over_when_the_round_breaks():
     with Agents(2) as agents:
         waiting = agents.pool.submit(barrier, agents.stores[0], 2)
-        assert agents.owners[0].finished.wait(LONG_S)
-        agents.owners[1].rendezvous.leave(reason="gone")
+        assert agents.handlers[0].finished.wait(LONG_S)
+        agents.handlers[1].rendezvous.leave(reason="gone")
         waiting.result(LONG_S)
-        assert agents.owners[0].given_up == ""
+        assert agents.handlers[0].restart_reason == ""
 
 
 def test_the_barrier_ends_in_its_time_without_an_error(caplog):

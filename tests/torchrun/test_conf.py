@@ -1,9 +1,11 @@
-"""What torchrun hands over becomes our settings, or is refused in one sentence."""
+"""torchrun's options become settings or are refused in one sentence, and docs/torchrun.md lists them. `--rewrite` writes it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +13,10 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from rdzv.config.settings import TABLE, Settings
+from rdzv.config.settings import DEFAULTS, TABLE, Settings, _plain
 from rdzv.errors import SettingsError
 from rdzv.torchrun import plugin
-from rdzv.torchrun.conf import KEYS, read, read_etcd, translate
+from rdzv.torchrun.conf import KEYS, OWN, SYNONYMS, TORCH, read, read_etcd, translate
 
 
 def given(endpoint="node1:29400", run_id="job", low=2, high=4, backend="rdzv", local_addr=None, **conf):
@@ -71,7 +73,7 @@ def test_torchs_other_words_are_understood():
     assert (made.tls_cert, made.tls_key, made.tls_ca) == ("/c", "/k", "/a")
 
 
-def test_what_torch_has_and_we_do_not_need_is_checked_all_the_same():
+def test_torchs_keys_without_a_meaning_here_are_checked():
     assert settings(heartbeat_timeout="5", close_timeout="30.5").closed_for == 60
     wanted = "it must be a number of seconds, more than 0 and at most 1000000000"
     assert refused(close_timeout="soon") == f"close_timeout is 'soon': {wanted}"
@@ -94,10 +96,7 @@ def test_the_local_address_is_torchruns():
             {"lease": "3", "keep_alive_interval": "1"},
             "--rdzv-conf has lease and torch's keep_alive_interval, which mean the same: give one of them",
         ),
-        (
-            {"order": "3", "rank": "1"},
-            "--rdzv-conf has order and torch's rank, which mean the same: give one of them",
-        ),
+        ({"order": "3", "rank": "1"}, "--rdzv-conf has order and torch's rank, which mean the same: give one of them"),
         (
             {"store_type": "file"},
             "--rdzv-conf has 'store_type': the endpoint says it: 'host:port', or 'file:///path' for a file that all nodes see",
@@ -105,11 +104,11 @@ def test_the_local_address_is_torchruns():
         ({"spare_exit": "never"}, "spare_exit is 'never': it must be 'auto' or 'exit' or 'error'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(conf, sentence):
+def test_a_mistake_gives_one_sentence(conf, sentence):
     assert refused(**conf) == sentence
 
 
-def test_what_has_an_option_of_its_own_is_refused_with_its_name():
+def test_a_key_with_a_torchrun_option_is_refused_with_its_name():
     parameters = given()
     parameters.config["min_nodes"] = "3"
     with pytest.raises(SettingsError, match=r"--rdzv-conf has 'min_nodes', which is given with --nnodes"):
@@ -173,7 +172,7 @@ def test_a_shared_engine_needs_an_id():
         ("etcds://a,b:23/p", {}, "etcds://a:2379,b:23/p"),
     ],
 )
-def test_who_comes_from_etcd_v2_need_not_change_the_endpoint(endpoint, conf, read_as):
+def test_users_of_etcd_v2_need_not_change_the_endpoint(endpoint, conf, read_as):
     assert str(read_etcd(given(endpoint=endpoint, backend="etcd-v3", **conf)).endpoint) == read_as
 
 
@@ -200,3 +199,41 @@ def test_the_plug_in_is_imported_by_everybody_so_it_imports_nothing():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+# ---- the tables of docs/torchrun.md
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
+OWN_TABLE = "| key | default | meaning |\n|---|---|---|\n"
+TORCH_TABLE = "| torch's key | here |\n|---|---|\n"
+
+
+def default(key):
+    value = "auto" if key in OWN else _plain(DEFAULTS[key])
+    return "" if value in ("", "None") else f"`{value}`"
+
+
+def rows(head):
+    if head == OWN_TABLE:
+        names = [name for name in KEYS if name in TABLE or name in OWN]
+        return [f"| `{name}` | {default(name)} | {(TABLE.get(name) or OWN[name]).meaning} |" for name in names]
+    same = [f"| `{key}` | `{name}` |" for key, name in SYNONYMS.items()]
+    return same + [f"| `{name}` | {setting.meaning} |" for name, setting in TORCH.items()]
+
+
+def test_every_key_of_rdzv_conf_is_documented_with_its_default_and_meaning(request):
+    text = DOCUMENT.read_text()
+    for head in (OWN_TABLE, TORCH_TABLE):
+        wanted = "".join(f"{row}\n" for row in rows(head))
+        found = re.search(re.escape(head) + r"((?:\|.*\n)*)", text)
+        assert found, f"there is no table that begins {head!r}"
+        if request.config.getoption("--rewrite"):
+            text = text.replace(found[0], head + wanted)
+            DOCUMENT.write_text(text)
+        else:
+            assert found[1] == wanted
+
+
+def test_every_key_is_in_one_of_the_tables():
+    documented = {row.split("`")[1] for head in (OWN_TABLE, TORCH_TABLE) for row in rows(head)}
+    assert documented == set(KEYS)

@@ -1,4 +1,4 @@
-"""A torch store over a round's key-value space: it answers as torch's own do, from Python and from C++."""
+"""Our torch stores, over a round and over etcd, answer as torch's own do, from Python and from C++."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ dist = pytest.importorskip("torch.distributed", reason="torch is not installed: 
 
 from rdzv.errors import RoundOver, StoreTimeout, Unreachable  # noqa: E402
 from rdzv.torchrun.dist_store import NO_LIMIT_S, DistStore  # noqa: E402
+from rdzv.torchrun.rendezvous import EtcdStore  # noqa: E402
 
 LONG_S = 60.0
 SHORT = timedelta(seconds=0.05)
@@ -30,12 +31,14 @@ def world():
         yield rendezvous.join(timeout_s=LONG_S)
 
 
-@pytest.fixture(params=["torch's own", "ours, from Python", "ours, through C++"])
+@pytest.fixture(params=["torch's own", "ours, from Python", "ours, through C++", "etcd"])
 def store(request, world):
-    """All three must be alike; a prefix is C++ code that calls the store under it."""
+    """Stores that must be alike. A prefix store is C++ code that calls the store under it."""
     if request.param == "torch's own":
         return dist.HashStore()
-    for key in [key.decode() for key in (b"a", b"b", b"n", b"list")]:
+    if request.param == "etcd":
+        return EtcdStore(request.getfixturevalue("etcd_client"), request.node.name)
+    for key in ("a", "b", "n", "list"):
         world.store.delete(key)
         world.store.delete(f"p/{key}")
     ours = DistStore(world.store)
@@ -215,13 +218,13 @@ def test_the_timeout_in_force_is_the_one_that_torch_keeps():
     assert space.waits == [7.0, 7.0, 2.0, 7.0, NO_LIMIT_S]
 
 
-def test_process_groups_are_made_over_it_by_two_processes(tmp_path, free_port):
+@pytest.mark.parametrize("kind", ["round", "etcd"])
+def test_process_groups_are_made_over_it_by_two_processes(kind, free_port, request):
     """`init_process_group(store=...)`, `new_group`, collectives, torch's barrier after init; no TCPStore anywhere."""
-    program = torchrun_jobs.PROGRAMS / "groups_over_store.py"
-    command = [sys.executable, str(program), f"127.0.0.1:{free_port}"]
-    nodes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
-    ]
+    command = [sys.executable, str(torchrun_jobs.PROGRAMS / "groups_over_store.py"), f"127.0.0.1:{free_port}"]
+    if kind == "etcd":
+        command.append(request.getfixturevalue("etcd_server").url)
+    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
     try:
         outputs = [node.communicate(timeout=LONG_S)[0] for node in nodes]
     finally:

@@ -1,4 +1,4 @@
-"""What is said while a run waits, what torch's event handlers hear, and the one warning."""
+"""Reports while a run waits, events for torch's handlers, and the warning about restarts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def status(phase="open", *members):
     return Status("job", 1, phase, 2, "1 of 2 nodes: waiting for 1 more", "a", standings)
 
 
-class Spoken(logging.Handler):
-    """Collects what is said, and lets a test wait for it."""
+class LogCollector(logging.Handler):
+    """Collects messages, and lets a test wait for them."""
 
     def __init__(self, count):
         super().__init__()
@@ -42,35 +42,39 @@ class Spoken(logging.Handler):
 
 
 def listen(ask, lines=2):
-    spoken = Spoken(lines)
-    events.logger.addHandler(spoken)
+    collected = LogCollector(lines)
+    events.logger.addHandler(collected)
     try:
-        with events.Waiting(ask, 600.0, every_s=0.01) as waiting:
-            waiting.lasts()
-            waiting.lasts()
-            assert spoken.enough.wait(LONG_S)
+        with events.WaitReporter(ask, 600.0, every_s=0.01) as reporter:
+            reporter.start()
+            reporter.start()
+            assert collected.enough.wait(LONG_S)
     finally:
-        events.logger.removeHandler(spoken)
-    return [line.partition(" s: ")[2] for line in spoken.lines]
+        events.logger.removeHandler(collected)
+    return [line.partition(" s: ")[2] for line in collected.lines]
 
 
-def test_whoever_waits_says_for_what_and_for_whom():
+def test_a_report_names_lost_and_late_members():
     here = status("broken", ("a", "ready"), ("b", "lost"), ("c", "straggling"))
     first, second, *_ = listen(lambda: here)
-    assert first == second == (
-        "run 'job', round 1 broken: 1 of 2 nodes: waiting for 1 more (1 lost, 1 ready, 1 straggling); lost: b; "
-        "still stopping their workers: c"
+    assert (
+        first
+        == second
+        == (
+            "run 'job', round 1 broken: 1 of 2 nodes: waiting for 1 more (1 lost, 1 ready, 1 straggling); lost: b; "
+            "still stopping their workers: c"
+        )
     )
 
 
-def test_whoever_waits_for_quorum_says_what_happens_next():
+def test_a_report_below_quorum_says_what_happens_next():
     few = replace(status(), round=0, min_nodes=2, ready=1)
     assert listen(lambda: few, 1)[0].endswith("waiting for 1 more (no members); gives up in 600 s (join_timeout)")
     again = replace(few, round=3, phase="broken")
     assert events.describe(again, -1.0).endswith("(no members); a run that had a round is waited for without limit")
 
 
-TORCHRUN = "import rdzv.torchrun.events as e; e.SAY_EVERY_S = 0.5; from torch.distributed.run import main; main()"
+TORCHRUN = "import rdzv.torchrun.events as e; e.REPORT_EVERY_S = 0.5; from torch.distributed.run import main; main()"
 
 
 def test_an_agent_of_torchrun_that_waits_says_so_on_stderr():
@@ -100,10 +104,10 @@ def test_a_spare_of_a_round_that_runs_says_so_seldom():
 
     def ask():
         asked.append(1)
-        return status("sealed" if len(asked) < 2 * events.CALM else "open")
+        return status("sealed" if len(asked) < 2 * events.SPARE_REPORTS_EVERY else "open")
 
     assert len(listen(ask, 3)) >= 3
-    assert len(asked) >= 2 * events.CALM
+    assert len(asked) >= 2 * events.SPARE_REPORTS_EVERY
 
 
 def test_it_ends_quietly_with_the_interpreter():
@@ -113,12 +117,12 @@ def test_it_ends_quietly_with_the_interpreter():
         asked.set()
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    waiting = events.Waiting(ask, 600.0, every_s=0.01)
-    with waiting:
-        waiting.lasts()
+    reporter = events.WaitReporter(ask, 600.0, every_s=0.01)
+    with reporter:
+        reporter.start()
         assert asked.wait(LONG_S)
-        waiting._thread.join(LONG_S)
-        assert not waiting._thread.is_alive()
+        reporter._thread.join(LONG_S)
+        assert not reporter._thread.is_alive()
 
 
 def test_many_names_are_cut():
@@ -133,9 +137,9 @@ def test_torchs_event_handlers_hear_of_every_step(monkeypatch):
     heard = []
     monkeypatch.setattr(events, "construct_and_record_rdzv_event", lambda **fields: heard.append(fields))
     recorder = events.Recorder("rdzv", "job")
-    recorder.running("round 1", 0, "h:1")
-    recorder.succeeded("leaves")
-    recorder.failed("lost")
+    recorder.record("round 1", rank=0, bootstrap="h:1")
+    recorder.record("leaves", NodeState.SUCCEEDED)
+    recorder.record("lost", NodeState.FAILED)
     assert [(one["message"], one["node_state"], one["rank"], one["master_endpoint"]) for one in heard] == [
         ("round 1", NodeState.RUNNING, 0, "h:1"),
         ("leaves", NodeState.SUCCEEDED, None, ""),
@@ -149,7 +153,7 @@ def test_an_event_handler_that_fails_ends_nobody(monkeypatch, caplog):
         raise OSError("disk full")
 
     monkeypatch.setattr(events, "construct_and_record_rdzv_event", fail)
-    events.Recorder("rdzv", "job").running("round 1")
+    events.Recorder("rdzv", "job").record("round 1")
     assert "a rendezvous event could not be recorded: round 1" in caplog.text
 
 
@@ -176,5 +180,5 @@ def test_torchruns_command_line_tells_how_often_it_restarts(arguments, environ, 
 def test_an_elastic_run_without_restarts_is_warned_of(monkeypatch, caplog, high, arguments, warned):
     monkeypatch.setattr("sys.argv", ["torchrun", *arguments, "train.py"])
     monkeypatch.delenv("PET_MAX_RESTARTS", raising=False)
-    events.warn_if_a_loss_would_end_it(2, high)
+    events.warn_without_restarts(2, high)
     assert ("is elastic, but --max-restarts is 0" in caplog.text) is warned

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from support.torchrun_jobs import LONG_S, free_port, wait_for
+from support.torchrun_jobs import LONG_S, children_of, free_port, wait_for
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -32,12 +32,11 @@ def test_the_example_without_torch_goes_on_when_a_node_is_killed(tmp_path):
             with out.open("wb") as file:
                 nodes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True))
         pieces = lambda: json.loads(progress.read_text())[0] if progress.exists() else 0  # noqa: E731
-        wait_for(lambda: pieces() >= 10, "the tenth slice", tell=lambda: "".join(out.read_text() for out in outs))
+        wait_for(lambda: pieces() >= 10, "the tenth slice", report=lambda: "".join(out.read_text() for out in outs))
         # The node that does not write the progress down is the one to go, with its program.
         kept = 0 if "world of 2" in outs[0].read_text() else 1
         lost = nodes[1 - kept]
-        programs = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text().split()
-        for pid in [lost.pid, *map(int, programs)]:
+        for pid in [lost.pid, *children_of(lost.pid)]:
             os.kill(pid, signal.SIGKILL)
         assert nodes[kept].wait(LONG_S) == 0, outs[kept].read_text()
     finally:
@@ -58,11 +57,11 @@ def test_elastic_data_parallel_training_goes_on_when_a_node_is_killed(job, tmp_p
     training = job("1:2", last_call=5)
     program = [str(EXAMPLES / "elastic_ddp.py"), "--checkpoint", str(checkpoint), "--steps", "60", "--save-every", "5"]
     first, second = training.start("a", "b", program=program)
-    wait_for(checkpoint.exists, "the first checkpoint", 2 * LONG_S, training.tell)
+    wait_for(checkpoint.exists, "the first checkpoint", 2 * LONG_S, training.report)
     rank0, other = (first, second) if "world of 2" in first.out else (second, first)
     assert "world of 2, from step 0" in rank0.out
     other.kill()
-    assert rank0.ends() == 0, training.tell()
+    assert rank0.ends() == 0, training.report()
     resumed = int(re.findall(r"world of 1, from step (\d+)", rank0.out)[0])
     assert resumed >= 5
     assert resumed % 5 == 0

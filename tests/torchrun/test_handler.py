@@ -1,14 +1,11 @@
-"""The handler, called as torch's agent calls it, with several in one process."""
+"""The handler, called as torch's agent calls it; several handlers in one process."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 import os
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -30,26 +27,19 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
-from rdzv.engines.embedded.server import Server
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
-from rdzv.torchrun import events, graceful_exit, plugin
+from rdzv.torchrun import agent_exit, events, plugin
 from rdzv.torchrun.agent_store import TERMINAL
+from support.torchrun_jobs import ServeProcess, wait_for
 
 LONG_S = 20.0
 QUICK = {"last_call": "0.2", "settle": "0.1", "drain_settle": "0.1", "grow_every": "0", "lease": "2"}
 _engines = itertools.count()
 
 
-def wait_for(look):
-    deadline = time.monotonic() + LONG_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-class Job:
-    """Handlers of one run, each in a thread of its own, as if it were an agent."""
+class Handlers:
+    """Handlers of one run, each in its own thread, as if it were an agent."""
 
     def __init__(self, low, high, **conf):
         self.low, self.high, self.conf = low, high, conf
@@ -73,7 +63,7 @@ class Job:
         return handler
 
     def next(self, *handlers):
-        """All of them call it."""
+        """Call next_rendezvous of all of them at once."""
         calls = [self.pool.submit(handler.next_rendezvous) for handler in handlers]
         return [call.result(LONG_S) for call in calls]
 
@@ -83,7 +73,7 @@ class Job:
 
 
 def finish(info):
-    """What an agent does whose workers have succeeded."""
+    """Enter the last barrier, as an agent does whose workers have succeeded."""
     store_util.barrier(info.store, info.world_size, TERMINAL, LONG_S)
 
 
@@ -101,11 +91,11 @@ def address(info):
 def test_torchs_event_handlers_hear_of_every_notice_of_a_round_and_of_a_failure(monkeypatch):
     heard = []
     monkeypatch.setattr(events, "construct_and_record_rdzv_event", lambda **fields: heard.append(fields))
-    with Job(1, 2) as job:
+    with Handlers(1, 2) as job:
         (a, b), _ = job.form(2)
         b.shutdown()
         wait_for(lambda: a.num_nodes_waiting() > 0)
-    with Job(2, 2, timeout="0.3") as job, pytest.raises(RendezvousTimeoutError):
+    with Handlers(2, 2, timeout="0.3") as job, pytest.raises(RendezvousTimeoutError):
         job.next(job.agent(run_id="few"))
     messages = [one["message"] for one in heard if one["node_state"] is events.NodeState.RUNNING]
     for kind in ("present", "sealed: 2 nodes", "given", "broken", "left"):
@@ -115,7 +105,7 @@ def test_torchs_event_handlers_hear_of_every_notice_of_a_round_and_of_a_failure(
 
 
 def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():
-    with Job(2, 2) as job:
+    with Handlers(2, 2) as job:
         handlers, infos = job.form(2)
         assert sorted(info.rank for info in infos) == [0, 1]
         assert {info.world_size for info in infos} == {2}
@@ -134,7 +124,7 @@ def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():
 
 
 def test_a_loss_is_told_and_the_next_round_has_a_bootstrap_of_its_own():
-    with Job(1, 2) as job:
+    with Handlers(1, 2) as job:
         handlers, infos = job.form(2)
         first = next(h for h, info in zip(handlers, infos, strict=True) if info.rank == 0)
         other = next(h for h in handlers if h is not first)
@@ -147,7 +137,7 @@ def test_a_loss_is_told_and_the_next_round_has_a_bootstrap_of_its_own():
 
 
 def test_an_agent_whose_workers_failed_takes_the_others_into_a_new_round_and_nothing_stale_is_there():
-    with Job(2, 2) as job:
+    with Handlers(2, 2) as job:
         handlers, infos = job.form(2)
         TCPStore(*address(infos[0]), None, False, wait_for_workers=False).set("stale", "1")
         again = job.pool.submit(handlers[0].next_rendezvous)
@@ -158,7 +148,7 @@ def test_an_agent_whose_workers_failed_takes_the_others_into_a_new_round_and_not
 
 
 def test_one_bootstrap_port_is_free_again_for_the_next_round(free_port):
-    with Job(1, 1, bootstrap_port=str(free_port)) as job:
+    with Handlers(1, 1, bootstrap_port=str(free_port)) as job:
         [handler], [info] = job.form(1)
         for _ in range(3):
             assert address(info) == ("127.0.0.1", free_port)
@@ -167,7 +157,7 @@ def test_one_bootstrap_port_is_free_again_for_the_next_round(free_port):
 
 def test_a_worker_of_rank_0_can_serve_instead(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         assert not handler.use_agent_store
         with socket.create_server(address(info)) as server:
@@ -178,7 +168,7 @@ def test_a_worker_of_rank_0_can_serve_instead(monkeypatch):
 
 
 def test_a_run_closes_when_all_are_done_and_a_spare_leaves_with_code_0():
-    with Job(2, 2) as job:
+    with Handlers(2, 2) as job:
         handlers, infos = job.form(2)
         spare = job.agent()
         waiting = job.pool.submit(spare.next_rendezvous)
@@ -194,7 +184,7 @@ def test_a_run_closes_when_all_are_done_and_a_spare_leaves_with_code_0():
 
 
 def test_a_spare_of_a_program_that_goes_on_gets_torchs_error():
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         waiting = job.pool.submit(job.agent(spare_exit="error").next_rendezvous)
         wait_for(lambda: len(handler._rendezvous.status().members) == 2)
@@ -204,15 +194,15 @@ def test_a_spare_of_a_program_that_goes_on_gets_torchs_error():
 
 
 def test_whether_torch_handles_its_own_error_is_tried(monkeypatch):
-    assert graceful_exit.is_handled() is False, "then SystemExit is needed no longer on this torch: say so in the docs"
+    assert agent_exit.torch_handles_graceful_exit() is False, "torch handles it now: update the docs"
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: RunResult(state=WorkerState.SUCCEEDED))
-    assert graceful_exit.is_handled() is True
+    assert agent_exit.torch_handles_graceful_exit() is True
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: 1 / 0)
-    assert graceful_exit.is_handled() is False
+    assert agent_exit.torch_handles_graceful_exit() is False
 
 
-def test_who_comes_to_a_run_that_is_over_is_no_spare():
-    with Job(1, 1) as job:
+def test_an_agent_that_comes_to_a_closed_run_is_no_spare():
+    with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
         with pytest.raises(RendezvousClosedError, match="run 'job' is closed: all 1 members of round 1 are done"):
@@ -221,7 +211,7 @@ def test_who_comes_to_a_run_that_is_over_is_no_spare():
 
 
 def test_an_agent_out_of_restarts_closes_a_run_that_cannot_go_on_and_the_others_are_told_its_rank_and_exit_code():
-    with Job(2, 2) as job:
+    with Handlers(2, 2) as job:
         handlers, _ = job.form(2)
         try:
             raise child_failed()
@@ -234,37 +224,26 @@ def test_an_agent_out_of_restarts_closes_a_run_that_cannot_go_on_and_the_others_
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "text"),
+    ("error", "text"),
     [
-        (1, {"message": "OutOfMemoryError: CUDA\nmore", "extraInfo": {}}, "exit code 1: OutOfMemoryError: CUDA"),
-        (1, "a text", "exit code 1: a text"),
-        (-9, "", "killed by SIGKILL"),
+        (child_failed(1, {"message": "OutOfMemoryError: CUDA\nmore", "extraInfo": {}}), "exit code 1: OutOfMemoryError: CUDA"),
+        (child_failed(1, "a text"), "exit code 1: a text"),
+        (child_failed(-9, ""), "killed by SIGKILL"),
     ],
 )
-def test_what_the_first_worker_said_is_handed_on(code, message, text):
-    with Job(2, 2) as job:
-        handlers, _ = job.form(2)
-        try:
-            raise child_failed(code, message)
-        except ChildFailedError:
-            handlers[0].shutdown()
-        with pytest.raises(RendezvousClosedError, match=f"gave up: rank 5 failed: {text}"):
-            handlers[1].next_rendezvous()
+def test_the_reason_of_a_failure_has_the_first_workers_message(error, text):
+    assert agent_exit.failure_reason(error, None) == f"rank 5 failed: {text}"
+    assert agent_exit.failure_reason(error, error) == "", "the caller's own exception"
 
 
 def test_an_error_of_the_agent_itself_is_a_failure_too():
-    with Job(2, 2) as job:
-        handlers, _ = job.form(2)
-        try:
-            socket.create_connection(("127.0.0.1", 0))
-        except OSError:
-            handlers[0].shutdown()
-        with pytest.raises(RendezvousClosedError, match=r"gave up: (OSError|ConnectionRefusedError): "):
-            handlers[1].next_rendezvous()
+    assert agent_exit.failure_reason(OSError("x"), None) == "OSError: x"
+    for error in (None, RendezvousClosedError("x"), SystemExit(1), KeyboardInterrupt()):
+        assert agent_exit.failure_reason(error, None) == ""
 
 
-def test_who_leaves_in_an_except_block_of_its_caller_has_not_failed():
-    with Job(1, 2) as job:
+def test_an_agent_that_leaves_in_an_except_block_of_its_caller_has_not_failed():
+    with Handlers(1, 2) as job:
         try:
             raise child_failed()
         except ChildFailedError:
@@ -274,8 +253,8 @@ def test_who_leaves_in_an_except_block_of_its_caller_has_not_failed():
         assert handlers[1]._rendezvous.changed.reason.endswith("left: its work here is over")
 
 
-def test_who_finished_in_an_except_block_has_not_failed():
-    with Job(1, 1) as job:
+def test_an_agent_that_finished_in_an_except_block_has_not_failed():
+    with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
         try:
@@ -285,7 +264,7 @@ def test_who_finished_in_an_except_block_has_not_failed():
 
 
 def test_leaving_never_raises(monkeypatch, caplog):
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         [handler], _ = job.form(1)
         real = handler._rendezvous.leave
         for error, answer in [(SignalException("sigterm", 15), True), (KeyboardInterrupt(), True), (OSError("x"), False)]:
@@ -295,14 +274,14 @@ def test_leaving_never_raises(monkeypatch, caplog):
 
             monkeypatch.setattr(handler._rendezvous, "leave", leave)
             assert handler.shutdown() is answer
-        assert "could not leave run 'job' as it should" in caplog.text
+        assert "could not leave run 'job' properly" in caplog.text
         monkeypatch.setattr(handler._rendezvous, "leave", real)
 
 
 def test_an_agent_that_was_signalled_is_done_without_at_once():
-    with Job(1, 2) as job:
+    with Handlers(1, 2) as job:
         handlers, _ = job.form(2)
-        handlers[0]._signalled("SIGTERM")
+        handlers[0]._on_signal("SIGTERM")
         wait_for(lambda: handlers[1].num_nodes_waiting() > 0)
         assert handlers[1]._rendezvous.changed.reason.endswith("draining: SIGTERM received")
         [info] = job.next(handlers[1])
@@ -313,17 +292,17 @@ def test_an_agent_that_was_signalled_is_done_without_at_once():
 
 
 def test_a_signal_after_the_end_disturbs_nobody():
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
-        handler._signalled("SIGTERM")
+        handler._on_signal("SIGTERM")
         handler.shutdown()
         handler._finished = False
-        handler._signalled("SIGTERM")  # Has left already: nothing to say, and nothing raised.
+        handler._on_signal("SIGTERM")  # Has left already: nothing to say, and nothing raised.
 
 
 def test_a_handler_that_is_dropped_leaves():
-    with Job(1, 2) as job:
+    with Handlers(1, 2) as job:
         one = job.agent()
         parameters = RendezvousParameters("rdzv", job.endpoint, "job", 1, 2, "127.0.0.1", slot="x", timeout=900, **QUICK)
         other = plugin.create_rdzv(parameters)
@@ -337,20 +316,15 @@ def test_a_handler_that_is_dropped_leaves():
 # ---- torch's errors
 
 
-def test_a_round_that_does_not_come_is_torchs_timeout_with_our_sentence():
-    with Job(2, 2, timeout="0.3") as job, pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes: waiting for 1 more"):
-        job.agent().next_rendezvous()
-
-
 def test_other_settings_than_the_runs_are_refused():
-    with Job(1, 2) as job:
+    with Handlers(1, 2) as job:
         job.form(1)
         with pytest.raises(RendezvousError, match="lease is 5 here and 2 in the run"):
             job.agent(lease="5").next_rendezvous()
 
 
 def test_a_closed_run_says_so():
-    with Job(1, 2) as job:
+    with Handlers(1, 2) as job:
         [handler], _ = job.form(1)
         handler.set_closed()
         wait_for(handler.is_closed)
@@ -358,8 +332,8 @@ def test_a_closed_run_says_so():
             handler.next_rendezvous()
 
 
-def test_what_goes_wrong_while_closing_is_torchs_error(monkeypatch):
-    with Job(1, 1) as job:
+def test_an_error_while_closing_is_torchs_error(monkeypatch):
+    with Handlers(1, 1) as job:
         handler = job.agent()
         with pytest.raises(RendezvousError, match="has not joined"):
             handler.set_closed()
@@ -375,36 +349,16 @@ def test_what_goes_wrong_while_closing_is_torchs_error(monkeypatch):
 # ---- a server of many runs
 
 
-@pytest.fixture
-def shared_server():
-    """As `rdzv serve`: it keeps the runs of others too."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start():
-        server = Server(("127.0.0.1", 0))
-        await server.start()
-        return server
-
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(LONG_S)
-    yield f"127.0.0.1:{server.port}"
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(LONG_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(LONG_S)
-    loop.close()
-
-
-def test_a_shared_server_refuses_a_run_without_an_id(shared_server):
-    with Job(1, 1) as job:
+def test_a_shared_server_refuses_a_run_without_an_id():
+    with ServeProcess() as server, Handlers(1, 1) as job:
         with pytest.raises(RendezvousError, match=r"the run has no id \('none'\), and the server at"):
-            job.agent(run_id="none", endpoint=shared_server).next_rendezvous()
-        [info] = job.next(job.agent(endpoint=shared_server))
+            job.agent(run_id="none", endpoint=server.endpoint).next_rendezvous()
+        [info] = job.next(job.agent(endpoint=server.endpoint))
         assert info.world_size == 1
 
 
 def test_a_server_of_our_own_does_not(free_port):
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         [info] = job.next(job.agent(run_id="none", endpoint=f"127.0.0.1:{free_port}"))
         assert info.world_size == 1
 
@@ -416,7 +370,7 @@ def test_a_handler_serves_from_when_it_is_made_until_it_goes(free_port):
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", free_port)) == 0
 
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         assert not is_served()
         job.agent(endpoint=f"127.0.0.1:{free_port}")
         wait_for(is_served)
@@ -427,9 +381,9 @@ def test_a_handler_serves_from_when_it_is_made_until_it_goes(free_port):
 
 
 def test_an_agent_whose_ranks_could_not_be_given_out_starts_anew():
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         [handler], _ = job.form(1)
-        handler.give_up("the ranks of round 1 could not be given out: a trial")
+        handler.restart("the ranks of round 1 could not be given out: a trial")
         assert handler.num_nodes_waiting() == 1
         job.next(handler)
         assert handler.num_nodes_waiting() == 0
@@ -440,7 +394,7 @@ def test_an_agent_whose_ranks_could_not_be_given_out_starts_anew():
 
 
 def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch, caplog):
-    with Job(1, 1) as job:
+    with Handlers(1, 1) as job:
         handler = job.agent()
         real, errors = handler._rendezvous.join, [Evicted("job", "a", "it was paused")]
         monkeypatch.setattr(handler._rendezvous, "join", lambda **more: real(**more) if not errors else _raise(errors.pop()))

@@ -1,4 +1,4 @@
-"""Agents on several hosts, which are network namespaces: lost, cut off and back, and the one that serves gone for good."""
+"""Agents on several hosts (network namespaces): one is cut off and comes back; the serving one is lost for good."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ def form(job, hosts: list[Host], **conf: object) -> Job:
     return training
 
 
-def finish(training: Job, nodes) -> None:
-    training.finish()
-    assert {node: training.agents[node].ends() for node in nodes} == dict.fromkeys(nodes, 0), training.tell()
-
-
 def test_a_host_that_is_cut_off_is_lost_and_comes_back_when_healed(job, hosts):
     """Meanwhile it trains on in its old round: it cannot tell whether it or the engine is away."""
     training = form(job, hosts)
@@ -46,20 +41,11 @@ def test_a_host_that_is_cut_off_is_lost_and_comes_back_when_healed(job, hosts):
     healed_at = time.monotonic()
     hosts[2].heal()
     training.world("abc", 3, after=healed_at)
-    finish(training, "abc")
-
-
-def test_a_host_that_is_lost_for_good_is_done_without(job, hosts):
-    """Nobody closes its connection: it is the lease that ends."""
-    training = form(job, hosts)
-    hosts[2].cut()
-    killed_at = training.agents["c"].kill()
-    training.world("ab", 2, after=killed_at)
-    finish(training, "ab")
+    training.finish_all("abc")
 
 
 def test_training_goes_on_when_the_serving_host_is_lost_and_the_error_names_the_remedy(job, hosts):
-    """Until `outage_grace` nobody hears of it. Then the agents end, and say what happened and what would have helped."""
+    """After `outage_grace` the agents end, and their error says what happened and what would have helped."""
     training = form(job, hosts, outage_grace=3, join_timeout=3, read_timeout=2)
     hosts[0].cut()
     killed_at = training.agents["a"].kill()

@@ -1,4 +1,4 @@
-"""Signals are heard at once, and only ours are ours. Each test is the main thread, as an agent is."""
+"""Signals are noticed at once, and other owners of the wakeup descriptor stay undisturbed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from rdzv.torchrun.signals import DEADLY, SignalListener, deadly, ended_by_sigterm
+from rdzv.torchrun.signals import FATAL, SignalListener, ended_by_sigterm, fatal_signals
 
 LONG_S = 20.0
 
 
-class Listener:
+class Recorder:
     def __init__(self):
         self.names = queue.Queue()
 
@@ -41,16 +41,31 @@ def handled():
 
 
 @pytest.fixture
+def wakeup_pair():
+    writer, reader = socket.socketpair()
+    with writer, reader:
+        writer.setblocking(False)
+        reader.settimeout(LONG_S)
+        yield writer, reader
+
+
+@pytest.fixture
+def default_sigterm():
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, former)
+
+
+@pytest.fixture
 def listener(handled):
-    listener = Listener()
-    ear = SignalListener(weakref.WeakMethod(listener.heard))
-    ear.listen()
-    listener.ear = ear
+    listener = Recorder()
+    signals = SignalListener(weakref.WeakMethod(listener.heard))
+    signals.listen()
     yield listener
-    ear.close()
+    signals.close()
 
 
-def test_a_deadly_signal_is_heard_whoever_has_its_handler(listener):
+def test_a_fatal_signal_is_noticed_although_it_has_another_handler(listener):
     os.kill(os.getpid(), signal.SIGTERM)
     assert listener.names.get(timeout=LONG_S) == "SIGTERM"
 
@@ -62,55 +77,48 @@ def test_other_signals_mean_nothing(listener):
     assert listener.names.empty()
 
 
-def test_which_signals_are_deadly_is_for_torchrun_to_say(listener, monkeypatch):
-    assert deadly() == DEADLY
+def test_torchruns_variable_names_the_fatal_signals(listener, monkeypatch):
+    assert fatal_signals() == FATAL
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1")
     os.kill(os.getpid(), signal.SIGUSR1)
     assert listener.names.get(timeout=LONG_S) == "SIGUSR1"
 
 
-def test_whoever_listened_before_is_told_too_and_gets_its_place_back(handled):
-    mine, theirs = socket.socketpair()
-    mine.setblocking(False)
-    theirs.settimeout(LONG_S)
+def test_the_previous_owner_of_the_descriptor_is_told_too_and_gets_it_back(handled, wakeup_pair):
+    mine, reader = wakeup_pair
     signal.set_wakeup_fd(mine.fileno())
-    listener = Listener()
-    ear = SignalListener(weakref.WeakMethod(listener.heard))
-    ear.listen()
-    ear.listen()
+    listener = Recorder()
+    signals = SignalListener(weakref.WeakMethod(listener.heard))
+    signals.listen()
+    signals.listen()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert theirs.recv(1) == bytes([signal.SIGTERM])
+    assert reader.recv(1) == bytes([signal.SIGTERM])
     assert listener.names.get(timeout=LONG_S) == "SIGTERM"
-    ear.close()
-    ear.close()
+    signals.close()
+    signals.close()
     assert signal.set_wakeup_fd(-1) == mine.fileno()
-    mine.close()
-    theirs.close()
 
 
-def test_who_took_the_place_over_keeps_it(handled):
-    mine, theirs = socket.socketpair()
-    mine.setblocking(False)
-    ear = SignalListener(weakref.WeakMethod(Listener().heard))
-    ear.listen()
+def test_a_later_owner_of_the_descriptor_keeps_it(handled, wakeup_pair):
+    mine, _ = wakeup_pair
+    signals = SignalListener(weakref.WeakMethod(Recorder().heard))
+    signals.listen()
     signal.set_wakeup_fd(mine.fileno())
-    ear.close()
+    signals.close()
     assert signal.set_wakeup_fd(-1) == mine.fileno()
-    mine.close()
-    theirs.close()
 
 
 def test_a_listener_that_was_dropped_is_not_told(handled):
-    ear = SignalListener(weakref.WeakMethod(Listener().heard))
-    ear.listen()
+    signals = SignalListener(weakref.WeakMethod(Recorder().heard))
+    signals.listen()
     os.kill(os.getpid(), signal.SIGTERM)
-    ear.close()
+    signals.close()
 
 
-def test_outside_the_main_thread_it_is_deaf(handled):
-    listener = Listener()
-    ear = SignalListener(weakref.WeakMethod(listener.heard))
-    thread = threading.Thread(target=lambda: (ear.listen(), ear.close()))
+def test_outside_the_main_thread_nothing_is_noticed(handled):
+    listener = Recorder()
+    signals = SignalListener(weakref.WeakMethod(listener.heard))
+    thread = threading.Thread(target=lambda: (signals.listen(), signals.close()))
     thread.start()
     thread.join(LONG_S)
     assert signal.set_wakeup_fd(-1) == -1
@@ -120,13 +128,13 @@ def test_a_forked_childs_signals_are_not_the_agents():
     program = """if True:
         import os, queue, signal, weakref
         from rdzv.torchrun.signals import SignalListener
-        class Listener:
+        class Recorder:
             names = queue.Queue()
             def heard(self, name): self.names.put((os.getpid(), name))
-        listener = Listener()
+        listener = Recorder()
         signal.signal(signal.SIGTERM, lambda *_: None)
-        ear = SignalListener(weakref.WeakMethod(listener.heard))
-        ear.listen()
+        signals = SignalListener(weakref.WeakMethod(listener.heard))
+        signals.listen()
         child = os.fork()
         if not child:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -142,15 +150,11 @@ def test_a_forked_childs_signals_are_not_the_agents():
 # ---- before torch has its handlers
 
 
-def test_while_waiting_sigterm_is_torchs_exception():
-    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with pytest.raises(SignalException, match="got SIGTERM while waiting") as caught, ended_by_sigterm():
-            signal.raise_signal(signal.SIGTERM)
-        assert caught.value.sigval is signal.SIGTERM
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, former)
+def test_while_waiting_sigterm_is_torchs_exception(default_sigterm):
+    with pytest.raises(SignalException, match="got SIGTERM while waiting") as caught, ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.sigval is signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_handler_that_is_there_is_left_alone(handled):
@@ -159,11 +163,7 @@ def test_a_handler_that_is_there_is_left_alone(handled):
         assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_a_handler_that_is_installed_meanwhile_stays():
-    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        with ended_by_sigterm():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, former)
+def test_a_handler_that_is_installed_meanwhile_stays(default_sigterm):
+    with ended_by_sigterm():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN

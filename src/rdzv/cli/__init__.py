@@ -1,1 +1,1 @@
-"""The shell tools. Typer and rich are imported here and nowhere else."""
+"""The command `rdzv`. Typer and rich are imported here and nowhere else. May import every package but torchrun and testing."""

@@ -1,4 +1,4 @@
-"""How a command ends: stable, so that scripts can tell. A table of these is in the documentation."""
+"""Exit codes of the commands. They are stable, so that scripts can rely on them; docs/cli.md lists them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from ..errors import (
-    Banned,
-    Closed,
-    Drained,
-    EngineMoved,
-    JoinTimeout,
-    NotFound,
-    RdzvError,
-    SettingsError,
-    Unreachable,
-    Untrusted,
-)
+from .. import errors
+from ..errors import Closed, RdzvError
 
 
 class ExitCode(IntEnum):
@@ -27,44 +17,44 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """Something else went wrong; the sentence on stderr says what."""
+    """Another failure; the message on stderr says which."""
     USAGE = 2
     """An option, setting or endpoint is wrong, or differs from what the run agreed on."""
     TIMEOUT = 3
     """No round was sealed in time."""
     CLOSED = 4
-    """The run is closed, and not because all were done."""
+    """The run is closed, and not because all members were done."""
     UNREACHABLE = 5
-    """The engine cannot be reached, or another one answers."""
+    """The engine cannot be reached, or another engine answers."""
     REFUSED = 6
-    """An operator drained this member or banned this host, or the server and we do not trust each other."""
+    """An operator drained this member or banned this host, or the server and this member do not trust each other."""
     ABSENT = 7
-    """The engine keeps no such run, or nobody of that name is in it."""
+    """The engine keeps no such run, no member matches, the run is closed already, or the host is not banned."""
 
 
-_CODES: tuple[tuple[type[RdzvError], ExitCode], ...] = (
-    (SettingsError, ExitCode.USAGE),
-    (JoinTimeout, ExitCode.TIMEOUT),
-    (Closed, ExitCode.CLOSED),
-    (Unreachable, ExitCode.UNREACHABLE),
-    (EngineMoved, ExitCode.UNREACHABLE),
-    (Drained, ExitCode.REFUSED),
-    (Banned, ExitCode.REFUSED),
-    (Untrusted, ExitCode.REFUSED),
-    (NotFound, ExitCode.ABSENT),
-)
+_CODES: dict[type[RdzvError], ExitCode] = {
+    errors.SettingsError: ExitCode.USAGE,
+    errors.JoinTimeout: ExitCode.TIMEOUT,
+    Closed: ExitCode.CLOSED,
+    errors.Unreachable: ExitCode.UNREACHABLE,
+    errors.EngineMoved: ExitCode.UNREACHABLE,
+    errors.Drained: ExitCode.REFUSED,
+    errors.Banned: ExitCode.REFUSED,
+    errors.Untrusted: ExitCode.REFUSED,
+    errors.NotFound: ExitCode.ABSENT,
+}
 
 
 def exit_code_of(error: RdzvError) -> ExitCode:
-    """The exit code for an error; a run that was closed because all were done is no failure."""
+    """Return the exit code for an error. A run that was closed because all members were done is no failure."""
     if isinstance(error, Closed) and error.success:
         return ExitCode.OK
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), ExitCode.FAILED)
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
-    """One sentence and a code instead of a traceback, for everything that is not a defect."""
+def exit_on_error() -> Iterator[None]:
+    """End the process with one sentence and an exit code, instead of a traceback, for every error of rdzv."""
     try:
         yield
     except RdzvError as error:

@@ -1,4 +1,4 @@
-"""`rdzv join` and `rdzv run`: a member from the shell, and an elastic launcher for programs that know nothing of rdzv."""
+"""`rdzv join` and `rdzv run`: a member in the shell, and an elastic launcher for programs that do not import rdzv."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from .exit_codes import ExitCode
 from .output import Printer
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+MemberFactory = Callable[[Callable[[Notice], None] | None], AsyncRendezvous]
+"""Makes a member with an observer."""
 
 
-class Stop:
-    """SIGTERM and SIGINT as an event; which of them came first. A second one ends a goodbye that takes too long."""
+class StopSignal:
+    """The first SIGTERM or SIGINT. A second one cancels the task, which ends a leave that takes too long."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -39,8 +41,8 @@ class Stop:
         self.signal = self.signal or number
         self._event.set()
 
-    async def unless(self, work: Awaitable[Any]) -> Any:
-        """The work's result, or None if a signal came first; the work is then cancelled."""
+    async def run_until(self, work: Awaitable[Any]) -> Any:
+        """Return the result of the work; if a signal comes first, cancel the work and return None."""
         working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -48,40 +50,42 @@ class Stop:
         finally:
             for task in (working, stopping):
                 task.cancel()
+            # Awaited, because a cancelled call must have ended before its member is used again.
             await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-async def join(make: Callable[[Callable[..., None]], AsyncRendezvous], voice: Printer) -> int:
-    """Be in every round until told to stop or the run is over."""
-    stop = Stop()
+async def join(make: MemberFactory, printer: Printer) -> int:
+    """Join every round until a signal, or until the run is over. Return the exit code."""
+    stop = StopSignal()
     over = asyncio.Event()
 
     def observe(notice: Notice) -> None:
-        voice.notice(notice)
+        printer.notice(notice)
         if notice.kind == Phase.CLOSED.value:
             over.set()
 
     async with make(observe) as rendezvous:
         while stop.signal is None:
             try:
-                world = await stop.unless(rendezvous.join())
+                world = await stop.run_until(rendezvous.join())
                 if world is None:
                     break
-                voice.world(world)
+                printer.world(world)
                 world.bootstrap.release()
-                change = await stop.unless(_changed_or_over(rendezvous, over))
+                change = await stop.run_until(_changed_or_over(rendezvous, over))
                 if change is None:
                     break
                 if change.kind is ChangeKind.CLOSED:
-                    return _say(f"{change.reason} [{Closed.code}]", ExitCode.CLOSED)
-                voice.changed(world.round, change)
+                    _print_error(f"{change.reason} [{Closed.code}]")
+                    return ExitCode.CLOSED
+                printer.changed(world.round, change)
             except Evicted as evicted:
-                voice.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
+                printer.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
     return ExitCode.OK
 
 
 async def _changed_or_over(rendezvous: AsyncRendezvous, over: asyncio.Event) -> Change | None:
-    """Until the world no longer stands. None: all were done, which changes nothing for whoever holds it."""
+    """Wait until the world is no longer valid. Return None if all members were done, which leaves the world valid."""
     waits = [asyncio.ensure_future(rendezvous.wait_changed()), asyncio.ensure_future(over.wait())]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -91,21 +95,21 @@ async def _changed_or_over(rendezvous: AsyncRendezvous, over: asyncio.Event) -> 
             wait.cancel()
 
 
-def _say(sentence: str, code: ExitCode) -> int:
+def _print_error(sentence: str) -> None:
     sys.stderr.write(f"rdzv: {sentence}\n")
-    return code
 
 
 class Program:
-    """The command, in one world; it and its children are one process group."""
+    """One run of the command, in one world. It and its children are one process group."""
 
-    def __init__(self, command: list[str], stop_s: float) -> None:
-        self._command = command
+    def __init__(self, process: asyncio.subprocess.Process, stop_s: float) -> None:
+        self._process = process
         self._stop_s = stop_s
-        self._process: asyncio.subprocess.Process | None = None
+        self.wait = process.wait
 
-    async def start(self, world: AsyncWorld, reason: str) -> None:
-        """With the variables that training programs read."""
+    @classmethod
+    async def start(cls, command: list[str], stop_s: float, world: AsyncWorld, reason: str) -> Program:
+        """Start the command with the variables that training programs read."""
         environ = {
             **os.environ,
             "RANK": str(world.rank),
@@ -118,102 +122,72 @@ class Program:
         }
         # The program of rank 0 binds the port itself.
         world.bootstrap.release()
-        self._process = await asyncio.create_subprocess_exec(*self._command, env=environ, start_new_session=True)
+        return cls(await asyncio.create_subprocess_exec(*command, env=environ, start_new_session=True), stop_s)
 
-    async def wait(self) -> int:
-        """Its exit code."""
-        assert self._process is not None, "started before"
-        return await self._process.wait()
-
-    async def stop(self) -> int:
-        """SIGTERM, then, if it does not end in time, SIGKILL; the whole group."""
-        assert self._process is not None, "started before"
+    async def stop(self) -> None:
+        """Send SIGTERM to the group, and SIGKILL if the program does not end in time."""
         try:
             if self._process.returncode is None:
                 self._signal(signal.SIGTERM)
-                await asyncio.wait_for(asyncio.shield(self._process.wait()), self._stop_s)
+                await asyncio.wait_for(asyncio.shield(self.wait()), self._stop_s)
         except asyncio.TimeoutError:
-            sys.stderr.write(f"rdzv: the program did not stop within {self._stop_s:g} s and is killed\n")
+            _print_error(f"the program did not stop within {self._stop_s:g} s and is killed")
         finally:
-            # Also if we are told to be quick; and what the program started may outlive it.
+            # Always: this wait may have been cancelled, and the program's children may outlive it.
             self._signal(signal.SIGKILL)
-        return await self._process.wait()
+        await self.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "started before"
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 
-class Launcher:
-    """`rdzv run`: the command in each world; stopped and started again when the round changes."""
-
-    def __init__(
-        self,
-        make: Callable[[Callable[..., None] | None], AsyncRendezvous],
-        command: list[str],
-        *,
-        stop_s: float,
-        max_restarts: int,
-    ) -> None:
-        self._make = make
-        self._command = command
-        self._stop_s = stop_s
-        self._restarts_left = max_restarts
-
-    async def run(self) -> int:
-        """Ends with the command's exit code, or as `rdzv join` would."""
-        self._stop = Stop()
-        reason = "this node came to join"
-        async with self._make(None) as rendezvous:
-            while True:
-                try:
-                    world = await self._stop.unless(rendezvous.join())
-                except Evicted as evicted:
-                    reason = evicted.reason
-                    continue
-                if world is None:
-                    return self._by_signal()
-                code, reason = await self._in_world(rendezvous, world, reason)
-                if self._stop.signal is not None:
-                    return self._by_signal()
-                if code == 0:
-                    with suppress(RdzvError):  # The others may have closed the run, or gone on without us, at this moment.
-                        await rendezvous.done()
-                    return ExitCode.OK
-                if code is not None and self._restarts_left == 0:
-                    await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
-                    _say(f"the program failed: {reason}", ExitCode.FAILED)
-                    return code
-                self._restarts_left -= code is not None
-
-    async def _in_world(self, rendezvous: AsyncRendezvous, world: AsyncWorld, reason: str) -> tuple[int | None, str]:
-        """The command's exit code, or None if the round changed (or a signal came) first; and what to say of it."""
-        program = Program(self._command, self._stop_s)
-        await program.start(world, reason)
-        ended = asyncio.ensure_future(program.wait())
-        changed = asyncio.ensure_future(rendezvous.wait_changed())
-        try:
-            await self._stop.unless(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
-            if ended.done():
-                code = _shell_code(ended.result())
-                return code, f"exit code {code}"
-            if self._stop.signal is not None:
-                with suppress(RdzvError):  # The others re-form while our program is still stopping.
-                    await rendezvous.drain(f"{self._stop.signal.name} received")
-                return None, "stopped"
-            change = changed.result()
-            why = change.reason if change is not None else "this member left"
-            sys.stderr.write(f"rdzv: round {world.round} is over: {why}; stopping the program\n")
-            return None, why
-        finally:
-            changed.cancel()
-            await program.stop()
-
-    def _by_signal(self) -> int:
-        return 128 + int(self._stop.signal or 0)
+async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_restarts: int) -> int:
+    """Run the command in each world, and restart it when the round changes. Return the exit code of `rdzv run`."""
+    stop = StopSignal()
+    reason = "this node came to join"
+    async with make(None) as rendezvous:
+        while True:
+            try:
+                world = await stop.run_until(rendezvous.join())
+            except Evicted as evicted:
+                reason = evicted.reason
+                continue
+            code = None
+            if world is not None:
+                program = await Program.start(command, stop_s, world, reason)
+                code, reason = await _until_changed(program, rendezvous, world.round, stop)
+            if stop.signal is not None:
+                return 128 + stop.signal
+            if code == 0:
+                with suppress(RdzvError):  # The others may have closed the run, or evicted this member, just now.
+                    await rendezvous.done()
+                return ExitCode.OK
+            if code is not None and max_restarts == 0:
+                await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
+                _print_error(f"the program failed: {reason}")
+                return code
+            max_restarts -= code is not None
 
 
-def _shell_code(returncode: int) -> int:
-    """As a shell shows it: death by a signal is 128 plus its number."""
-    return 128 - returncode if returncode < 0 else returncode
+async def _until_changed(program: Program, rendezvous: AsyncRendezvous, round: int, stop: StopSignal) -> tuple[int | None, str]:
+    """Wait for the program. Return its exit code, or None if the round changed or a signal came first; and the reason."""
+    ended = asyncio.ensure_future(program.wait())
+    changed = asyncio.ensure_future(rendezvous.wait_changed())
+    try:
+        await stop.run_until(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
+        if ended.done():
+            code = ended.result()
+            code = 128 - code if code < 0 else code  # As in a shell: signal n is 128 + n.
+            return code, f"exit code {code}"
+        if stop.signal is not None:
+            with suppress(RdzvError):  # The others re-form while our program is still stopping.
+                await rendezvous.drain(f"{stop.signal.name} received")
+            return None, "stopped"
+        change = changed.result()
+        why = change.reason if change is not None else "this member left"
+        _print_error(f"round {round} is over: {why}; stopping the program")
+        return None, why
+    finally:
+        changed.cancel()
+        await program.stop()

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how a command gets them."""
 
 from __future__ import annotations
 
@@ -10,35 +10,27 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 import typer
 
 from ..errors import SettingsError
-from .exit_codes import sentences
+from .exit_codes import exit_on_error
 
-Endpoint = Annotated[
-    str,
-    typer.Argument(envvar="RDZV_ENDPOINT", help="where the run is kept: host:port, rdzv://host:port, memory://"),
-]
-EndpointLast = Annotated[
-    str,
-    typer.Argument(metavar="[ENDPOINT]", envvar="RDZV_ENDPOINT", help="where the run is kept: host:port, rdzv://host:port"),
-]
-Host = Annotated[str, typer.Argument(help="as members call it; `rdzv status` shows the hosts")]
-RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run: members with one id meet")]
-AnyRunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="the run that will be joined, if it is known")]
+WHERE = "where the run is kept: host:port, etcd://, c10d://, file:// or memory://"
+Endpoint = Annotated[str, typer.Argument(envvar="RDZV_ENDPOINT", help=WHERE)]
+EndpointLast = Annotated[str, typer.Argument(metavar="[ENDPOINT]", envvar="RDZV_ENDPOINT", help=WHERE)]
+Host = Annotated[str, typer.Argument(help="a host name as `rdzv status` shows it")]
+RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run: members with the same id meet")]
+AnyRunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="the run that you will join, if you know it")]
 Nodes = Annotated[str, typer.Option("--nnodes", help="how many nodes: n, or min:max")]
 Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated"),
+    list[str] | None, typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated")
 ]
-TokenFile = Annotated[
-    str | None, typer.Option("--token-file", help="file with the shared secret; RDZV_TOKEN in the environment is the other way")
-]
+TokenFile = Annotated[str | None, typer.Option("--token-file", help="file with the shared secret; or set RDZV_TOKEN")]
 TlsCa = Annotated[str | None, typer.Option("--tls-ca", help="PEM file: whose certificates to trust")]
 TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the certificate to show")]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
-Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON object per line")]
+Json = Annotated[bool, typer.Option("--json", help="machine-readable output: one JSON object per line")]
 
 
 def nodes(text: str) -> tuple[str, str]:
-    """Fewest and most nodes, as texts: the settings check them."""
+    """Split --nnodes into minimum and maximum, as text: the settings check them."""
     low, colon, high = text.partition(":")
     if not low or (colon and not high):
         raise SettingsError(f"--nnodes is {text!r}: it must be a number or min:max, such as 2:4")
@@ -46,40 +38,37 @@ def nodes(text: str) -> tuple[str, str]:
 
 
 Given: TypeAlias = dict[str, Any]
-"""Settings, as far as the command line gives them."""
+"""Settings from the command line."""
 
 
 def _given(
-    conf: Conf = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    conf: Conf = None, token_file: TokenFile = None, tls_ca: TlsCa = None, tls_cert: TlsCert = None, tls_key: TlsKey = None
 ) -> Given:
-    """What every command takes: settings one by one, and whom to trust."""
+    """Collect the settings, the secret and the certificates that every command takes."""
     trust = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
     return {**read_conf(conf), **{name: value for name, value in trust.items() if value is not None}}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as the shell sees it: with these options in place of its `given`, and sentences in place of tracebacks."""
+    """Make a command that has the options of `_given` in place of `given`, and prints errors as sentences."""
     shared = inspect.signature(_given).parameters
     own = {name: one for name, one in inspect.signature(command).parameters.items() if name != "given"}
 
     @functools.wraps(command)
-    def shown(**values: Any) -> None:
-        with sentences():
+    def wrapped(**values: Any) -> None:
+        with exit_on_error():
             command(given=_given(**{name: values.pop(name) for name in shared}), **values)
 
     hints = {**get_type_hints(command, include_extras=True), **get_type_hints(_given, include_extras=True)}
-    options = [one.replace(annotation=hints[name]) for name, one in {**own, **shared}.items()]
-    shown.__annotations__ = {one.name: one.annotation for one in options}
-    shown.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    return shown
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [one.replace(annotation=hints[name], kind=kind) for name, one in {**own, **shared}.items()]
+    wrapped.__annotations__ = {one.name: one.annotation for one in options}
+    wrapped.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return wrapped
 
 
 def read_conf(pairs: list[str] | None) -> Given:
-    """Settings given one by one."""
+    """Read the settings of --conf."""
     settings: Given = {}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""What a member's command prints: a line per world, change and notice, for people or for programs."""
+"""The output of `rdzv join`: a line per world, change and notice, for people or for programs."""
 
 from __future__ import annotations
 
@@ -13,36 +13,27 @@ from ..member.world import AsyncWorld
 
 
 class Printer:
-    """Lines on stdout, flushed one by one, because whoever reads them waits for them."""
+    """Prints lines to stdout. Each is flushed, because its reader waits for it."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
     def world(self, world: AsyncWorld) -> None:
-        """We were given a world, with all that is needed to see that others were given the same."""
-        fields = {
-            "run": world.run_id,
-            "incarnation": world.incarnation,
-            "era": world.era,
-            "round": world.round,
-            "rank": world.rank,
-            "size": world.size,
-            "bootstrap": str(world.bootstrap),
-            "digest": world.digest,
-        }
-        self._line("world", fields, f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}")
+        """Print a world, with all fields that a reader needs to compare it with the worlds of other members."""
+        fields = {name: getattr(world, name) for name in ("incarnation", "era", "round", "rank", "size", "digest")}
+        text = f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}"
+        self.line({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)}, text)
 
     def notice(self, notice: Notice) -> None:
-        """Something happened."""
         fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}
-        self._line("notice", fields, f"{notice.kind}: {notice.reason}")
+        self.line({"event": "notice", **fields}, f"{notice.kind}: {notice.reason}")
 
     def changed(self, round: int, change: Change) -> None:
-        """The world we hold, of that round (0: we hold none), no longer stands."""
+        """Print that the world of that round (0: there was none) is no longer valid."""
         text = f"round {round} is over: {change.reason}" if round else change.reason
-        self._line("changed", {"kind": change.kind, "round": round, "reason": change.reason}, text)
+        self.line({"event": "changed", "kind": change.kind, "round": round, "reason": change.reason}, text)
 
-    def _line(self, event: str, fields: dict[str, Any], text: str) -> None:
-        line = msgspec.json.encode({"event": event, **fields}).decode() if self._as_json else text
-        sys.stdout.write(line + "\n")
+    def line(self, fields: dict[str, Any], text: str) -> None:
+        """Print the fields as JSON for programs, or the text for people."""
+        sys.stdout.write((msgspec.json.encode(fields).decode() if self._as_json else text) + "\n")
         sys.stdout.flush()

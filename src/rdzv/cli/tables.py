@@ -1,4 +1,4 @@
-"""A run as a table."""
+"""The status of a run as a table and a progress bar."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from rich.markup import escape
 from rich.table import Table
 
-from ..core.status import MemberStatus, Status
+from ..core.status import Status
 
 ROWS_MAX = 200
-"""A terminal has room for fewer; `--json` has all."""
-_ATTENTION = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
+"""More than a terminal has room for; `--json` shows all members."""
+_URGENT = ("lost", "straggling", "draining", "banned")
+_COLORS = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
 
 
 def status_table(status: Status, since: Mapping[str, str] | None = None) -> Table:
-    """One row per member, the troubled first; `since` tells for how long each has been in its state."""
+    """Make a table with one row per member, those with problems first. `since` is the time of each in its state, by id."""
     columns = ["member", "host", "rank", "state", *(["for"] if since is not None else []), "info"]
     table = Table(*columns, title=None, expand=False)
-    rows = sorted(status.members, key=_urgency)
+    rows = sorted(status.members, key=lambda one: (one.state not in _URGENT, one.rank, one.name))
     for member in rows[:ROWS_MAX]:
         rank = str(member.rank) if member.rank >= 0 else ""
-        state = f"[{_ATTENTION[member.state]}]{member.state}[/]" if member.state in _ATTENTION else member.state
+        state = f"[{_COLORS[member.state]}]{member.state}[/]" if member.state in _COLORS else member.state
         info = escape(" ".join(f"{name}={value}" for name, value in member.info.items()))
         age = [since.get(member.id, "")] if since is not None else []
         table.add_row(escape(member.name), escape(member.host), rank, state, *age, info)
@@ -31,7 +32,7 @@ def status_table(status: Status, since: Mapping[str, str] | None = None) -> Tabl
 
 
 def progress(status: Status, width: int = 24) -> str:
-    """How many of the fewest and most are there, drawn: '|' is quorum."""
+    """Draw how many members are there, of the minimum and maximum. '|' marks the quorum."""
     there = status.ready if status.phase in ("none", "open", "broken") else status.size
     high = max(status.max_nodes, 1)
     filled = min(width, round(width * there / high))
@@ -39,7 +40,3 @@ def progress(status: Status, width: int = 24) -> str:
     bar = "".join("|" if index == quorum else "#" if index < filled else "." for index in range(width))
     word = "ready" if status.phase in ("none", "open", "broken") else "in"
     return f"[{bar}] {there} {word}, {status.min_nodes} needed, {status.max_nodes} at most"
-
-
-def _urgency(member: MemberStatus) -> tuple[bool, int, str]:
-    return member.state not in ("lost", "straggling", "draining", "banned"), member.rank, member.name

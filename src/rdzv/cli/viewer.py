@@ -1,36 +1,31 @@
-"""What anybody may see of a run: `rdzv status`, `rdzv watch` and `rdzv journal`."""
+"""Commands that only read a run: `rdzv status`, `rdzv watch` and `rdzv journal`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import msgspec
 import typer
 from rich.console import Console
 
 from ..config.settings import Settings
-from ..core.status import Status
 from ..operate import journal as journals
 from ..operate.journal import RunHistory
 from ..operate.run_viewer import RunViewer
-from . import options
-from .session import no_such_run, session_for, settings_for
+from .session import ask, no_such_run, run_command
 from .tables import status_table
 from .watch import Watcher
 
 
-@options.with_settings
-def status(
-    endpoint: options.Endpoint,
-    run_id: options.RunId,
-    given: options.Given,
-    json: options.Json = False,
-) -> None:
-    """Who is in a run, as what, and what it is waiting for. Asks once. Exit code 7: there is no such run."""
-    settings = settings_for(endpoint, run_id, given)
-    seen = asyncio.run(_look(settings))
-    if json:
+@run_command
+def status(settings: Settings, as_json: bool) -> None:
+    """Show the members of a run, their states, and what the run is waiting for. Asks once. Exit code 7: no such run."""
+    seen = ask(settings, lambda session: RunViewer(session, settings.run_id, time.monotonic).look())
+    if seen is None:
+        raise no_such_run(settings)
+    if as_json:
         typer.echo(msgspec.json.encode(seen).decode())
     else:
         typer.echo(str(seen))
@@ -38,89 +33,56 @@ def status(
             Console().print(status_table(seen))
 
 
-async def _look(settings: Settings) -> Status:
-    async with session_for(settings) as session:
-        seen = await RunViewer(session, settings.run_id, asyncio.get_running_loop().time).look()
-    if seen is None:
-        raise no_such_run(settings)
-    return seen
-
-
-@options.with_settings
-def watch(
-    endpoint: options.Endpoint,
-    run_id: options.RunId,
-    given: options.Given,
-    json: options.Json = False,
-) -> None:
+@run_command
+def watch(settings: Settings, as_json: bool) -> None:
     """Show a run as it changes, until it is closed or you stop: a live table, or a line per change without a terminal.
 
-    It waits for a run that is not there yet, and goes on through outages of the engine. Exit code 4: the run was closed, and
-    not because all were done.
+    It waits for a run that does not exist yet, and continues through outages of the engine. Exit code 4: the run was closed,
+    and not because all members were done.
     """
-    settings = settings_for(endpoint, run_id, given)
-    sys.exit(asyncio.run(_watch(settings, json)))
+    sys.exit(asyncio.run(Watcher(settings, Console(), as_json).run()))
 
 
-async def _watch(settings: Settings, as_json: bool) -> int:
-    return await Watcher(settings, Console(), as_json).run()
+@run_command
+def journal(settings: Settings, as_json: bool) -> None:
+    """Show what happened in a run: each round, the cause of each restart, and its cost in seconds.
 
-
-@options.with_settings
-def journal(
-    endpoint: options.Endpoint,
-    run_id: options.RunId,
-    given: options.Given,
-    json: options.Json = False,
-) -> None:
-    """What happened in a run: each round, who caused each restart, and what it cost in seconds.
-
-    The times in front are the writers' own clocks; durations are measured and do not depend on them. Exit code 7: the engine
+    The timestamps are from the writers' own clocks; durations are measured and do not depend on them. Exit code 7: the engine
     has no journal of that run.
     """
-    settings = settings_for(endpoint, run_id, given)
-    lives = asyncio.run(_read(settings))
-    for life in lives:
-        if json:
-            typer.echo("\n".join(_json_lines(life)))
-        else:
-            typer.echo("\n".join(_text_lines(settings.run_id, life)))
-
-
-async def _read(settings: Settings) -> list[RunHistory]:
-    async with session_for(settings) as session:
-        lives = await journals.read(session, settings.run_id)
-    if not lives:
+    histories = ask(settings, lambda session: journals.read(session, settings.run_id))
+    if not histories:
         raise no_such_run(settings)
-    return lives
+    for history in histories:
+        typer.echo("\n".join(_json_lines(history) if as_json else _text_lines(settings.run_id, history)))
 
 
-def _json_lines(life: RunHistory) -> list[str]:
+def _json_lines(history: RunHistory) -> list[str]:
     lines: list[dict[str, object]] = []
-    for moment in life.moments:
-        entry = msgspec.to_builtins(moment.entry)
+    for step in history.steps:
+        entry = msgspec.to_builtins(step.entry)
         del entry["type"]
-        lines.append({"event": "line", "at_s": moment.at.seconds, "exact": moment.at.exact, "text": moment.text, **entry})
-    for restart in life.restarts:
+        lines.append({"event": "line", "at_s": step.at.seconds, "exact": step.at.exact, "text": step.text, **entry})
+    for restart in history.restarts:
         fields = msgspec.to_builtins(restart)
         for name in ("ran", "cost"):
-            span = fields.pop(name)
-            fields[f"{name}_s"], fields[f"{name}_exact"] = span["seconds"], span["exact"]
-        lines.append({"event": "restart", "run": life.run, **fields})
+            duration = fields.pop(name)
+            fields[f"{name}_s"], fields[f"{name}_exact"] = duration["seconds"], duration["exact"]
+        lines.append({"event": "restart", "run": history.run, **fields})
     return [msgspec.json.encode(line).decode() for line in lines]
 
 
-def _text_lines(run_id: str, life: RunHistory) -> list[str]:
-    begin = "" if life.whole else "; its first lines were overwritten by later ones"
-    lines = [f"run {run_id!r}, incarnation {life.run}{begin}"]
-    for moment in life.moments:
-        at = f"{'+' if moment.at.exact else '>'}{moment.at.seconds:.1f} s"
-        lines.append(f"{moment.entry.stamp:20} {at:>10}  {moment.text} (written by {moment.entry.by})")
-    for restart in life.restarts:
+def _text_lines(run_id: str, history: RunHistory) -> list[str]:
+    begin = "" if history.whole else "; its first lines were overwritten by later ones"
+    lines = [f"run {run_id!r}, incarnation {history.run}{begin}"]
+    for step in history.steps:
+        at = f"{'+' if step.at.exact else '>'}{step.at.seconds:.1f} s"
+        lines.append(f"{step.entry.stamp:20} {at:>10}  {step.text} (written by {step.entry.by})")
+    for restart in history.restarts:
         after = f"round {restart.next_round} with {restart.next_size}" if restart.next_round else "no round yet"
         who = f" (by {', '.join(restart.members)})" if restart.members else ""
         kind = restart.kind.value if restart.kind else "unknown"
         lines.append(f"restart after round {restart.round}: {kind}{who}, cost {restart.cost}, then {after}: {restart.reason}")
-    many = "1 restart" if len(life.restarts) == 1 else f"{len(life.restarts)} restarts"
-    lines.append(f"{many}, {life.cost} in total")
+    many = "1 restart" if len(history.restarts) == 1 else f"{len(history.restarts)} restarts"
+    lines.append(f"{many}, {history.cost} in total")
     return lines

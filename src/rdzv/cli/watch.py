@@ -1,11 +1,10 @@
-"""`rdzv watch`: a run as it changes."""
+"""`rdzv watch`: shows a run as it changes."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import signal
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -21,10 +20,11 @@ from ..engines.port import Driver, EngineReset, Session
 from ..errors import RdzvError, Unreachable
 from ..operate.run_viewer import RunViewer
 from .exit_codes import ExitCode
+from .output import Printer
 from .tables import progress, status_table
 
-AGAIN_S = 0.5
-"""Between two attempts to reach an engine that is away."""
+RETRY_S = 0.5
+"""Pause between two attempts to reach the engine."""
 REDRAW_S = 0.5
 _COUNTDOWN = re.compile(r"\d+ s\b")
 
@@ -35,16 +35,18 @@ class Watcher:
     def __init__(self, settings: Settings, console: Console, as_json: bool) -> None:
         self._settings = settings
         self._console = console
+        self._printer = Printer(as_json)
         self._as_json = as_json
         self._live: Live | None = None
-        self._onlooker: RunViewer | None = None
-        self._trouble = "not connected yet"
-        self._said: object = None
+        self._viewer: RunViewer | None = None
+        self._outage = "not connected yet"
+        self._printed: object = None
         self._states: dict[str, tuple[str, float, bool]] = {}
+        """State of each member by id, since when, and whether it may have begun before the command started."""
         self._phase: tuple[object, float, bool] = (None, 0.0, False)
 
     async def run(self) -> int:
-        """The exit code."""
+        """Follow the run and return the exit code."""
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(self._follow())
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,38 +77,37 @@ class Watcher:
                 try:
                     session = await driver.connect()
                 except Unreachable as error:
-                    self._away(str(error))
+                    self._set_outage(str(error))
                 else:
-                    ended = await self._on(session, driver)
-                    if ended is not None:
-                        return ended
-                await asyncio.sleep(AGAIN_S)
+                    code = await self._follow_session(session, driver)
+                    if code is not None:
+                        return code
+                await asyncio.sleep(RETRY_S)
         finally:
             await driver.close()
 
-    async def _on(self, session: Session, driver: Driver) -> int | None:
-        """Until the run is closed, or the engine gone (None)."""
-        onlooker = self._onlooker = RunViewer(session, self._settings.run_id, asyncio.get_running_loop().time)
+    async def _follow_session(self, session: Session, driver: Driver) -> int | None:
+        """Follow the run on one session. Return the exit code, or None if the engine is gone."""
+        viewer = self._viewer = RunViewer(session, self._settings.run_id, asyncio.get_running_loop().time)
         self._states.clear()
         try:
-            async for status in onlooker.follow():
-                self._trouble = ""
-                self._note(status)
-                self._say(status)
+            async for status in viewer.follow():
+                self._outage = ""
+                self._update_ages(status)
+                self._print_status(status)
                 if status is not None and status.phase == "closed":
-                    return ExitCode.OK if onlooker.succeeded else ExitCode.CLOSED
+                    return ExitCode.OK if viewer.succeeded else ExitCode.CLOSED
         except EngineReset:
-            self._away(f"engine {driver.endpoint} was restarted")
+            self._set_outage(f"engine {driver.endpoint} was restarted")
         except Unreachable as error:
-            self._away(str(error))
+            self._set_outage(str(error))
         finally:
             with suppress(RdzvError):
                 await session.close()
         return None
 
-    # ---- ages: since we saw it, by our own clock
-
-    def _note(self, status: Status | None) -> None:
+    def _update_ages(self, status: Status | None) -> None:
+        """Note since when each state has been seen, by this process's own clock."""
         now = asyncio.get_running_loop().time()
         first = not self._states and self._phase[0] is None
         before, self._states = self._states, {}
@@ -122,33 +123,30 @@ class Watcher:
         seconds = asyncio.get_running_loop().time() - since_at
         return f"{'>' if at_least else ''}{seconds:.0f} s"
 
-    # ---- showing it
+    def _set_outage(self, reason: str) -> None:
+        self._outage = reason
+        self._print_once(("away", reason), {"event": "away", "reason": reason}, f"engine away: {reason}")
 
-    def _away(self, trouble: str) -> None:
-        self._trouble = trouble
-        self._line(("away", trouble), {"event": "away", "reason": trouble}, f"engine away: {trouble}")
-
-    def _say(self, status: Status | None) -> None:
+    def _print_status(self, status: Status | None) -> None:
         if status is None:
             reason = f"no such run yet on engine {self._settings.endpoint}: nobody has joined it"
-            self._line("none", {"event": "none", "reason": reason}, f"run {self._settings.run_id!r}: {reason}")
+            self._print_once("none", {"event": "none", "reason": reason}, f"run {self._settings.run_id!r}: {reason}")
             return
         states = sorted((member.name, member.state) for member in status.members)
-        # A countdown is no news.
+        # A countdown in the reason is no change.
         key = (status.round, status.phase, status.size, _COUNTDOWN.sub("", status.reason), states)
-        self._line(key, {"event": "status", **msgspec.to_builtins(status)}, f"{status} {progress(status)}")
+        self._print_once(key, {"event": "status", **msgspec.to_builtins(status)}, f"{status} {progress(status)}")
 
-    def _line(self, key: object, fields: dict[str, Any], text: str) -> None:
-        if self._live is not None or key == self._said:
-            return
-        self._said = key
-        sys.stdout.write((msgspec.json.encode(fields).decode() if self._as_json else text) + "\n")
-        sys.stdout.flush()
+    def _print_once(self, key: object, fields: dict[str, Any], text: str) -> None:
+        """Print a line unless the last one had the same key, or there is a live table."""
+        if self._live is None and key != self._printed:
+            self._printed = key
+            self._printer.line(fields, text)
 
     def _draw(self) -> Group:
-        if self._onlooker is None or self._trouble:
-            return Group(Text(f"run {self._settings.run_id!r}: engine away: {self._trouble}", style="red"))
-        status = self._onlooker.status()
+        if self._viewer is None or self._outage:
+            return Group(Text(f"run {self._settings.run_id!r}: engine away: {self._outage}", style="red"))
+        status = self._viewer.status()
         if status is None:
             return Group(Text(f"run {self._settings.run_id!r}: nobody has joined it yet on {self._settings.endpoint}"))
         phase = f"run {status.run_id!r}  round {status.round} {status.phase} for {self._age(*self._phase[1:])}"

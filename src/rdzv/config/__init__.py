@@ -1,4 +1,4 @@
-"""What a user may set: settings and their types, endpoints, and the shared secret. The only place that validates them.
+"""The configuration of a member: settings and their types, endpoints, the shared secret. All validation is here.
 
 May import `core` (for the record of the settings that a run agreed on) and `errors`.
 """

@@ -1,17 +1,16 @@
-"""Where a run is kept, as one text: `scheme://host:port,host:port/path?name=value`.
+"""Endpoints: the address of the engine that keeps a run, `scheme://host:port,host:port/path?name=value`.
 
     memory://  memory://name           inside this process; each name is an engine of its own
     host:port  host  [v6]:port         the embedded server, also written rdzv://host:port
-    ''  rdzv://  localhost:0           the embedded server for one machine, on any free port
+    ''  rdzv://  localhost:0           the embedded server for one node, on any free port
     etcd://a,b:2379/prefix  etcds://   an etcd v3 cluster; etcds with TLS
     c10d://host:port                   torch's TCPStore as a register
     file:///path                       a file that all members see, as a register
 
-Only the text is judged here. Whether a name resolves is found out at every attempt to connect, since it may not resolve
-yet.
+This module judges the text only. Names are resolved at every attempt to connect, since a name may not resolve yet.
 
-Endpoints are logged and shown, by us and by whoever starts us, so nothing secret may be in one. An endpoint with
-credentials is refused by a sentence that does not repeat it.
+Logs and process lists show endpoints, so no secret may be in one. The error for an endpoint with credentials does not
+repeat it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from ..errors import SettingsError
 PORT = 29400
 PORT_ETCD = 2379
 _ENDPOINT_MAX = 4096
-"""Characters: room for a hundred long host names, and for nothing that is not an endpoint."""
+"""Characters: room for a hundred long host names."""
 _HOST_MAX = 253
-"""Characters a DNS name can have."""
+"""Longest DNS name."""
 _SHOWN_MAX = 120
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
@@ -41,10 +40,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class _Scheme(msgspec.Struct, frozen=True):
-    """What an endpoint of one scheme may have."""
+    """The parts that an endpoint of one scheme may have."""
 
     port: int = 0
-    """The default; 0: it has no hosts."""
+    """The default port; 0: the scheme has no hosts."""
     hosts_max: int = 0
     takes_path: bool = False
 
@@ -58,37 +57,42 @@ _SCHEMES = {
     "file": _Scheme(takes_path=True),
 }
 _ALSO_CALLED = {"http": "etcd", "https": "etcds", "etcd-v2": "etcd", "etcd-v3": "etcd", "tcp": "rdzv"}
-"""What people write who come from etcd's own tools or from torch."""
+"""Schemes of etcd's own tools and of torch."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A place where runs are kept. Make it with `parse`, which is what checks it; `str()` gives the canonical text."""
+    """The address of an engine. Make it with `parse`, which checks it; `str()` gives the canonical text."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
-    """Names or addresses (IPv6 without brackets) with their ports, in the order given."""
+    """Names or addresses (IPv6 without brackets) with ports, in the given order."""
     path: str = ""
     """The engine's name (memory), the prefix of all keys (etcd), the absolute path (file); unquoted."""
     query: tuple[tuple[str, str], ...] = ()
-    """What the scheme's driver makes of it is the driver's affair: see `options`."""
+    """Options for the scheme's driver, read by `options`."""
 
     @staticmethod
     def parse(text: str) -> Endpoint:
-        """The endpoint that `text` names, or SettingsError with what is wrong with it."""
-        return _parse(text)
+        """Read an endpoint, or raise SettingsError with what is wrong with it."""
+        text = text.strip()
+        _refuse_secrets(text)
+        try:
+            return _read(text)
+        except ValueError as error:
+            raise SettingsError(f"endpoint {_show(text)}: {error}") from None
 
     @property
     def is_one_machine(self) -> bool:
-        """No other machine can find it: the embedded server on a port that nobody was told."""
+        """Whether only this node can find the engine: an embedded server on an unannounced port."""
         return self.scheme == "rdzv" and not self.hosts
 
     @property
     def is_loopback(self) -> bool:
-        """It names hosts, and each of them is the machine that asks: members on two machines would never meet."""
+        """Whether all its hosts are loopback: members on two nodes would never meet."""
         return bool(self.hosts) and all(_is_loopback(host) for host, _ in self.hosts)
 
     def options(self, *known: str) -> dict[str, str]:
-        """The query as a mapping, for a driver that knows these names; any other is refused, not ignored."""
+        """Return the query as a mapping; SettingsError if it has a name that the driver does not know."""
         for name, _ in self.query:
             if name not in known:
                 raise SettingsError(f"endpoint {str(self)!r} has an unknown option {name!r}{_hint(name, known)}")
@@ -104,7 +108,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_host(text: str) -> str:
-    """A host name or address in its canonical form; ValueError says what is wrong with it. IPv6 without brackets."""
+    """Return a host name or address in canonical form, IPv6 without brackets. ValueError says what is wrong with it."""
     if ":" in text:
         try:
             return str(ipaddress.IPv6Address(text))
@@ -122,17 +126,8 @@ def parse_host(text: str) -> str:
     return text.lower()
 
 
-def _parse(given: str) -> Endpoint:
-    text = given.strip()
-    _refuse_secrets(text)
-    try:
-        return _read(text)
-    except ValueError as error:
-        raise SettingsError(f"endpoint {_show(text)}: {error}") from None
-
-
 def _refuse_secrets(text: str) -> None:
-    """Before anything else is judged, because every other sentence repeats the text."""
+    """Raise SettingsError for credentials. Must run first: the messages of all other checks repeat the text."""
     scheme, _, rest = text.rpartition("://") if text.count("://") == 1 else ("", "", text)
     is_path = scheme.lower() == "file" and rest.startswith("/")
     if "@" in text and not is_path:
@@ -150,7 +145,7 @@ def _refuse_secrets(text: str) -> None:
 
 
 def _read(text: str) -> Endpoint:
-    """Everything but the secrets; ValueError says what is wrong."""
+    """Read all parts. ValueError says what is wrong."""
     if len(text) > _ENDPOINT_MAX:
         raise ValueError(f"it has {len(text)} characters, at most {_ENDPOINT_MAX} are allowed")
     if not text.isprintable() or " " in text:
@@ -160,16 +155,25 @@ def _read(text: str) -> Endpoint:
     name, mark, rest = text.partition("://")
     if not mark:
         if text in _SCHEMES and text != "rdzv":
-            # A host can have such a name, but likelier "://" was forgotten; rdzv://<name> says it plainly.
+            # More likely a forgotten "://" than a host of that name, which can be written rdzv://<name>.
             raise ValueError(f"did you mean '{text}://'?")
         name, rest = "rdzv", text
     scheme = _known_scheme(name)
     rest, _, query = rest.partition("?")
     options = _read_query(query)
     if scheme == "memory":
-        return Endpoint(scheme, path=_memory_name(rest), query=options)
+        engine = rest.rstrip("/")
+        if engine and not _HOST.fullmatch(engine):
+            allowed = "letters, digits, '.', '-' and '_'"
+            raise ValueError(f"{_show(engine)} is not a name for an engine in memory ({allowed})")
+        return Endpoint(scheme, path=engine, query=options)
     if scheme == "file":
-        return Endpoint(scheme, path=_file_path(rest), query=options)
+        if not rest.startswith("/"):
+            raise ValueError(f"a file is named by its whole path, as in 'file:///{rest or 'path'}'")
+        path = _unquote(rest)
+        if path.endswith("/"):
+            raise ValueError("it names a directory; name a file in it")
+        return Endpoint(scheme, path=path, query=options)
     where, _, path = rest.partition("/")
     path = _unquote(path).strip("/")
     rule = _SCHEMES[scheme]
@@ -204,9 +208,7 @@ def _read_hosts(scheme: str, text: str) -> tuple[tuple[str, int], ...]:
     hosts = [_read_host_port(scheme, part) for part in parts]
     if len(set(hosts)) < len(hosts):
         raise ValueError("it names one host twice")
-    if hosts[0][1]:
-        return tuple(hosts)
-    return ()
+    return tuple(hosts) if hosts[0][1] else ()  # Port 0 is `localhost:0`: no host at all.
 
 
 def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
@@ -225,29 +227,13 @@ def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
     if not _DIGITS.fullmatch(port) or int(port) > 65535:
         raise ValueError(f"port {_show(port)} is not a number from 1 to 65535")
     if int(port) == 0 and not (scheme == "rdzv" and _is_loopback(host)):
-        # torch's `localhost:0` is the one exception: it means "this machine only", where any port will do.
+        # torch's `localhost:0` is the one exception: it means "this node only", where any port will do.
         raise ValueError("port 0 means any port, which other machines cannot find; give one from 1 to 65535")
     return host, int(port)
 
 
 def _is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
-
-
-def _memory_name(text: str) -> str:
-    name = text.rstrip("/")
-    if name and not _HOST.fullmatch(name):
-        raise ValueError(f"{_show(name)} is not a name for an engine in memory (letters, digits, '.', '-' and '_')")
-    return name
-
-
-def _file_path(text: str) -> str:
-    if not text.startswith("/"):
-        raise ValueError(f"a file is named by its whole path, as in 'file:///{text or 'path'}'")
-    path = _unquote(text)
-    if path.endswith("/"):
-        raise ValueError("it names a directory; name a file in it")
-    return path
 
 
 def _unquote(text: str) -> str:
@@ -275,7 +261,7 @@ def _read_query(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _hint(name: str, known: tuple[str, ...]) -> str:
-    """What may be meant, or what there is."""
+    """Return the end of a message about an unknown name: the likely one, or all known ones."""
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f": did you mean {close[0]!r}?"
@@ -283,5 +269,4 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
 
 
 def _show(text: str) -> str:
-    """Quoted, and cut where nobody would read on."""
     return repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")

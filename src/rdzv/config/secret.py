@@ -1,10 +1,10 @@
-"""The secret that members and server share: where it comes from, and what may be done with it.
+"""The secret that members and server share: where it comes from, and how it is used.
 
-It is given by the setting `token`, by `token_file`, or by RDZV_TOKEN in the environment. What is said to one member counts
-more than what its environment says; a `token` and a `token_file` that differ are refused, since nobody knows which is meant.
-RDZV_TOKEN is taken out of the environment, so that workers do not inherit it, and is remembered for this process.
+The setting `token`, the setting `token_file`, or RDZV_TOKEN in the environment gives it. A setting beats the
+environment. A `token` and a `token_file` that differ are refused, since it is unclear which one is meant. RDZV_TOKEN is
+removed from the environment, so that workers do not inherit it, and is remembered for this process.
 
-The secret itself leaves its object only as a proof: a keyed hash of two numbers that were never used before.
+The secret itself leaves its object only as a proof: a keyed hash of two fresh random numbers.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ logger = logging.getLogger("rdzv.secret")
 TOKEN_ENV = "RDZV_TOKEN"  # noqa: S105  The name of a variable.
 SIZE_MAX = 4096
 GUESSED_MAX = 16
-"""Bytes: who records a handshake can try all secrets as short as this one, on its own machine and at its leisure."""
+"""Bytes. A recorded handshake lets an attacker try all shorter secrets offline."""
 
 _put_aside: dict[str, Secret] = {}
 _warned: set[str] = set()
 
 
 class Secret:
-    """Shown by nothing, and compared in constant time."""
+    """A key that no text shows. Comparison takes constant time."""
 
     __slots__ = ("_key",)
 
     def __init__(self, key: str | bytes) -> None:
-        """Without the newline that files and shells end with. ValueError: it is empty, or longer than anybody means."""
+        """Take the key without the newline at its end, if any. Raises ValueError for an empty or very long one."""
         data = (key.encode() if isinstance(key, str) else key).rstrip(b"\r\n")
         if not data or len(data) > SIZE_MAX:
             raise ValueError(f"it has {len(data)} bytes")
         self._key = data
 
     def prove(self, *words: bytes) -> bytes:
-        """What only one who knows the secret can say of these words."""
-        # Each with its length, so that no two lists of words are the same text.
+        """Return a hash of the words that only a holder of the secret can compute."""
+        # Each word is preceded by its length, so that no two lists of words are hashed as the same bytes.
         return hmac.digest(self._key, b"".join(len(word).to_bytes(4, "big") + word for word in words), "sha256")
 
     @property
     def can_be_guessed(self) -> bool:
-        """It is so short that trying all of them is no work."""
         return len(self._key) < GUESSED_MAX
 
     def __eq__(self, other: object) -> bool:
@@ -64,7 +63,7 @@ class Secret:
 
 
 def put_aside(environ: MutableMapping[str, str]) -> None:
-    """Take the secret out of the environment; `find` still knows it. The one seen last counts."""
+    """Move the secret from the environment to this process's memory, for `find`. The latest one counts."""
     text = environ.pop(TOKEN_ENV, None)
     if text is None:
         return
@@ -75,7 +74,7 @@ def put_aside(environ: MutableMapping[str, str]) -> None:
 
 
 def find(token: Secret | None, token_file: str) -> Secret | None:
-    """The secret of one member or server, by the order in the module's docstring; None: there is none."""
+    """Return the secret of one member or server, or None, by the precedence in the module's docstring."""
     from_file = _read_file(token_file) if token_file else None
     if token is not None and from_file is not None and token != from_file:
         raise SettingsError(f"token and token_file {token_file!r} are two different secrets: give one of them")
@@ -87,13 +86,13 @@ def find(token: Secret | None, token_file: str) -> Secret | None:
 
 def _read_file(path: str) -> Secret:
     try:
-        # Without waiting: a pipe that nobody writes to would keep us here for ever.
+        # Non-blocking: opening a pipe without a writer would never return.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with open(number, "rb") as file:  # noqa: PTH123  A number, not a path.
+        with open(number, "rb") as file:  # noqa: PTH123  A descriptor, not a path.
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 raise SettingsError(f"token_file {path!r} is no ordinary file")
             warn_if_shown("token_file", path, number)
-            data = file.read(SIZE_MAX + 3)  # With a line's end, and one more to see that it is too much.
+            data = file.read(SIZE_MAX + 3)  # Room for a line's end, and one byte more to notice a longer file.
     except OSError as error:
         raise SettingsError(f"token_file {path!r} cannot be read: {(error.strerror or str(error)).lower()}") from None
     try:
@@ -104,13 +103,13 @@ def _read_file(path: str) -> Secret:
 
 
 def warn_if_shown(setting: str, path: str, number: int | None = None) -> None:
-    """What everybody on the machine can read is no secret."""
+    """Warn if every user of the node can read the file."""
     if os.stat(path if number is None else number).st_mode & stat.S_IROTH:  # noqa: PTH116  Or a number.
         warn_once(f"{setting} {path!r} can be read by every user of this machine: take that right away (chmod o-r)")
 
 
 def warn_once(text: str) -> None:
-    """Once per process."""
+    """Log a warning once per process."""
     if text not in _warned:
         _warned.add(text)
         logger.warning("%s", text)

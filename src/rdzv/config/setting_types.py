@@ -1,17 +1,18 @@
-"""The kinds of values a setting can have: what is allowed, and how a text becomes one.
+"""The types of settings: which values are allowed, how a text is read, and how a wrong value is shown.
 
-A kind knows nothing of names or of other settings; `settings.py` puts the sentence together. Each takes the proper
-Python value as well as what a command line or the environment can hold, which is text.
+Each name in lower case at the end makes a `Setting` of one type. A type knows neither names nor other settings;
+`settings.py` writes the error message. A reader takes the proper Python value as well as text, since the command line
+and the environment hold nothing else. It raises ValueError or TypeError.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import math
 import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -21,11 +22,9 @@ from .endpoint import Endpoint, parse_host
 from .secret import SIZE_MAX, Secret
 
 TIME_MAX_S = 1e9
-"""Thirty years: whoever means "for ever" is served, and every engine can still count it."""
+"""Thirty years stand for "for ever". Infinity is refused: not every engine can count it."""
 INFO_MAX = 8 * 1024
 """Bytes of `info` as JSON: half of what a member's record may have."""
-_LABEL_MAX = 256
-_PATH_MAX = 4096
 _PORT_MAX = 65535
 _SHOWN_MAX = 60
 
@@ -34,282 +33,190 @@ _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,15}\s*")
 _RANGE = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
 _UNIT = re.compile(r"unit=([0-9]{1,9})")
 _SWITCH = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(("false", "f", "no", "n", "0"), False)
-"""All that torch takes for one, too."""
+"""The texts that torch takes for true and false."""
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "..."
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What is known of one setting; its subclasses are the kinds. `read` raises ValueError or TypeError."""
+    """One setting: its help texts and its type."""
 
     meaning: str
-    """What it is for."""
     raised: str = ""
-    """What gets worse if it is raised, or set; empty: nothing to weigh."""
-
-    @property
-    def allowed(self) -> str:
-        """What a value may be, as the end of "it must be"."""
-        raise NotImplementedError
-
-    def read(self, value: Any) -> object:
-        """The value in its proper type."""
-        raise NotImplementedError
-
-    def show(self, value: object) -> str:
-        """The wrong value, as far as it should be repeated."""
-        text = repr(value)
-        return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "..."
+    """The cost of raising, or setting, it; empty: none worth naming."""
+    allowed: str = ""
+    """The end of the sentence "it must be ..."."""
+    read: Callable[[Any], object] = str
+    """Returns the value in its proper type."""
+    show: Callable[[object], str] = _show
+    """Returns a wrong value as the error message repeats it."""
+    words: tuple[str, ...] = ()
+    """The words to choose from, if the type has any: a misspelt one gets a hint."""
 
 
-class Seconds(Setting, frozen=True, kw_only=True):
-    """A duration."""
+def _check(holds: object) -> None:
+    if not holds:
+        raise ValueError
 
-    zero: bool = False
-    """0 has a meaning: do not wait at all."""
 
-    @property
-    def allowed(self) -> str:
-        """Never endless: a wait that cannot end cannot be explained either."""
-        return f"a number of seconds, {'0 or more' if self.zero else 'more than 0'} and at most {TIME_MAX_S:.0f}"
+def seconds(meaning: str, raised: str = "", *, zero: bool = False) -> Setting:
+    """Make a duration. `zero`: 0 is allowed and means not to wait at all."""
 
-    def read(self, value: Any) -> float:
-        """From any real number or a text of one."""
+    def read(value: Any) -> float:
         if isinstance(value, str):
-            if not _NUMBER.fullmatch(value):
-                raise ValueError(value)
-        elif isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(value)
-        try:
-            seconds = float(value)
-        except OverflowError as error:
-            raise ValueError(value) from error
-        if not math.isfinite(seconds) or seconds < 0 or seconds > TIME_MAX_S or (seconds == 0 and not self.zero):
-            raise ValueError(value)
-        return abs(seconds)
+            _check(_NUMBER.fullmatch(value))
+            value = float(value)
+        _check(isinstance(value, Real) and not isinstance(value, bool))
+        # Compared before it is converted: a huge int has no float. NaN fails every comparison. abs: -0.0 becomes 0.0.
+        _check(0 <= value <= TIME_MAX_S and (value or zero))
+        return abs(float(value))
+
+    allowed = f"a number of seconds, {'0 or more' if zero else 'more than 0'} and at most {TIME_MAX_S:.0f}"
+    return Setting(meaning, raised, allowed, read)
 
 
-class Whole(Setting, frozen=True, kw_only=True):
-    """A count."""
+def whole(meaning: str, raised: str = "", *, low: int, high: int) -> Setting:
+    """Make a count, both ends included."""
 
-    low: int
-    high: int
-
-    @property
-    def allowed(self) -> str:
-        """Both ends are allowed."""
-        return f"a whole number from {self.low} to {self.high}"
-
-    def read(self, value: Any) -> int:
-        """From whatever Python counts with, or a text of it; 2.0 is a mistake and not a count."""
+    def read(value: Any) -> int:
         if isinstance(value, str):
-            if not _WHOLE.fullmatch(value):
-                raise ValueError(value)
+            _check(_WHOLE.fullmatch(value))
             value = int(value)
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise ValueError(value)
+        _check(hasattr(value, "__index__") and not isinstance(value, bool))  # 2.0 is a mistake, not a count.
         count = operator.index(value)
-        if not self.low <= count <= self.high:
-            raise ValueError(value)
+        _check(low <= count <= high)
         return count
 
+    return Setting(meaning, raised, f"a whole number from {low} to {high}", read)
 
-class Choice(Setting, frozen=True, kw_only=True):
-    """One of a few words."""
 
-    words: tuple[str, ...]
+def choice(meaning: str, raised: str = "", *, words: tuple[str, ...]) -> Setting:
+    """Make a choice of words."""
 
-    @property
-    def allowed(self) -> str:
-        """All of them."""
-        return " or ".join(repr(word) for word in self.words)
-
-    def read(self, value: Any) -> str:
-        """The word itself."""
-        if value not in self.words:
-            raise ValueError(value)
+    def read(value: Any) -> str:
+        _check(value in words)
         return str(value)
 
+    return Setting(meaning, raised, " or ".join(map(repr, words)), read, words=words)
 
-class Growth(Choice, frozen=True, kw_only=True):
-    """A word, or unit=n."""
 
-    @property
-    def allowed(self) -> str:
-        """Here n is a number the user puts in."""
-        return ", ".join(repr(word) for word in self.words) + " or 'unit=n' with n of 1 or more"
+def growth(meaning: str, raised: str = "", *, words: tuple[str, ...]) -> Setting:
+    """Make a choice of words or `unit=n`, which `Settings.make` splits into two settings."""
 
-    def read(self, value: Any) -> str:
-        """Still as written; `make` takes the unit out of it."""
+    def read(value: Any) -> str:
         match = _UNIT.fullmatch(value) if isinstance(value, str) else None
         if match and int(match[1]) > 0:
             return f"unit={int(match[1])}"
-        return Choice.read(self, value)
+        _check(value in words)
+        return str(value)
+
+    allowed = ", ".join(map(repr, words)) + " or 'unit=n' with n of 1 or more"
+    return Setting(meaning, raised, allowed, read, words=words)
 
 
-class Switch(Setting, frozen=True):
-    """Yes, no, or left to us."""
+def text(meaning: str, raised: str = "", *, size_max: int = 256, empty: bool = True, or_number: bool = False) -> Setting:
+    """Make a name. Logs show it, so it stays on one line."""
 
-    @property
-    def allowed(self) -> str:
-        """None is for Python only."""
-        return "true or false"
-
-    def read(self, value: Any) -> bool | None:
-        """From a bool or one of the usual texts."""
-        if value is None or isinstance(value, bool):
-            return value
-        if not isinstance(value, str) or value.strip().lower() not in _SWITCH:
-            raise ValueError(value)
-        return _SWITCH[value.strip().lower()]
-
-
-class Text(Setting, frozen=True, kw_only=True):
-    """A name that will be shown in logs, so it stays on one line."""
-
-    size_max: int = _LABEL_MAX
-    empty: bool = True
-    or_number: bool = False
-
-    @property
-    def allowed(self) -> str:
-        """Counted in characters."""
-        return f"text of {'at most' if self.empty else '1 to'} {self.size_max} characters on one line"
-
-    def read(self, value: Any) -> str:
-        """Without the space around it."""
-        if self.or_number and isinstance(value, int) and not isinstance(value, bool):
+    def read(value: Any) -> str:
+        if or_number and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        if not isinstance(value, str):
-            raise TypeError(value)
-        text = value.strip()
-        # Printable also keeps out what has no bytes in UTF-8 (lone surrogates).
-        if not text.isprintable() or len(text) > self.size_max or not (text or self.empty):
-            raise ValueError(value)
-        return text
+        _check(isinstance(value, str))
+        name: str = value.strip()
+        # Printable also excludes lone surrogates, which have no bytes in UTF-8.
+        _check(name.isprintable() and len(name) <= size_max and (name or empty))
+        return name
+
+    allowed = f"text of {'at most' if empty else '1 to'} {size_max} characters on one line"
+    return Setting(meaning, raised, allowed, read)
 
 
-class File(Setting, frozen=True):
-    """The path of a file. It is opened by whoever needs it, when needed: it may be mounted late, or renewed."""
-
-    @property
-    def allowed(self) -> str:
-        """Text or a path object."""
-        return "the path of a file"
-
-    def read(self, value: Any) -> str:
-        """As text."""
-        path = os.fspath(value) if isinstance(value, os.PathLike) else value
-        if not isinstance(path, str) or not path.isprintable() or len(path) > _PATH_MAX:
-            raise ValueError(path)
-        return path
-
-    def show(self, value: object) -> str:
-        """Not the value: what is not a path is likely to be the secret itself."""
-        return f"not a path (a value of type {type(value).__name__})"
+def _read_switch(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    _check(word in _SWITCH)
+    return _SWITCH[word]
 
 
-class Hidden(Setting, frozen=True):
-    """A secret: never shown, not even where it is wrong."""
-
-    @property
-    def allowed(self) -> str:
-        """Counted in bytes."""
-        return f"text of 1 to {SIZE_MAX} bytes"
-
-    def read(self, value: Any) -> Secret | None:
-        """None is for Python only."""
-        if value is None or isinstance(value, Secret):
-            return value
-        if not isinstance(value, str):
-            raise TypeError(value)
-        return Secret(value)
-
-    def show(self, value: object) -> str:
-        """Not the value."""
-        return f"not a secret (a value of type {type(value).__name__})"
+def _read_path(value: Any) -> str:
+    # The file is opened when it is needed: it may be mounted late, or renewed.
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    _check(isinstance(path, str) and path.isprintable() and len(path) <= 4096)
+    return str(path)
 
 
-class Ports(Setting, frozen=True):
-    """One port, or the lowest and highest of a range."""
-
-    @property
-    def allowed(self) -> str:
-        """0 alone stands for any."""
-        return f"a port from 1 to {_PORT_MAX}, a range such as '29500-29600', or 0 for any free port"
-
-    def read(self, value: Any) -> tuple[int, int]:
-        """As (lowest, highest)."""
-        if isinstance(value, (tuple, list)):
-            value = "-".join(str(port) for port in value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        match = _RANGE.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError(value)
-        low = int(match[1])
-        high = low if match[2] is None else int(match[2])
-        if low > high or high > _PORT_MAX or (low == 0 and high > 0):
-            raise ValueError(value)
-        return low, high
+def _read_secret(value: Any) -> Secret | None:
+    if value is None or isinstance(value, Secret):
+        return value
+    _check(isinstance(value, str))
+    return Secret(value)
 
 
-class Address(Setting, frozen=True):
-    """How others reach this machine."""
+def _read_ports(value: Any) -> tuple[int, int]:
+    if isinstance(value, (tuple, list)):
+        value = "-".join(str(port) for port in value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError
+    low = int(match[1])
+    high = low if match[2] is None else int(match[2])
+    _check(low <= high <= _PORT_MAX and (low > 0 or high == 0))
+    return low, high
 
-    @property
-    def allowed(self) -> str:
-        """Only what means the same on every machine."""
-        return "a host name or an IP address that others can reach (not link-local, 0.0.0.0 or ::)"
 
-    def read(self, value: Any) -> str:
-        """In canonical form, IPv6 without brackets."""
-        if not isinstance(value, str):
-            raise TypeError(value)
-        text = value.strip()
-        if not text:
-            return ""
-        host = parse_host(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return host
-        if address.is_link_local or address.is_unspecified or address.is_multicast:
-            raise ValueError(host)
+def _read_address(value: Any) -> str:
+    """Return the address in canonical form, IPv6 without brackets."""
+    _check(isinstance(value, str))
+    name = value.strip()
+    if not name:
+        return ""
+    host = parse_host(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
         return host
+    _check(not (address.is_link_local or address.is_unspecified or address.is_multicast))
+    return host
 
 
-class Info(Setting, frozen=True):
-    """Whatever the user wants all members to know of each."""
-
-    @property
-    def allowed(self) -> str:
-        """The limit is on what travels."""
-        return f"a dict of str to str of at most {INFO_MAX} bytes as JSON"
-
-    def read(self, value: Any) -> dict[str, str]:
-        """A copy: the caller may go on changing its own."""
-        if not isinstance(value, Mapping):
-            raise TypeError(value)
-        for text in (*value.keys(), *value.values()):
-            if not isinstance(text, str):
-                raise TypeError(text)
-        info = dict(value)
-        if len(msgspec.json.encode(info)) > INFO_MAX:
-            raise ValueError(value)
-        return info
+def _read_mapping(value: Any) -> dict[str, str]:
+    _check(isinstance(value, Mapping))
+    info = dict(value)  # A copy: the caller may change its own later.
+    _check(all(isinstance(one, str) for one in (*info.keys(), *info.values())))
+    _check(len(msgspec.json.encode(info)) <= INFO_MAX)
+    return info
 
 
-class Place(Setting, frozen=True):
-    """An endpoint; see `endpoint.py`."""
+def _read_endpoint(value: Any) -> Endpoint:
+    if isinstance(value, Endpoint):
+        return value
+    _check(isinstance(value, str))
+    return Endpoint.parse(value)
 
-    @property
-    def allowed(self) -> str:
-        """Only for a value that is no text; a wrong text gets a sentence of its own."""
-        return "text such as 'host:29400', 'etcd://host:2379' or 'memory://'"
 
-    def read(self, value: Any) -> Endpoint:
-        """Parsed."""
-        if isinstance(value, Endpoint):
-            return value
-        if not isinstance(value, str):
-            raise TypeError(value)
-        return Endpoint.parse(value)
+def _hide(kind: str, value: object) -> str:
+    # A value of a wrong type given for a secret or its file is likely to be the secret itself.
+    return f"not a {kind} (a value of type {type(value).__name__})"
+
+
+# None, where a reader takes it, means "unset" and comes from Python only.
+switch = partial(Setting, allowed="true or false", read=_read_switch)
+file = partial(Setting, allowed="the path of a file", read=_read_path, show=partial(_hide, "path"))
+secret = partial(Setting, allowed=f"text of 1 to {SIZE_MAX} bytes", read=_read_secret, show=partial(_hide, "secret"))
+ports = partial(
+    Setting,
+    allowed=f"a port from 1 to {_PORT_MAX}, a range such as '29500-29600', or 0 for any free port",
+    read=_read_ports,
+)
+address = partial(
+    Setting,
+    allowed="a host name or an IP address that others can reach (not link-local, 0.0.0.0 or ::)",
+    read=_read_address,
+)
+mapping = partial(Setting, allowed=f"a dict of str to str of at most {INFO_MAX} bytes as JSON", read=_read_mapping)
+place = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379' or 'memory://'", read=_read_endpoint)

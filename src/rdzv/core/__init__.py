@@ -1,5 +1,6 @@
-"""The rules of rendezvous. Pure: no clock, no randomness, no I/O, no logging, no asyncio.
+"""The rules of rendezvous, as pure functions: no clock, no randomness, no I/O, no logging, no asyncio.
 
-Records (`model`, `keys`, `wire`), what the leader sees and decides (`view`, `rules`, `ranks`, `recovery`, `acts`), what a
-member does about the head (`member`), and how a run is described (`status`). May import `errors` only.
+`model`, `keys` and `wire` define the records and how they are stored. `view`, `rules`, `ranks`, `recovery` and `acts`
+are the leader's decisions. `member` is what a member does about the head. `status` describes a run. May import `errors`
+only.
 """

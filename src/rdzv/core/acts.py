@@ -1,4 +1,4 @@
-"""What a verdict may ask for. The guards that make each act safe are added by whoever carries it out."""
+"""The acts that a verdict may ask for. The leader's runner adds the guards that make each one safe."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ class WriteHead(msgspec.Struct, frozen=True):
 
 
 class Seal(msgspec.Struct, frozen=True):
-    """Write the rank table, then the head that names it; the former table and its store go with that."""
+    """Write the rank table, then the head that names it, and delete the former table with its store."""
+
+    # The head comes last because members act on it: whoever reads it finds the whole table.
 
     head: Head
-    lines: Mapping[str, RankEntry]
+    entries: Mapping[str, RankEntry]
     first: str
     """Id of rank 0, whose bound socket the head announces."""
     former_table: str
 
 
 class Evict(msgspec.Struct, frozen=True):
-    """Delete these members' keys, in this order."""
+    """Delete the keys of these members, in this order."""
 
     ids: tuple[str, ...]
 
@@ -42,22 +44,24 @@ Act = WriteHead | Seal | Evict | Sweep
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """One decision."""
+    """One decision of the leader."""
 
     act: Act | None
     reason: str
-    """In plain words; shown as it is by logs, status, dashboards and JoinTimeout."""
+    """A sentence for people. Logs, status, dashboards and JoinTimeout show it as it is."""
     look_again_s: float | None = None
-    """Without an event, nothing changes before then. None: only an event changes it."""
+    """How long the verdict stays the same without an event. None: only an event changes it."""
 
 
 def because(kind: CauseKind, text: str, members: Iterable[str] = ()) -> Cause:
-    """A cause that fits in a head, whatever names and reasons it is put together from."""
+    """Return a cause that fits in a head, however long the names and reasons in it are."""
     return Cause(kind=kind, text=clip(text), members=tuple(sorted(members)[:CAUSE_MEMBERS_MAX]))
 
 
-def call_for(head: Head, call: Call) -> Head:
-    """The next head, with that timer: started anew by this write, unless it runs already."""
+def with_call(head: Head, call: Call) -> Head:
+    """Return the next head, with that call."""
+    # `call_seq` changes only with the call itself. If any write restarted it, each new leader or newcomer could put the
+    # end of the wait off, and it might never come (H19).
     seq = head.seq + 1
     if call is head.call:
         return msgspec.structs.replace(head, seq=seq)
@@ -65,8 +69,8 @@ def call_for(head: Head, call: Call) -> Head:
 
 
 def close_head(head: Head, cause: Cause) -> Head:
-    """The last head of an incarnation."""
-    return msgspec.structs.replace(call_for(head, Call.NONE), phase=Phase.CLOSED, cause=cause)
+    """Return the last head of an incarnation: it keeps round, table and era, so that holders know which round ended."""
+    return msgspec.structs.replace(with_call(head, Call.NONE), phase=Phase.CLOSED, cause=cause)
 
 
 def journal_line(
@@ -79,7 +83,8 @@ def journal_line(
     lasted_s: float | None = None,
     stamp: str = "",
 ) -> JournalEntry:
-    """What the journal keeps of a head write."""
+    """Return the journal's record of a head write."""
+    # All texts are cut to size: a record too large to write would stop the leader, and then each of its successors.
     return JournalEntry(
         seq=head.seq,
         run=head.run,

@@ -1,8 +1,8 @@
-"""Which key holds which record.
+"""The keys of a run's records."""
 
-All that the leader must see at one revision lies under one prefix, `group/`, so that one watch shows it in order; what is
-busy or large (the rounds' stores, the journal) lies beside it.
-"""
+# All that the leader must see lies under one prefix, `group/`. One watch on it shows the run in the order of revisions,
+# so every view is the run at one revision, on every engine. With several watches a view could mix two moments. Busy or
+# large data (the rounds' stores, the journal) lies beside that prefix, so that it does not wake the leader.
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ class Keys:
         self.journal = self.run + "journal/"
 
     def member(self, member_id: str) -> str:
-        """Presence of one member."""
+        """Return the key of one member's presence."""
         return self.members + member_id
 
     def table(self, table: str) -> str:
-        """Prefix of a rank table."""
+        """Return the prefix of a rank table."""
         return f"{self.ranks}{table}/"
 
     def entry(self, table: str, member_id: str) -> str:
-        """A member's line in a rank table; of table '*': in any, as a target to watch."""
+        """Return the key of a member's entry in a rank table; table '*' means any, as a target to watch."""
         return f"{self.ranks}{table}/{member_id}"
 
     def ask(self, member_id: str) -> str:
-        """An operator's request to a member."""
+        """Return the key of an operator's request to a member."""
         return self.asks + member_id
 
     def ban(self, host: str) -> str:
-        """An operator's ban of a host."""
+        """Return the key of an operator's ban of a host."""
         return self.bans + _quoted(host)
 
     def kv(self, table: str) -> str:
-        """Prefix of a round's store."""
+        """Return the prefix of a round's store."""
         return f"{self.run}kv/{table}/"
 
     def journal_entry(self, seq: int) -> str:
-        """A ring: the newest entry overwrites the oldest, so nothing needs to be deleted."""
+        """Return the key of a journal entry, in a ring: the newest overwrites the oldest."""
         return f"{self.journal}{seq % JOURNAL_MAX:03d}"
 
     def host_of_ban(self, key: str) -> str:
-        """The host that a ban's key names."""
+        """Return the host that a ban's key names."""
         return unquote(key[len(self.bans) :])
 
 
 @lru_cache(maxsize=1024)
 def _quoted(name: str) -> str:
-    """Without '/', so that it is one part of a key. It takes longer than all else here, and the names of a run are few."""
+    """Escape '/' too, so that the name is one part of a key. Cached: quoting is slow, and names are few."""
     return quote(name, safe="")

@@ -1,7 +1,7 @@
-"""The records of a run: what the engine keeps, and the only things members know of each other.
+"""The records of a run: all that the engine stores, and all that members know of each other.
 
-Everything here is a frozen value. Which key holds which record is in `keys.py`, how it becomes bytes in `wire.py`, and who
-may write it, when and why in `rules.py`.
+Everything here is a frozen value. `keys.py` says which key holds which record, `wire.py` how it is encoded, and
+`rules.py` when and why it is written. Field names are part of the stored format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Phase(str, Enum):
 
 
 class Call(str, Enum):
-    """The timer that a head write started; its age is measured by each member from the moment it saw that write."""
+    """The timer that a head write started. Each member measures its age from the moment it saw that write."""
 
     NONE = "none"
     LAST = "last"
@@ -30,7 +30,7 @@ class Call(str, Enum):
 
 
 class CauseKind(str, Enum):
-    """The kinds of cause; programs and metrics use these, people read the text beside it."""
+    """The kinds of cause, for programs and metrics; people read the text beside it."""
 
     LOST = "lost"
     LEFT = "left"
@@ -47,18 +47,26 @@ class CauseKind(str, Enum):
 class Record(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
-    """Base of all that is written: strict in what it reads, short in what it writes, and never part of a cycle."""
+    """Base of all records: refuses unknown fields, omits defaults.
+
+    `gc=False`: a record cannot be part of a reference cycle. With the collector, a third of the time of a thousand
+    members in one process went into it.
+    """
 
 
 class Era(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """Under which making of the head a round was sealed: its level is above all told then, its id made with that head."""
+    """The line of heads that a round was sealed under; a head restored on an emptied engine begins a new one.
+
+    The level is above every level that was reported when that head was made. The id is random and made with the head.
+    recovery.py says why both are needed.
+    """
 
     level: int = 0
     id: str = ""
 
 
 class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """A round's place in the order of all rounds of a run: era first, then number."""
+    """The position of a round in the order of all rounds of a run: era first, then number."""
 
     era: Era = Era()
     number: int = 0
@@ -73,56 +81,59 @@ class Cause(Record, frozen=True, kw_only=True):
     kind: CauseKind
     text: str
     members: tuple[str, ...] = ()
-    """Names of the members it is about; at most CAUSE_MEMBERS_MAX."""
+    """Names of the members concerned, at most CAUSE_MEMBERS_MAX."""
 
 
+# Bounds that keep the head small: every change of it goes to every member (H21).
 CAUSE_MEMBERS_MAX = 8
 FLAPS_MAX = 16
 
 
 class Head(Record, frozen=True, kw_only=True, tag="head"):
-    """R/round: what the run agreed on last. Of constant size, because everybody watches it."""
+    """R/round: what the run agreed on last. Its size does not grow with the run, because every member watches it."""
 
     run: str
-    """Random, made with the head: this incarnation of the run id."""
+    """Random id of this incarnation of the run id, made with the first head."""
     era: Era
     number: int = 0
-    """Last sealed round, 0 = none yet."""
+    """Number of the last sealed round, 0 before the first."""
     phase: Phase = Phase.OPEN
     table: str = ""
-    """Random id of the rank table; a table is written once and never reused."""
+    """Random id of the rank table. A table is written once and its id never reused."""
     size: int = 0
     digest: str = ""
-    """Of the member list, so that whoever fetches it later can check it."""
+    """Fingerprint of the member list, to check a table that is fetched later."""
     boot: str = ""
-    """host:port of rank 0's bound socket."""
+    """Bootstrap address: host:port of the socket that rank 0 has bound."""
     seen: int = 0
-    """Revision of the listing the seal was decided on."""
+    """Revision of the view that the seal was decided on."""
     call: Call = Call.NONE
     call_seq: int = 0
-    """`seq` of the write that set `call`: what ages are measured from."""
+    """`seq` of the write that set `call`. The age of the call is measured from that write."""
     seq: int = 1
-    """Counts the writes of this head; numbers the journal."""
+    """Number of writes of this head; also numbers the journal."""
     cause: Cause | None = None
     adopted: bool = False
-    """Re-made on an emptied engine for those who hold it; nobody else is given it."""
+    """The head was restored on an emptied engine for members that hold its round; no other member is given it."""
     next_era: Era
+    """Era of the next seal; differs from `era` only if this head was restored."""
     top: int = 0
-    """Largest size sealed so far: coming back to it is a replacement, going beyond it a growth."""
+    """Largest size sealed so far: coming back to it is a replacement, going beyond it is growth."""
     grown: int = 0
-    """Number of the last round that was a growth, 0 = none."""
+    """Number of the last round that was growth, 0 if none was."""
     flaps: dict[str, int] = {}
-    """Hosts lost soon after the growth they caused, and how often: they wait longer. At most FLAPS_MAX."""
+    """How often each host was lost soon after the growth that it caused. At most FLAPS_MAX hosts."""
     incarnation: int = 0
+    """Set by the user: a higher one may begin anew after a close."""
 
     @property
     def round(self) -> RoundId:
-        """The round this head speaks of."""
+        """The round that this head names."""
         return RoundId(self.era, self.number)
 
 
 class RoundReport(Record, frozen=True, kw_only=True):
-    """What a member tells an emptied engine of the round it holds, or of the newest head it heard of."""
+    """A member's report to an emptied engine: the round it holds, or the newest head it heard of."""
 
     run: str
     era: Era
@@ -131,7 +142,7 @@ class RoundReport(Record, frozen=True, kw_only=True):
     phase: Phase = Phase.SEALED
     size: int = 0
     rank: int = -1
-    """Own rank in that table; -1: not in it, or never learned."""
+    """The reporter's rank in that table; -1 if it is not in it or never learned."""
     digest: str = ""
     boot: str = ""
     top: int = 0
@@ -140,20 +151,20 @@ class RoundReport(Record, frozen=True, kw_only=True):
     next_era: Era
     cause: Cause | None = None
     left: RoundId = NO_ROUND
-    """Highest round of that run which the teller has given up: whatever is sealed next must be above it, or it could never
-    take it."""
+    """Highest round of that run that the reporter has given up. The next seal must be above it, or the reporter could
+    never take that round."""
 
     @property
     def round(self) -> RoundId:
-        """The round told of."""
+        """The round that is reported."""
         return RoundId(self.era, self.number)
 
 
 class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
-    """R/members/<id>: leased presence. Only the member itself writes it; anyone leading may delete it."""
+    """R/members/<id>: leased presence. Only the member itself writes it; a leader may delete it."""
 
     name: str
-    """Stable over restarts (host, and slot if given): keeps the rank. Need not be unique."""
+    """Stable over restarts (host, and slot if given), so that the member keeps its rank. Need not be unique."""
     host: str
     addr: str = ""
     pid: int = 0
@@ -163,38 +174,40 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     version: str = ""
     info: dict[str, str] = {}
     boot: str = ""
-    """host:port of a socket bound for this ready put."""
+    """host:port of a socket that the member bound before it became ready, in case it gets rank 0."""
     left: RoundId = NO_ROUND
-    """Highest round given up."""
+    """Highest round given up: no worker of it or of an earlier one runs. Names the round, because a plain "ready" flag
+    let a round be sealed over running workers (H2)."""
     drain: str = ""
-    """Why it is about to go; empty: it is not."""
+    """Why the member is about to go; empty if it is not."""
     done: bool = False
     holds: RoundReport | None = None
+    """The round that the member brought to an emptied engine, with its workers running."""
     heard: RoundReport | None = None
 
 
 class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
-    """R/ranks/<table>/<id>: one line of a rank table. The leader writes it; its member marks it when it goes."""
+    """R/ranks/<table>/<id>: one entry of a rank table. The leader writes it; its member marks it when it leaves."""
 
     rank: int
     created: int = 0
-    """Create revision of the member's key; 0: both were put in one transaction (an emptied engine is being re-told)."""
+    """Create revision of the member's key; 0 if both were put in one transaction, as on an emptied engine."""
     name: str
     host: str
     order: str = ""
     sealed_as: str
-    """The id under which it was sealed; ids are new at every join, so this is what the digest covers."""
+    """Member id at the seal. Ids change at every join, so the digest covers this one."""
     since: int = 0
-    """Round in which this member came in."""
+    """Number of the round in which this member came in."""
     done: bool = False
     gave_up: str = ""
-    """Why it failed for good."""
+    """Why the member failed for good; empty if it did not."""
     went: str = ""
-    """Why it left, without having failed."""
+    """Why the member left without having failed."""
 
 
 class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
-    """R/settings: what all members of a run must agree on, because any of them may lead. Times in seconds."""
+    """R/settings: the settings that all members must share, because any of them may lead. Times in seconds."""
 
     min_nodes: int
     max_nodes: int
@@ -218,13 +231,13 @@ class DrainRequest(Record, frozen=True, kw_only=True, tag="ask"):
 
 
 class Ban(Record, frozen=True, kw_only=True, tag="ban"):
-    """R/ban/<host>: an operator does not want that host."""
+    """R/ban/<host>: an operator bans a host."""
 
     reason: str
 
 
 class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
-    """R/journal/<n>: one head write, for a post-mortem. Written in the same transaction as the head."""
+    """R/journal/<n>: one head write, for a post-mortem, written in the same transaction as the head."""
 
     seq: int
     run: str
@@ -237,19 +250,23 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
     reason: str
     cause: Cause | None = None
     came: tuple[str, ...] = ()
-    """A seal: who is in and was not in the round before; at most CAUSE_MEMBERS_MAX names."""
+    """For a seal: names of members that were not in the round before, at most CAUSE_MEMBERS_MAX."""
     gone: tuple[str, ...] = ()
-    """A seal: who was in the round before and is not any more; at most CAUSE_MEMBERS_MAX names."""
+    """For a seal: names of members that were in the round before and no longer are, at most CAUSE_MEMBERS_MAX."""
     lasted_s: float | None = None
-    """How long the head that this one replaced had stood, by the writer's own clock; None: the writer had not seen it begin."""
+    """How long the replaced head had stood, by the writer's own clock; None if the writer had not seen it begin."""
     stamp: str = ""
-    """The writer's wall clock, for people who compare it with other logs. A text, because nothing may be computed from it."""
+    """The writer's wall clock, to compare with other logs. A text, because nothing may be computed from it."""
 
 
 BACK_S = 3.0
-"""How long an engine that may have come back empty is given for its members to come back too."""
+"""How long the leader of an engine that may have come back empty waits for members to come back too. Members that lost
+their engine redial at least every half second, so this leaves several attempts."""
 FLAP_WINDOW_S = 60.0
 """A host lost this soon after the growth it caused is flapping."""
 FLAP_WAIT_MAX_S = 600.0
+"""Longest wait of a newcomer on a flapping host."""
+FLAPS_COUNT_MAX = 30
+"""Flaps counted per host. `settle` doubled so often exceeds FLAP_WAIT_MAX_S long before; the bound keeps 2**n small."""
 JOURNAL_MAX = 256
-"""Entries kept; the newest overwrites the oldest."""
+"""Journal entries kept; the newest overwrites the oldest."""

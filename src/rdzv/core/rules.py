@@ -1,29 +1,54 @@
-r"""What the leader does: a pure function from what it sees to one write, with the reason.
+"""The leader's decisions: a pure function from a view of the run to one act, with a reason."""
 
-Theory of operation
--------------------
-A run has one *head*, which everybody watches, and one *leader*, the live member that came first. The leader alone lists the
-members; it judges what it sees by the rules below and writes at most one thing: a new head, a rank table with the head that
-names it, or the deletion of a member's key. Then it looks again. Nothing else decides anything.
-
-The head moves through four phases:
-
-    (none) --T2--> open --T6--> sealed --T7--> broken --T6--> sealed ...
-       \                           |               |
-        +--T2, T14--> sealed       +-----T11-------+--> closed
-        +--T15--> broken
-
-Safety never depends on the leader being the only one, or on its view being fresh. Every write is guarded by the create revision
-of the leader's own key and the revision of the head it judged (GUARD, added by whoever carries the act out), and a seal
-also by the keys of all it seals in. A stale leader's write is refused, and it reads again. So the rules below may be read as if
-the view were the truth.
-
-Time enters as ages only: how long ago, by the observer's own clock, it received the head write that started the present
-timer. No instant is ever compared with another machine's. Every verdict says when to look again if nothing happens.
-
-`RULES` lists, for each phase, the rules in the order in which they are asked; the first that has something to say decides.
-The numbers are those of docs/protocol.md.
-"""
+# Theory of operation
+# -------------------
+# All members of a run share one record, the *head*, which every member watches. It says which round was sealed last and
+# whether that round still runs. One member is the *leader*: the live member whose key is oldest. Only the leader lists
+# the members. It builds a `View` of the run at one revision and passes it to `lead`, which returns a `Verdict`: one act
+# or none, the reason in words, and when to look again. The leader carries the act out and looks again. No other code
+# decides anything.
+#
+# There are four acts: write a new head, seal a round (a rank table and the head that names it), evict members (delete
+# their keys), and sweep rank tables that no head names.
+#
+# The head moves through four phases:
+#
+#     (none) --T2--> open --T6--> sealed --T7--> broken --T6--> sealed ...
+#        \                           |               |
+#         +--T2, T14--> sealed       +-----T11-------+--> closed
+#         +--T15--> broken
+#
+#     open      no round yet; members gather
+#     sealed    a round runs; its rank table is fixed
+#     broken    the round is over; its members stop their workers and gather again
+#     closed    the run is over, for good
+#
+# Forming a round uses one timer, the *call*, which is part of the head so that a new leader inherits it:
+#
+#     last      quorum is there; other members get `last_call` seconds to come too
+#     regroup   a broken round re-forms from its own members; nobody else is waited for (except for `replace_wait`)
+#     settle    a sealed round has useful newcomers; it is broken for all of them together after `settle` seconds
+#
+# Why this is safe
+# ----------------
+# Safety depends neither on there being only one leader nor on its view being fresh. Two members may both believe that
+# they lead, for example when one was paused. Both may decide; only one write takes effect:
+#
+#     1. A leads, reads the run at revision 100, and is paused.
+#     2. A's lease ends. B is now the oldest, reads at 120, and writes a new head at 121.
+#     3. A wakes up and sends the write that it decided on at revision 100.
+#     4. The engine refuses it: A's key is gone, and the head's revision is no longer the one that A read.
+#
+# The comparisons of step 4 are the GUARD. The code that carries an act out adds them to every write: the create
+# revision of the leader's own key, and the modify revision of the head. A seal also compares the keys of all members it
+# seals in. A refused leader reads again and decides anew. Therefore each rule below may treat its view as the truth.
+# Why this needs no common clock ------------------------------ Time enters as ages only: how long ago, by the leader's
+# own clock, it received the head write that started the present call. No instant is stored or compared with another
+# node's clock. A new leader measures the age from when it saw that write itself, so a change of leaders may lengthen a
+# wait but never shortens it.  How to read the rules --------------------- `RULES`, at the end, lists the rules of each
+# phase in the order in which they are tried. The first rule that returns a verdict decides. The order is part of the
+# protocol: for example, bans come before success, and a loss comes before a drain. The numbers (T6, T7.2) are those of
+# docs/protocol.md; tests/core cites each of them.
 
 from __future__ import annotations
 
@@ -32,11 +57,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from . import recovery
-from .acts import Act, Evict, Seal, Sweep, Verdict, WriteHead, because, call_for, close_head
+from .acts import Act, Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
 from .model import (
     BACK_S,
     FLAP_WAIT_MAX_S,
     FLAP_WINDOW_S,
+    FLAPS_COUNT_MAX,
     FLAPS_MAX,
     Call,
     Cause,
@@ -47,13 +73,13 @@ from .model import (
     RankEntry,
 )
 from .ranks import assign, digest
-from .view import LiveMember, View, candidate, names
+from .view import LiveMember, View, candidate, name_of, names
 
 Rule = Callable[[View], "Verdict | None"]
 
 
 def lead(view: View) -> Verdict:
-    """The one thing to do now, or what is being waited for."""
+    """Return the one thing to do now or, if there is nothing to do, what the run waits for."""
     phase = None if view.head is None else view.head.phase
     for rule in RULES[phase]:
         verdict = rule(view)
@@ -62,19 +88,22 @@ def lead(view: View) -> Verdict:
     raise AssertionError(f"no rule speaks for {phase}: the last one of each phase always does")
 
 
-# ---- no head yet
+# ---- no head: the run is new, or its engine came back empty (then the rules of recovery.py are tried first)
 
 
 def first_head(view: View) -> Verdict:
-    """T2: make the head, unless members of a run that the engine forgot may still come back. All are here: sealed at once."""
+    """T2: make the head, unless members of a run that the engine forgot may still come back."""
     if view.young and not view.is_full:
-        # Nearly always there was no such round; then what new users see is what they lack.
+        # An engine that lost its memory looks like a new one. Members of the old run reconnect within BACK_S and report
+        # their round; a head made before that would begin at round 1 beside their running workers (H9). The reason
+        # still names what a new run lacks, because nearly always the run is simply new.
         back = "waiting for members of an earlier round to come back to this engine"
-        return Verdict(None, f"{view.here}: {_too_few(view) or back}", BACK_S - view.known_s)
+        return Verdict(None, f"{view.here}: {_missing_for_quorum(view) or back}", BACK_S - view.known_s)
     era = Era(1, view.fresh)
     head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
     if view.is_full:
-        # As T6 would do next. Every head is told to all members, so this halves what a run tells them while it begins.
+        # T6 would seal this round in the next step anyway. Every head write notifies all members, so making the head
+        # already sealed halves the notifications of a starting run.
         return Verdict(_seal(msgspec.structs.replace(view, head=head), view.capacity), f"{view.here}: full")
     return Verdict(WriteHead(head), f"{view.here}: the run begins")
 
@@ -84,15 +113,19 @@ def first_head(view: View) -> Verdict:
 
 def evict_banned(view: View) -> Verdict | None:
     """T8: an operator's ban takes effect at once."""
+    # First in every phase: a banned member must neither count as done nor be sealed in. Its eviction is seen as a loss
+    # in the next step, which breaks the round.
     banned = [live for live in view.members.values() if live.record.host in view.banned]
     if not banned:
         return None
     text = f"{names(banned)} banned: {view.banned[banned[0].record.host]}"
-    return Verdict(Evict(_own_last(view, banned)), text)
+    return Verdict(Evict(_eviction_order(view, banned)), text)
 
 
 def close_after_success(view: View) -> Verdict | None:
-    """T11: all of the table are done."""
+    """T11: close the run when all members of the table are done."""
+    # Done members may have left already: their entries stay marked. Broken rounds count too, because a round may be
+    # broken for newcomers while its last members finish.
     head = _head(view)
     if not view.entries or len(view.done) < head.size:
         return None
@@ -101,84 +134,94 @@ def close_after_success(view: View) -> Verdict | None:
 
 
 def close_after_failure(view: View) -> Verdict | None:
-    """T11: a member gave up, or was lost when others were done already, and quorum is out of reach."""
+    """T11: close the run when a member failed for good and too few members are left to go on without it."""
+    # Two kinds of failure count: a member gave up, or a member was lost after others were done. The done ones will not
+    # train again, so the lost one cannot be made good. A plain loss never closes a run: the cluster may restart the
+    # agent.
+    #
+    # A close is final, so a stale view must not close over a member that has just come and would make up the quorum.
+    # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has come since
+    # the view's revision (`Empty(members/, since)`, added by the leader).
     if view.settings.on_failure != "close" or view.fitting(len(view.candidates)):
         return None
     left = f"{len(view.candidates)} of at least {view.settings.min_nodes} nodes remain"
     if view.gave_up:
-        first = min(view.gave_up.values(), key=lambda line: line.rank)
+        first = min(view.gave_up.values(), key=lambda entry: entry.rank)
         text = f"{first.name} gave up: {first.gave_up}; {left}"
         kind, about = CauseKind.GAVE_UP, [first]
     elif view.done and view.lost and view.candidates:
-        # Those who are left would wait for nothing; if nobody is, whoever was lost may come back and go on.
+        # The candidates would wait in vain. With no candidate nobody waits, so the lost member may still come back.
         about = list(view.lost.values())
         text = f"{names(about)} lost after others were done; {left}"
         kind = CauseKind.LOST
     else:
         return None
-    cause = because(kind, text, _about(about))
+    cause = because(kind, text, map(name_of, about))
     return Verdict(WriteHead(close_head(_head(view), cause)), text)
 
 
-# ---- sealed
+# ---- sealed: a round runs
 
 
 def break_round(view: View) -> Verdict | None:
-    """T7: the round lost a member, or one has given it up."""
+    """T7: the round lost a member, or a member has given it up to restart its workers."""
+    # A restart often follows from a loss (collectives fail on the survivors), so the loss is named as the cause.
     cause = _loss(view) or _restart(view)
     return None if cause is None else _broken(view, cause)
 
 
 def _broken(view: View, cause: Cause) -> Verdict:
-    """The survivors regroup by themselves if they are a quorum; else a last call will follow once others have come."""
+    """Break the round: its members are told, stop their workers and become ready again."""
+    # Only survivors that are a quorum by themselves regroup without waiting. If newcomers counted too, the first of
+    # them would be sealed in at once, and those a moment behind would make everybody restart again (H18). If the
+    # survivors are no quorum, the head has no call, and T5 starts a last call as soon as a quorum is ready.
     head = _head(view)
     call = Call.REGROUP if view.fitting(len(view.survivors)) else Call.NONE
-    broken = msgspec.structs.replace(call_for(head, call), phase=Phase.BROKEN, cause=cause, flaps=_flaps(view))
+    broken = msgspec.structs.replace(with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=_flaps(view))
     return Verdict(WriteHead(broken), f"round {head.number} broken: {cause.text}")
 
 
 def _loss(view: View) -> Cause | None:
+    """The cause of the present losses: the most telling one, because others often follow from it."""
     lost = list(view.lost.values())
     if not lost:
         return None
-    gave_up = [line for line in lost if line.gave_up]
-    banned = [line for line in lost if line.host in view.banned]
-    went = [line for line in lost if line.went]
+    gave_up = [entry for entry in lost if entry.gave_up]
+    banned = [entry for entry in lost if entry.host in view.banned]
+    went = [entry for entry in lost if entry.went]
     if gave_up:
-        return because(CauseKind.GAVE_UP, f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", _about(gave_up))
+        return because(CauseKind.GAVE_UP, f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", map(name_of, gave_up))
     if banned:
         text = f"{names(banned)} banned: {view.banned[banned[0].host]}"
-        return because(CauseKind.BANNED, text, _about(banned))
+        return because(CauseKind.BANNED, text, map(name_of, banned))
     if len(went) == len(lost):
-        return because(CauseKind.LEFT, f"{names(went)} left: {went[0].went}", _about(went))
-    return because(CauseKind.LOST, f"{names(lost)} lost", _about(lost))
+        return because(CauseKind.LEFT, f"{names(went)} left: {went[0].went}", map(name_of, went))
+    return because(CauseKind.LOST, f"{names(lost)} lost", map(name_of, lost))
 
 
 def _restart(view: View) -> Cause | None:
     if not view.restarted:
         return None
     text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
-    return because(CauseKind.RESTARTED, text, _about(view.restarted))
+    return because(CauseKind.RESTARTED, text, map(name_of, view.restarted))
 
 
 def break_for_drains(view: View) -> Verdict | None:
-    """T7: members are about to go. Gathered a while, because a scheduler signals all at once; not if too few would remain."""
-    if not view.drains or not _can_do_without_drains(view):
+    """T7: members announced that they are about to go."""
+    # A scheduler signals many nodes at once, so drains gather for `drain_settle` and cost one restart together. If too
+    # few members would remain, the round is left alone: training until the last moment beats standing still.
+    if not view.drains or not view.fitting(len(view.survivors) + len(view.newcomers)):
         return None
-    about = f"{names(view.drains)} draining"
+    draining = f"{names(view.drains)} draining"
     wait = view.settings.drain_settle - view.drain_age_s
     if wait > 0:
-        return Verdict(None, f"round {_head(view).number}: {about}, gathering others", wait)
+        return Verdict(None, f"round {_head(view).number}: {draining}, gathering others", wait)
     why = view.drains[0].record.drain or view.asked.get(view.drains[0].id, "")
-    return _broken(view, because(CauseKind.DRAINED, f"{about}: {why}", _about(view.drains)))
-
-
-def _can_do_without_drains(view: View) -> bool:
-    return view.fitting(len(view.survivors) + len(view.newcomers)) > 0
+    return _broken(view, because(CauseKind.DRAINED, f"{draining}: {why}", map(name_of, view.drains)))
 
 
 def grow(view: View) -> Verdict:
-    """T7: let useful newcomers in once they have gathered; and say what a quiet round is waiting for."""
+    """T7: let useful newcomers in once they have gathered; otherwise describe the quiet round."""
     head = _head(view)
     useful, why_not, wait = _useful(view)
     plural = "" if head.size == 1 else "s"
@@ -187,19 +230,22 @@ def grow(view: View) -> Verdict:
         calm += f"; {names(view.drains)} draining, but too few would remain without"
     if not useful:
         if head.call is Call.SETTLE:
-            return Verdict(WriteHead(call_for(head, Call.NONE)), calm)
+            # The newcomers have gone. The next one waits from the beginning.
+            return Verdict(WriteHead(with_call(head, Call.NONE)), calm)
         return Verdict(None, calm, wait)
-    settle = 0.0 if view.settings.grow == "now" else min(_settle_for(view, live) for live in useful)
+    # The shortest wait counts: a well-behaved newcomer need not wait for a flapping one. Later newcomers do not restart
+    # the timer, or one newcomer per second would keep all of them out (H26).
+    settle_s = 0.0 if view.settings.grow == "now" else min(_admission_wait_s(view, live) for live in useful)
     who = names(useful)
-    if settle > 0 and head.call is not Call.SETTLE:
-        return Verdict(WriteHead(call_for(head, Call.SETTLE)), f"{calm}; {who} waiting to come in")
-    if settle > view.call_age_s:
-        return Verdict(None, f"{calm}; {who} waiting to come in", settle - view.call_age_s)
-    return _broken(view, because(CauseKind.GROWTH, f"{who} came to join", _about(useful)))
+    if settle_s > 0 and head.call is not Call.SETTLE:
+        return Verdict(WriteHead(with_call(head, Call.SETTLE)), f"{calm}; {who} waiting to come in")
+    if settle_s > view.call_age_s:
+        return Verdict(None, f"{calm}; {who} waiting to come in", settle_s - view.call_age_s)
+    return _broken(view, because(CauseKind.GROWTH, f"{who} came to join", map(name_of, useful)))
 
 
 def _useful(view: View) -> tuple[list[LiveMember], str, float | None]:
-    """Newcomers worth a restart of the others; else why there are none and when that may change."""
+    """Return the newcomers worth a restart of the others; if none, why not, and in how many seconds that may change."""
     head, settings = _head(view), view.settings
     newcomers = sorted(view.newcomers, key=lambda live: live.created)
     size = view.fitting(len(view.survivors) + len(newcomers))
@@ -209,46 +255,52 @@ def _useful(view: View) -> tuple[list[LiveMember], str, float | None]:
     if settings.grow == "never":
         return [], f"{names(newcomers)} waiting: this run does not grow", None
     if view.done:
+        # A round that is about to end is not worth breaking: the done members would not be in the next one.
         return [], f"{names(newcomers)} waiting: some members are done already", None
     if gain <= 0:
         if head.size >= view.capacity:
             return [], f"{names(newcomers)} spare", None
-        # With members draining, what is missing may be more than a unit; `grow` says so.
+        # With members draining, more than a unit may be missing; `grow` mentions the drains itself.
         unit = "" if view.drains else f" for a unit of {settings.unit}"
         return [], f"{names(newcomers)} waiting{unit}", None
     wait = settings.grow_every - view.grown_age_s
+    # `grow_every` limits growth beyond the largest size so far. Coming back to that size replaces a lost member, and is
+    # let in at once, even if further newcomers come along with it.
     as_before = view.fitting(min(len(view.survivors) + len(newcomers), head.top))
     if size > head.top and as_before <= head.size and head.grown and wait > 0:
         return [], f"{names(newcomers)} waiting: the run grew a moment ago", wait
     return newcomers[:gain], "", None
 
 
-def _settle_for(view: View, live: LiveMember) -> float:
-    """A host that was lost soon after it made the others restart waits twice as long each time."""
+def _admission_wait_s(view: View, live: LiveMember) -> float:
+    """How long a newcomer waits: `settle`, doubled for each time its host flapped."""
     flaps = _head(view).flaps.get(live.record.host, 0)
     return min(view.settings.settle * 2.0**flaps, max(FLAP_WAIT_MAX_S, view.settings.settle))
 
 
 def _flaps(view: View) -> dict[str, int]:
-    """Hosts that came in with this round and were lost soon after; those that stayed are forgiven."""
+    """Count the hosts that came in with this round and were lost soon after; forgive those that stayed."""
     head = _head(view)
     soon = view.sealed_age_s < FLAP_WINDOW_S
     flaps = dict(head.flaps)
-    for id, line in view.entries.items():
+    for id, entry in view.entries.items():
         if id in view.lost:
-            if soon and head.number > 1 and line.since == head.number:
-                flaps[line.host] = min(flaps.get(line.host, 0) + 1, 30)
+            # In the first round nobody flaps: the host came with all the others and made nobody restart.
+            if soon and head.number > 1 and entry.since == head.number:
+                flaps[entry.host] = min(flaps.get(entry.host, 0) + 1, FLAPS_COUNT_MAX)
         elif not soon:
-            flaps.pop(line.host, None)
+            flaps.pop(entry.host, None)
+    # Every member receives the head, so its size must not depend on the number of hosts.
     worst = sorted(flaps.items(), key=lambda item: (-item[1], item[0]))
     return dict(worst[:FLAPS_MAX])
 
 
-# ---- open or broken
+# ---- open or broken: a round is being formed
 
 
 def stop_call(view: View) -> Verdict | None:
-    """T5: quorum was lost while its timer ran."""
+    """T5: stop the timer when the quorum that started it is gone, so that the next quorum gets the full time again."""
+    # This comes before `seal`: a last call that is over does not seal without a quorum.
     head = _head(view)
     if head.call is Call.LAST and not view.fitting(len(view.ready)):
         why = "quorum lost"
@@ -256,28 +308,32 @@ def stop_call(view: View) -> Verdict | None:
         why = f"too few of round {head.number} are left to go on without others"
     else:
         return None
-    return Verdict(WriteHead(call_for(head, Call.NONE)), f"{view.here}: {why}")
+    return Verdict(WriteHead(with_call(head, Call.NONE)), f"{view.here}: {why}")
 
 
 def evict_stragglers(view: View) -> Verdict | None:
-    """T8: the others have waited long enough for those who do not stop their workers."""
+    """T8: evict members that have not stopped their workers within `regroup` seconds of the break."""
+    # Only if the others are a quorum, since otherwise the eviction would help nobody. Nothing is ever sealed beside a
+    # straggler, so without this rule one hung member would block the run for as long as it renews its lease (H7).
     head, settings = _head(view), view.settings
     if head.phase is not Phase.BROKEN or not view.stragglers:
         return None
     late = view.call_age_s >= settings.regroup
     if late and head.call in (Call.REGROUP, Call.LAST) and view.fitting(len(view.ready)):
         text = f"{names(view.stragglers)} did not stop within {settings.regroup:g} s: evicted"
-        return Verdict(Evict(_own_last(view, view.stragglers)), text)
+        return Verdict(Evict(_eviction_order(view, view.stragglers)), text)
     return None
 
 
 def seal(view: View) -> Verdict | None:
-    """T6: fix the membership, if nothing speaks against it and waiting longer would bring nothing."""
+    """T6: fix the membership when a quorum is ready, no worker of the former round runs, and waiting gains nothing."""
     head, settings = _head(view), view.settings
     size = view.fitting(len(view.ready))
     if not size or view.stragglers:
+        # A straggler holds up even a full round. Otherwise quick survivors and spares would fill the round and throw
+        # out survivors that merely take longer to stop (H17).
         return None
-    if view.young and not view.is_full and recovery.missing(view):
+    if view.young and not view.is_full and recovery.missing_reports(view):
         return None
     if view.is_full:
         why = "full"
@@ -293,15 +349,15 @@ def seal(view: View) -> Verdict | None:
 
 
 def start_call(view: View) -> Verdict | None:
-    """T5: quorum is there; give others a last chance to come."""
+    """T5: a quorum is ready; give other members `last_call` seconds to come too."""
     head = _head(view)
     if head.call is not Call.NONE or not view.fitting(len(view.ready)):
         return None
-    return Verdict(WriteHead(call_for(head, Call.LAST)), f"{view.here}: last call")
+    return Verdict(WriteHead(with_call(head, Call.LAST)), f"{view.here}: last call")
 
 
-def _too_few(view: View) -> str:
-    """How many are missing; empty: none."""
+def _missing_for_quorum(view: View) -> str:
+    """How many members are missing, in whole units; empty if the ready ones are a quorum."""
     if view.fitting(len(view.ready)):
         return ""
     settings = view.settings
@@ -309,12 +365,13 @@ def _too_few(view: View) -> str:
 
 
 def keep_waiting(view: View) -> Verdict:
-    """Say what is missing, and until when. None of the times is over: the rules before this one would have acted."""
+    """T5: say what is missing, and for how long at most."""
+    # None of these waits is over: the rules before this one would have acted.
     head, settings = _head(view), view.settings
     age = view.call_age_s
-    too_few = _too_few(view)
-    if too_few:
-        reason = f"{view.here}: {too_few}"
+    missing = _missing_for_quorum(view)
+    if missing:
+        reason = f"{view.here}: {missing}"
         if view.stragglers:
             reason += f" ({names(view.stragglers)} stopping their workers)"
         return Verdict(None, reason)
@@ -322,8 +379,9 @@ def keep_waiting(view: View) -> Verdict:
         wait = settings.regroup - age
         reason = f"{view.here}: waiting for {names(view.stragglers)} to stop their workers, at most {wait:.0f} s more"
         return Verdict(None, reason, wait)
-    if view.young and recovery.missing(view):
-        return Verdict(None, f"{view.here}: waiting for members of round {head.number} to come back", BACK_S - view.known_s)
+    if view.young and recovery.missing_reports(view):
+        reason = f"{view.here}: waiting for members of round {head.number} to come back"
+        return Verdict(None, reason, BACK_S - view.known_s)
     most = "at most " if view.late else ""
     if head.call is Call.REGROUP:
         wait = settings.replace_wait - age
@@ -333,40 +391,52 @@ def keep_waiting(view: View) -> Verdict:
 
 
 def sweep(view: View) -> Verdict | None:
-    """T12: rank tables of seals that did not come about."""
+    """T12: delete rank tables that no head names: a leader died or was refused between the table and the head."""
     if not view.orphans:
         return None
     return Verdict(Sweep(tuple(view.orphans)), "removing rank tables that no head names")
 
 
 def _seal(view: View, size: int) -> Seal:
+    """Choose `size` of the ready members, give them ranks, and make the head that announces them."""
+    # Members of the former table go first, by rank, so that a survivor is never replaced by a spare that was quicker.
+    # The entries carry the create revisions of the chosen members. The engine compares them when it applies the seal,
+    # so a member that dies between the view and the write is not sealed in (H1). An engine that takes enough writes in
+    # one transaction (memory, embedded) gets the whole seal as one; others get the entries first, in batches, and the
+    # head last. A third of the simulator's seeds allow only six writes per transaction, so that both ways are walked.
     head = _head(view)
     former = {id: view.entries[id].rank for id in view.in_table}
     ordered = sorted(view.ready, key=lambda live: (former.get(live.id, 1 << 30), live.created))
     chosen = {live.id: candidate(live) for live in ordered[:size]}
     kept = {id: rank for id, rank in former.items() if id in chosen}
-    vacant = [line for id, line in view.entries.items() if id not in kept]
+    vacant = [entry for id, entry in view.entries.items() if id not in kept]
     ranks = assign(list(chosen.values()), kept, vacant)
-    number = max([head.number, *(told.number for _, told in view.told if told.run == head.run)]) + 1
-    lines = {}
+    # A chosen member may have heard of a round that this engine has forgotten. The new number must be above that too,
+    # or the member would not take it.
+    number = max([head.number, *(report.number for _, report in view.reports if report.run == head.run)]) + 1
+    entries = {}
     for id, rank in ranks.items():
         one = chosen[id]
         since = view.entries[id].since if id in kept else number
-        lines[id] = RankEntry(
+        entries[id] = RankEntry(
             rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since
         )
     first = next(id for id, rank in ranks.items() if rank == 0)
     era = recovery.next_era(view)
     grown = number if size > head.top and head.number else head.grown
     sealed = msgspec.structs.replace(
-        call_for(head, Call.NONE),
+        with_call(head, Call.NONE),
         era=era,
         next_era=era,
         number=number,
         phase=Phase.SEALED,
+        # Table ids are random and never reused, so a late write to the former round's store cannot reach this one
+        # (H16).
         table=view.fresh,
         size=size,
-        digest=digest(lines.values()),
+        digest=digest(entries.values()),
+        # Rank 0 bound its socket before it became ready. Asking for the address after the seal would leave all members
+        # waiting if rank 0 died in between (H23).
         boot=view.members[first].record.boot,
         seen=view.revision,
         cause=None,
@@ -374,14 +444,14 @@ def _seal(view: View, size: int) -> Seal:
         top=max(size, head.top),
         grown=grown,
     )
-    return Seal(sealed, lines, first, head.table)
+    return Seal(sealed, entries, first, head.table)
 
 
 # ---- closed
 
 
-def rest(view: View) -> Verdict:
-    """T11: nothing is written to the head after it was closed."""
+def stay_closed(view: View) -> Verdict:
+    """T11: nothing is written to the head after the close, whatever members do."""
     head = _head(view)
     return Verdict(None, f"closed: {head.cause.text if head.cause else 'no reason was given'}")
 
@@ -391,41 +461,25 @@ def _head(view: View) -> Head:
     return view.head
 
 
-def _own_last(view: View, lives: list[LiveMember]) -> tuple[str, ...]:
-    """A leader that evicts itself must do it last, for nothing it writes afterwards takes effect."""
+def _eviction_order(view: View, lives: list[LiveMember]) -> tuple[str, ...]:
+    """Ids, oldest member first, but the leader's own last: the guard refuses all it writes after its key is gone."""
     return tuple(live.id for live in sorted(lives, key=lambda live: (live.id == view.me, live.created)))
 
 
-def _about(them: list[LiveMember] | list[RankEntry]) -> list[str]:
-    return [one.record.name if isinstance(one, LiveMember) else one.name for one in them]
-
-
 _FORMING: tuple[Rule, ...] = (
-    evict_banned,
-    close_after_success,
-    close_after_failure,
-    stop_call,
-    evict_stragglers,
-    seal,
-    start_call,
-    sweep,
-    keep_waiting,
-)
-
+    evict_banned, close_after_success, close_after_failure,
+    stop_call, evict_stragglers, seal, start_call, sweep, keep_waiting,
+)  # fmt: skip
+_SEALED: tuple[Rule, ...] = (
+    evict_banned, close_after_success, close_after_failure,
+    break_round, break_for_drains, sweep, grow,
+)  # fmt: skip
 RULES: Mapping[Phase | None, tuple[Rule, ...]] = {
-    None: (recovery.close_again, recovery.go_on, recovery.go_on_broken, first_head),
+    None: (recovery.restore_closed, recovery.restore_sealed, recovery.restore_broken, first_head),
     Phase.OPEN: _FORMING,
-    Phase.SEALED: (
-        evict_banned,
-        close_after_success,
-        close_after_failure,
-        break_round,
-        break_for_drains,
-        sweep,
-        grow,
-    ),
+    Phase.SEALED: _SEALED,
     Phase.BROKEN: _FORMING,
-    Phase.CLOSED: (rest,),
+    Phase.CLOSED: (stay_closed,),
 }
 
 __all__ = ["RULES", "Act", "Rule", "lead"]

@@ -1,4 +1,7 @@
-"""A run as people want to see it: who is in, ready, waiting, spare, done, lost, and the reason."""
+"""A description of a run for people: its members, what each one counts as, and what the run waits for."""
+
+# No key holds the status. The caller lists the run and asks the leader's rules for the reason, so only status requests
+# cost anything; a summary key would cost a write per change.
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from .view import LiveMember, View
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """One member and what it counts as."""
+    """One member and its state."""
 
     id: str
     name: str
     host: str
     state: str
-    """in, ready, straggling, waiting, spare, draining, done, banned, lost, or, once the run is closed, left."""
+    """One of: in, ready, straggling, waiting, spare, draining, done, banned, lost; in a closed run, left."""
     rank: int = -1
     info: dict[str, str] = {}
 
@@ -34,12 +37,12 @@ class Status(msgspec.Struct, frozen=True):
     min_nodes: int = 0
     max_nodes: int = 0
     ready: int = 0
-    """How many would be in a round sealed now, if there were room: what quorum is counted by."""
+    """The number of members that a round sealed now would have if there were room. Quorum is counted by this."""
     call: str = "none"
-    """The timer that runs: none, last (call), regroup or settle."""
+    """The timer that runs: none, last, regroup or settle."""
 
     def of(self, state: str) -> tuple[MemberStatus, ...]:
-        """Those in that state."""
+        """Return the members in that state."""
         return tuple(member for member in self.members if member.state == state)
 
     def __str__(self) -> str:
@@ -52,23 +55,22 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def describe(run_id: str, view: View) -> Status:
-    """The whole run, with the reason the leader would give."""
+    """Return the status of the run, with the reason that its leader would give."""
     head = view.head
     by_age = sorted(view.members.values(), key=lambda live: live.created)
     room = view.capacity - len(view.survivors)
-    standings = []
+    shown = []
     for live in by_age:
         state = _state(view, live, room)
         if state in ("ready", "waiting") and live.id not in view.in_table:
             room -= 1
-        line = view.entries.get(live.id) if live.id in view.in_table else None
-        rank = line.rank if line is not None else -1
-        standings.append(MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info))
-    # Nobody is lost in a closed run: all go.
+        rank = view.entries[live.id].rank if live.id in view.in_table else -1
+        shown.append(MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info))
+    # Members leave after the close, so nobody is lost in a closed run.
     gone = "left" if head is not None and head.phase is Phase.CLOSED else "lost"
-    for id, line in view.entries.items():
+    for id, entry in view.entries.items():
         if id not in view.in_table:
-            standings.append(MemberStatus(id, line.name, line.host, "done" if line.done else gone, line.rank))
+            shown.append(MemberStatus(id, entry.name, entry.host, "done" if entry.done else gone, entry.rank))
     return Status(
         run_id=run_id,
         round=head.number if head else 0,
@@ -76,7 +78,7 @@ def describe(run_id: str, view: View) -> Status:
         size=head.size if head else 0,
         reason=lead(view).reason,
         leader=by_age[0].record.name if by_age else "",
-        members=tuple(standings),
+        members=tuple(shown),
         min_nodes=view.settings.min_nodes,
         max_nodes=view.settings.max_nodes,
         ready=len(view.ready),

@@ -1,4 +1,4 @@
-"""Texts that people and programs send, made fit for a record: one line, and of bounded size however it is encoded."""
+"""Cut texts from outside to what a record may hold: one line of bounded encoded size."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import msgspec
 
 NAME_MAX = 128
 REASON_MAX = 1000
-"""Bytes. A head holds one reason and up to CAUSE_MEMBERS_MAX names, a journal entry two reasons and three times as many names:
-both stay in their limits."""
+"""Bytes of a reason. A head holds one reason and CAUSE_MEMBERS_MAX names, a journal entry two reasons and three times
+as many names. With these bounds both stay below their limits in wire.py."""
 
 
 def clip(text: str, size_max: int = REASON_MAX) -> str:
-    """The text without line breaks and the like, cut so that it takes at most `size_max` bytes in a record.
-
-    A record that is too large to be written would stop the leader that must write it, and then the next one: so whatever
-    comes from outside is cut when it comes in.
-    """
+    """Replace line breaks and the like by spaces, and cut the text to at most `size_max` bytes of JSON."""
+    # A record that is too large to write would stop the leader that must write it, and then each of its successors. So
+    # texts are cut when they come in.
+    #
+    # One character takes at least one byte, so a longer text is cut anyway; this bounds the work.
     clean = text[: 2 * size_max]
     if not clean.isprintable():
         clean = "".join(sign if sign.isprintable() else " " for sign in clean)
     cut = clean
+    # Escapes and multi-byte characters make the encoded size hard to predict, so cut and measure. The ellipsis takes
+    # three bytes.
     while len(msgspec.json.encode(cut)) - 2 > size_max - 3 * (len(cut) < len(clean)):
         cut = cut[: min(size_max, len(cut) * 9 // 10)]
     return cut if len(cut) == len(clean) and len(text) == len(clean) else cut + "…"

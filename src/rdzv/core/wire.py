@@ -1,8 +1,7 @@
-"""Records as bytes: JSON with a version, strict and with limits.
+"""The encoding of records: JSON with a version, strict and with limits."""
 
-JSON because an operator with `etcdctl` should be able to read a run; strict because a field we do not know could change the
-meaning of those we do. A record of another version is refused with both versions named, never guessed at.
-"""
+# JSON, because an operator with `etcdctl` should be able to read a run. Strict, because an unknown field could change
+# the meaning of the known ones. A record of another version is refused, and the error names both versions.
 
 from __future__ import annotations
 
@@ -24,26 +23,26 @@ SIZES_MAX: dict[type[Record], int] = {
     Ban: 1024,
     JournalEntry: 8 * 1024,
 }
-"""Largest encoded size per kind. A head goes to every member at every change, so it is the one to keep small."""
+"""Largest encoded size in bytes. Each change of the head goes to every member, so the head must be small."""
 
 R = TypeVar("R", bound=Record)
 
 _VERSION = b'{"v":%d,' % VERSION
 _STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.tag).encode()) for kind in SIZES_MAX}
-"""How every record of a kind begins, so that one kind is never read as another."""
+"""The first bytes of every record of a kind, so that one kind is never read as another."""
 
 _encoder = msgspec.json.Encoder()
 _decoders = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
 
 
 class _Version(msgspec.Struct):
-    """Only the version, to say what a record that cannot be read claims to be."""
+    """The version that an unreadable record claims to have."""
 
     v: int = 0
 
 
 def encode(record: Record) -> bytes:
-    """The record as it is written to the engine."""
+    """Return the record as it is written to the engine."""
     data = _VERSION + _encoder.encode(record)[1:]
     size_max = SIZES_MAX[type(record)]
     if len(data) > size_max:
@@ -52,19 +51,19 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[R], data: bytes) -> R:
-    """The record in `data`, or Incompatible with the reason. Never executes or trusts anything in it."""
+    """Return the record in `data`, or raise Incompatible with the reason. Never executes or trusts anything in it."""
     if len(data) > SIZES_MAX[kind]:
         raise Incompatible(_name(kind), f"it has {len(data)} bytes, at most {SIZES_MAX[kind]} are allowed")
     if not data.startswith(_STARTS[kind]):
-        raise Incompatible(_name(kind), _foreign(data))
+        raise Incompatible(_name(kind), _why_foreign(data))
     try:
         return cast(R, _decoders[kind].decode(b"{" + data[len(_VERSION) :]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(_name(kind), str(error)) from error
 
 
-def _foreign(data: bytes) -> str:
-    """Why a record does not start the way ours do."""
+def _why_foreign(data: bytes) -> str:
+    """Say why a record does not begin as records of this version do."""
     try:
         version = msgspec.json.decode(data, type=_Version).v
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,12 +1,12 @@
-"""Leases: promises to renew, judged by time that somebody else measures.
+"""Leases: promises to renew, judged by the time that the caller passes in.
 
-There is no clock in here. Time is what the caller passes in, and nothing else: a server that was stopped for ten
-seconds passes in one step of its usual length instead of ten seconds, and so the stall is credited to every lease at
-once. A slow observer must not condemn others. For the same reason it reads what has arrived before it passes time.
+There is no clock here. A server that was stopped for ten seconds passes in one step of its usual length instead, so the
+stall is credited to every lease: a slow observer must not end the leases of others. For the same reason the server
+reads the requests that have arrived before it passes time.
 
-An engine that sees its members' connections may also *hang up* a lease: a killed process is then noticed after a short
-linger and not after a whole lease time. Connections are also lost by the hundred when a switch restarts, and a hundred
-members cannot all be back within a second, so when many hang up together the lease time decides for them after all.
+An engine that sees its members' connections may also *hang up* a lease. A killed process is then noticed after a short
+linger instead of a whole lease time. A restarting switch cuts connections by the hundred, and a hundred members cannot
+all be back within a second. So when many leases hang up together, they keep their full time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 from .port import LeaseGone
 
 FEW = 3
-"""So many leases may hang up within one linger, however few there are, before the network is to blame."""
+"""Hang-ups within one linger that are always taken for single failures, however few leases there are."""
 SHARE = 0.1
-"""Or this share of the leases that have a connection."""
+"""The same as a share of the leases that have a connection. More than both: the network is to blame."""
 
 
 class _Lease:
-    """`due`: its time is over. `cut`: its linger is over. `queued`: when it is looked at next, never after it ends."""
+    """The end of a lease's time (`due`) and of its linger (`cut`), and its entry in the queue, at or before both."""
 
     __slots__ = ("cut", "due", "queued", "ttl_s")
 
@@ -54,9 +54,10 @@ class Leases:
         return lease in self._leases
 
     def grant(self, ttl_s: float, lease: int = 0) -> int:
-        """Make a lease and give its id, never 0 and never used before; `lease`: an id that somebody drew at random.
+        """Make a lease and return its id, never 0 and never used before. `lease`: a random id chosen by the caller.
 
-        Who passes time in steps adds the longest to `ttl_s`: a lease granted just before a step is charged all of it.
+        Callers that pass time in steps must add the longest step to `ttl_s`: a lease granted just before a step is
+        charged all of it.
         """
         if not 0 < ttl_s < math.inf:
             msg = f"a lease of {ttl_s} s: its time to live must be positive and finite"
@@ -71,28 +72,28 @@ class Leases:
         return lease
 
     def adopt(self, lease: int, ttl_s: float) -> None:
-        """Make a lease under an id that somebody else chose; one of that id starts anew."""
+        """Make a lease with the given id, or restart it."""
         self._leases[lease] = state = _Lease(ttl_s, self._now + ttl_s)
         self._enqueue(lease, state, state.due)
 
     def renew(self, lease: int) -> None:
-        """Start its time anew. Whoever renews is there, so this takes back a hang-up, too."""
+        """Restart the lease's time. A renewal proves that the member is there, so it also takes back a hang-up."""
         state = self._live(lease)
         state.due = self._now + state.ttl_s
         self._connected(lease, state)
 
     def revoke(self, lease: int) -> bool:
-        """End it now; False if it had ended already."""
+        """End the lease now; False if it had ended already."""
         if lease not in self._leases:
             return False
         self._remove(lease)
         return True
 
     def pass_time(self, elapsed_s: float) -> list[int]:
-        """Let time pass; the leases that ended by it, in the order in which they did.
+        """Advance the time and return the leases that ended, in any order.
 
-        Renewals only move `due`. A lease is looked at when its former time comes, so at most once per time to live, and
-        never because others exist.
+        A renewal only moves `due` and leaves the queue alone. The old entry is corrected when its time comes, so a
+        lease costs one look per time to live, however many leases there are.
         """
         if elapsed_s < 0:
             msg = f"{elapsed_s} s passed: time does not go back"
@@ -116,10 +117,10 @@ class Leases:
         return ended
 
     def hang_up(self, lease: int, linger_s: float) -> None:
-        """Its connection is gone: it ends after `linger_s` unless it is renewed or comes back before.
+        """Let a lease whose connection is lost end after `linger_s`, unless it is renewed or comes back before.
 
-        But if this happens to more than `FEW` leases, and more than `SHARE` of those with a connection, within one
-        linger, then the time to live decides for all of these. A lease that ended, or hung up before, is left alone.
+        If more than `FEW` leases, and more than `SHARE` of those with a connection, hang up within one linger, all of
+        these keep their full time. A lease that ended, or hung up before, is left alone.
         """
         state = self._leases.get(lease)
         if state is None or lease in self._lingering or lease in self._spared:
@@ -140,7 +141,7 @@ class Leases:
             self._enqueue(lease, state, state.cut)
 
     def come_back(self, lease: int) -> None:
-        """It has a connection again: its time goes on as if it had never hung up."""
+        """Take back a hang-up: the lease has a connection again."""
         self._connected(lease, self._live(lease))
 
     def _live(self, lease: int) -> _Lease:
@@ -161,7 +162,7 @@ class Leases:
         self._spared.discard(lease)
 
     def _enqueue(self, lease: int, state: _Lease, when: float) -> None:
-        """Look at the lease at `when`. Its former entry is void, like those of ended leases: swept when most are."""
+        """Check the lease at `when`. Its former entry is void now; void entries are swept when they are the majority."""
         state.queued = when
         heappush(self._queue, (when, lease))
         if len(self._queue) > 2 * len(self._leases) + 64:

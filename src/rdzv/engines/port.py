@@ -1,30 +1,33 @@
-"""The driver port: what the member asks of the place where a run is kept.
+"""The driver port: the operations that a member needs of the engine that keeps its run.
 
-The semantics are a small subset of etcd v3's, because etcd's were proven by others and fit the protocol:
+The semantics are a small subset of etcd v3's, which are proven and fit the protocol:
 
-- One *revision* counts all writes of an engine; it only grows. A transaction that changes anything raises it by
-  exactly one, whatever the number of its writes; one that only reads, or deletes what is not there, leaves it as it is.
+- One *revision* counts all writes of an engine; it only grows. A transaction that changes anything raises it by exactly
+  one, whatever the number of its writes; one that only reads, or deletes what is not there, leaves it as it is.
 - Every key remembers the revision that *created* it (since it last did not exist) and the one that *modified* it.
-- A *transaction* is the only way to read or write. Its compares are judged and its operations applied at one revision, in
-  order: a read sees the writes before it in the same transaction. It writes a key at most once, and no prefix that it
-  deletes may hold a key that it writes.
+- A *transaction* is the only way to read or write. Its compares are judged and its operations applied at one revision,
+  in order: a read sees the writes before it in the same transaction. It writes a key at most once, and no prefix that
+  it deletes may hold a key that it writes.
 - A *lease* is a promise to renew. When it ends, by revoke or by silence, every key put under it is deleted, all at one
-  revision. It lasts at least its time to live; how much longer is the engine's affair, so nobody may conclude from a clock
-  of its own that another's lease has ended.
-- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes of one
-  transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing. A session
-  answers a call before its watches show what happened after it. Where an
-  engine cannot (it has forgotten the revisions in between), it says so with `Gap` and the caller lists again.
+  revision. It lasts at least its time to live. The engine decides how much longer, so a member must not conclude from
+  its own clock that another member's lease has ended.
+- A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes
+  of one transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing.
+  A session answers a call before its watches show what happened after it. An engine that has forgotten the revisions in
+  between ends the watch with `Gap`, and the caller lists again.
 
-A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is another
-instance, and every call and watch of the old session fails with `EngineReset`, for good: revisions of two instances must
-never be compared. A lost connection to the same instance is the driver's to restore: calls under way fail with
-`Unreachable`, watches stay silent meanwhile and then go on.
+A run keeps everything that its leader must see under one prefix. One watch then shows the run in the order of
+revisions, so every view is the run at one revision, on every engine.
 
-A call that fails with `Unreachable` may or may not have taken effect, unless the error says `applied=False`. It must not be
-repeated blindly: read first, or let a compare decide.
+A `Session` is bound to one engine *instance*: one life of an engine's memory. An engine that comes back empty is
+another instance, and every call and watch of the old session fails with `EngineReset`, for good: revisions of two
+instances must never be compared. A lost connection to the same instance is the driver's to restore: calls under way
+fail with `Unreachable`; watches stay silent meanwhile and then go on.
 
-Who writes a driver runs it through the contract suite, `tests/drivers/test_contract*.py`, unchanged.
+A call that fails with `Unreachable` may or may not have taken effect, unless the error says `applied=False`. It must
+not be repeated blindly: read first, or let a compare decide.
+
+Every driver must pass the contract suite, `tests/engines/test_contract*.py`, unchanged.
 """
 
 from __future__ import annotations
@@ -37,10 +40,11 @@ import msgspec
 
 
 class _Data(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Plain values, which are part of no cycle: the collector need not look through the thousands that a large run has.
+    """Plain values, which cannot be part of a cycle.
 
-    Where dozens of them are told apart per request, `type(one) is Put` does it: to find that it is none takes `isinstance` six
-    times as long.
+    Hence `gc=False`: the garbage collector skips them. It took a third of the time of a thousand members in one
+    process. Code that tells operations apart compares `type(one) is Put`: `isinstance` takes six times as long to
+    return False.
     """
 
 
@@ -118,9 +122,9 @@ Compare = Created | Modified | Equals | AllCreated | Empty
 
 
 class Order(Enum):
-    """In which order a `List` answers. Its `limit` cuts after sorting. Keys created at one revision are in any order.
+    """The order of a `List`'s items. `limit` cuts after sorting. Keys created at one revision come in any order.
 
-    `ANY` is for who asks whether there is anything: an engine that sorts only what it has read need not read it all.
+    `ANY` serves callers that only ask whether there is any key: etcd reads all keys before it sorts and cuts.
     """
 
     ANY = "any"
@@ -163,8 +167,8 @@ class Get(_Data, frozen=True, tag="get"):
 class List(_Data, frozen=True, tag="list"):
     """Read every key with that prefix.
 
-    `created_below` leaves out those created at or after that revision (0: none), `after` those up to that key, itself
-    included. An engine that keeps its keys sorted has `after` for nothing, and one that keeps them by age `created_below`.
+    `created_below` leaves out keys created at or after that revision (0: none). `after` leaves out keys up to and
+    including that key; it costs nothing on an engine that keeps its keys sorted, as etcd does.
     """
 
     prefix: str
@@ -178,34 +182,34 @@ Operation = Put | Delete | DeletePrefix | Get | List
 
 
 class Case(_Data, frozen=True):
-    """What a transaction does instead, if these compares hold and the earlier ones did not."""
+    """An alternative branch of a transaction: taken if these compares hold and no earlier branch's did."""
 
     compares: tuple[Compare, ...]
     then: tuple[Operation, ...]
 
 
 class Outcome(_Data, frozen=True):
-    """What a transaction did: which branch, at which revision, and what each of its operations read (writes: nothing)."""
+    """The result of a transaction: its branch, its revision, and the items that each operation read (writes: none)."""
 
     succeeded: bool
-    """Its compares held, or those of one of its other cases."""
+    """The transaction's compares held, or those of one of its other cases."""
     revision: int
     reads: tuple[tuple[Item, ...], ...] = ()
     case: int = 0
-    """Which, if there are several: 0 the first, n the n-th of `instead`."""
+    """The branch taken: 0 for `then`, n for the n-th of `instead`."""
 
     def item(self, index: int) -> Item | None:
-        """The one item that operation `index`, a `Get`, found."""
+        """Return the item that operation `index`, a `Get`, found."""
         found = self.reads[index]
         return found[0] if found else None
 
 
 def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:
-    """Under which something is put."""
+    """Return the leases under which the branches put keys."""
     return {one.lease for branch in branches for one in branch if type(one) is Put}
 
 
-# ---- what a session may say instead of an answer; none of these leaves the member
+# ---- exceptions of a session beside Unreachable; the member handles them, callers of the API never see them
 
 
 class EngineReset(Exception):
@@ -221,32 +225,31 @@ class Gap(Exception):
 
 
 class Watch(Protocol):
-    """Changes as they come. Ends with Gap or EngineReset, or with Unreachable once its session is closed; never by itself."""
+    """A stream of changes. It ends with Gap or EngineReset, or with Unreachable once its session is closed."""
 
-    def __aiter__(self) -> AsyncIterator[Batch]:
-        """The changes, batch by batch."""
+    def __aiter__(self) -> AsyncIterator[Batch]: ...
 
     async def aclose(self) -> None:
-        """It is no longer wanted. Harmless when it has ended."""
+        """End the watch. Harmless when it has ended."""
 
 
 class Session(Protocol):
-    """A driver's hold on one engine instance. See the module's docstring for the contract."""
+    """A driver's connection to one engine instance. The module's docstring is its contract."""
 
     instance: str
     """Random id of this life of the engine's memory."""
     place: str
-    """Where the engine runs; two instances at one place cannot live at the same time."""
+    """The place where the engine runs; two instances at one place cannot live at the same time."""
     durable: bool
-    """The engine does not come back empty, so a run unknown to it never existed."""
+    """Whether the engine keeps its data over a restart: a run unknown to it then never existed."""
     compares_max: int
-    """How many keys one transaction can compare."""
+    """Most keys that one transaction can compare."""
     writes_max: int
-    """How many operations one transaction can hold."""
+    """Most operations of one transaction."""
     stars: bool
-    """Its watches take targets with a star: `a/*/b` is every key `b` in a directory right below `a`."""
+    """Whether watches take targets with a star: `a/*/b` is every key `b` in a directory right below `a`."""
     local_host: str
-    """The address at which others reach this process, as far as the driver can tell; empty: it cannot."""
+    """The address at which others reach this process; empty: the driver cannot tell."""
 
     async def txn(
         self,
@@ -263,30 +266,31 @@ class Session(Protocol):
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Make a lease; the engine may round its time to live up, never down.
 
-        `presence`: it stands for this process. An engine that sees connections may end it soon after ours is lost.
+        `presence`: the lease stands for this process. An engine that sees connections may end it soon after this one is
+        lost.
         """
 
     async def renew(self, lease: int) -> None:
-        """Start the lease's time anew; LeaseGone if it has ended."""
+        """Restart the lease's time; LeaseGone if it has ended."""
 
     async def revoke(self, lease: int) -> None:
         """End the lease now. One that has ended already is no error."""
 
     def watch(self, targets: Sequence[str], since: int) -> Watch:
-        """Deliver the changes after revision `since` of each target: a key, or a prefix if it ends with '/'. See `stars`."""
+        """Deliver the changes after revision `since` of each target: a key, a prefix ending with '/', or a star target."""
 
     async def close(self) -> None:
-        """Give the connection back. Leases are left alone: revoke first what should end now."""
+        """Close the connection. Leases live on: revoke first those that should end now."""
 
 
 class Driver(Protocol):
-    """How to get to an engine."""
+    """The way to an engine."""
 
     endpoint: str
-    """As shown to people: never with a secret in it."""
+    """The endpoint as shown to people, without secrets."""
 
     async def connect(self) -> Session:
-        """One attempt; raises Unreachable, and the caller chooses when to try again; or Untrusted, where that is no use."""
+        """Make one attempt. Raises Unreachable (the caller may retry) or Untrusted (retrying is useless)."""
 
     async def close(self) -> None:
-        """Give up what the driver itself holds, such as a server it hosts."""
+        """Release what the driver itself holds, such as a server it hosts."""

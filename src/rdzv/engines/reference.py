@@ -1,8 +1,9 @@
 """The reference engine: the port's semantics as plain data and rules. One thread, no clock, no asyncio.
 
-The embedded server is this engine behind sockets, the simulator is it behind a hostile network, and the memory driver
-shares it within one process. Its costs do not depend on who else is there: a transaction pays for its own keys, a
-commit for the watchers of what it changed, and a passing moment for the leases that end.
+The embedded server is this engine behind sockets, the simulator puts it behind a hostile network, the memory driver
+shares it within one process, and a register holds it as one value. Costs do not grow with the number of members: a
+transaction pays for its own keys, a commit for the watchers of the changed keys, and a time step for the leases that
+end.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from .port import (
 
 
 class _Directory:
-    """The keys up to one last '/', in the order of their creation.
+    """The keys with one directory part (up to the last '/'), in the order of their creation.
 
-    Deleted keys stay in the lists until they are the majority, which is what makes a deletion cheap; `created` says
-    whether an entry still means the key that exists. It is sorted, so "the newest before revision r" needs no walk.
+    Deletion is cheap: deleted keys stay in the lists until they are the majority. An entry is valid if its `created`
+    equals the existing item's. `created` is sorted, so "the newest before revision r" needs no walk.
     """
 
     __slots__ = ("created", "keys", "live")
@@ -50,7 +51,7 @@ class _Directory:
         self.live = 0
 
     def walk(self, items: dict[str, Item], newest: bool, below: int) -> Iterator[Item]:
-        """Its items created before revision `below` (0: all)."""
+        """Yield the items created before revision `below` (0: all)."""
         end = bisect_left(self.created, below) if below else len(self.keys)
         for index in range(end - 1, -1, -1) if newest else range(end):
             item = items.get(self.keys[index])
@@ -58,7 +59,7 @@ class _Directory:
                 yield item
 
     def sweep(self, items: dict[str, Item]) -> None:
-        """Forget deleted keys, if they are many."""
+        """Drop the entries of deleted keys, if there are many."""
         if len(self.keys) > 2 * self.live + 16:
             left = list(self.walk(items, newest=False, below=0))
             self.created = [item.created for item in left]
@@ -74,7 +75,6 @@ class _Tree:
         self._names: list[str] = []
 
     def put(self, item: Item) -> None:
-        """Add the item, or put it in place of the one with its key."""
         if item.key not in self.items:
             name = item.key[: item.key.rfind("/") + 1]
             directory = self._directories.get(name)
@@ -87,7 +87,6 @@ class _Tree:
         self.items[item.key] = item
 
     def remove(self, key: str) -> None:
-        """Remove an item that is there."""
         del self.items[key]
         name = key[: key.rfind("/") + 1]
         directory = self._directories[name]
@@ -99,8 +98,8 @@ class _Tree:
             del self._names[bisect_left(self._names, name)]
 
     def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
-        """As `List` says. Items created at one revision come in no particular order, unless that is by key."""
-        # Any, too: those who each watch somebody they found should not all have found the oldest.
+        """Return the items that a `List` asks for."""
+        # ANY counts as newest: members that each watch one other member should not all watch the oldest.
         newest = order is Order.NEWEST or order is Order.ANY
         found: list[Item] = []
         sources = 0
@@ -120,7 +119,7 @@ class _Tree:
         return tuple(found[:limit] if limit else found)
 
     def empty(self, prefix: str, since: int) -> bool:
-        """No key that was created after revision `since` has that prefix."""
+        """Whether no key with that prefix was created after revision `since`."""
         for directory, whole in self._within(prefix):
             for item in directory.walk(self.items, newest=True, below=0):
                 if item.created <= since:
@@ -130,7 +129,7 @@ class _Tree:
         return True
 
     def _within(self, prefix: str) -> Iterator[tuple[_Directory, bool]]:
-        """The directories that can hold keys with that prefix, and whether all of their keys have it."""
+        """Yield the directories that can hold keys with that prefix, and whether all of their keys have it."""
         name = prefix[: prefix.rfind("/") + 1]
         if name != prefix and name in self._directories:
             yield self._directories[name], False
@@ -141,7 +140,7 @@ class _Tree:
 
 
 class _Watcher:
-    """Who is told of changes after revision `seen`. A change that two of its targets match is told once."""
+    """A subscription to changes after revision `seen`. A change that two of its targets match is delivered once."""
 
     __slots__ = ("deliver", "keys", "live", "prefixes", "seen")
 
@@ -159,24 +158,23 @@ class _Watcher:
         self.live = True
 
     def wants(self, key: str) -> bool:
-        """The key is one of its targets or below one."""
         return key in self.keys or key.startswith(self.prefixes) or starred(key) in self.keys
 
 
 class Engine:
-    """See the port's docstring for what it does. Whoever owns it calls it from one thread at a time and passes time.
+    """An engine in memory with the semantics of `port`. Its owner calls it from one thread at a time and passes time.
 
-    A callback may call the engine again; what it changes is told to everybody after the change that it was told itself.
-    It must not raise: the change has happened, and others still wait to be told.
+    A watcher's callback may call the engine again; its changes are delivered after the change it was called for. A
+    callback must not raise: the change has happened, and other watchers still wait for it.
     """
 
     def __init__(self, instance: str, *, history_max: int = 65536) -> None:
-        """`history_max`: how many events are kept for watches from the past. A large one counts once per KiB begun."""
+        """Start empty. `history_max`: events kept for watches from the past; a large one counts once per KiB begun."""
         self.instance = instance
         self.revision = 1
         self.leases = Leases()
         self.observers: list[Callable[[Batch], None]] = []
-        """Called with all of every commit, before the watchers."""
+        """Callbacks for every whole commit, called before the watchers."""
         self._tree = _Tree()
         self._owned: dict[int, dict[str, None]] = {}
         self._history: deque[Batch] = deque()
@@ -190,11 +188,10 @@ class Engine:
         self._telling = False
 
     def __len__(self) -> int:
-        """How many keys there are."""
         return len(self._tree.items)
 
     def load(self, items: Iterable[Item], revision: int) -> None:
-        """Start with these items, which come in the order of their creation, instead of empty. Nobody watches yet."""
+        """Start with these items, given in the order of their creation. There must be no watchers yet."""
         self.revision = self._forgotten = revision
         for item in items:
             self._tree.put(item)
@@ -202,11 +199,10 @@ class Engine:
                 self._owned.setdefault(item.lease, {})[item.key] = None
 
     def items(self) -> Iterable[Item]:
-        """All there is, in the order of creation."""
+        """Return all items in the order of creation."""
         return self._tree.items.values()
 
     def get(self, key: str) -> Item | None:
-        """One item."""
         return self._tree.items.get(key)
 
     # ---- transactions
@@ -218,7 +214,7 @@ class Engine:
         otherwise: Iterable[Operation] = (),
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before anything changed."""
+        """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before any change."""
         cases = (Case(tuple(compares), tuple(then)), *instead)
         branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
@@ -294,7 +290,7 @@ class Engine:
             self._disown(item.lease, key)
 
     def _disown(self, lease: int, key: str) -> None:
-        """The lease has no say over the key any more. An ended one has not had any since it ended."""
+        # An ended lease owns no key any more, hence the defaults.
         owned = self._owned.get(lease, {})
         owned.pop(key, None)
         if not owned:
@@ -303,20 +299,17 @@ class Engine:
     # ---- leases
 
     def grant(self, ttl_s: float, lease: int = 0) -> int:
-        """See `Leases.grant` for what the longest step of time has to do with `ttl_s`."""
         return self.leases.grant(ttl_s, lease)
 
     def renew(self, lease: int) -> None:
-        """Start its time anew; LeaseGone if it has ended."""
         self.leases.renew(lease)
 
     def revoke(self, lease: int) -> None:
-        """End it and delete its keys."""
         if self.leases.revoke(lease):
             self._bury(lease)
 
     def pass_time(self, elapsed_s: float) -> None:
-        """Let time pass for the leases, and delete the keys of those that end: one revision for each lease."""
+        """Advance the time of the leases and delete the keys of those that end, at one revision for each lease."""
         for lease in self.leases.pass_time(elapsed_s):
             self._bury(lease)
 
@@ -329,10 +322,10 @@ class Engine:
     # ---- watches
 
     def subscribe(self, targets: Sequence[str], since: int, deliver: Callable[[Batch], None]) -> Callable[[], None]:
-        """Deliver every change of the targets after revision `since`, and give a function that ends it.
+        """Deliver every change of the targets after revision `since`, and return a function that ends the subscription.
 
-        What happened already is delivered before this returns, as one batch, or Gap is raised. Then one batch per
-        commit, the same object to all who get the same events, so that it can be encoded once.
+        Past changes are delivered before this returns, as one batch, or Gap is raised. Then one batch per commit
+        follows. All watchers of the same events get the same object, so that a server encodes it once.
         """
         if not self._forgotten <= since <= self.revision:
             msg = f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}"
@@ -357,10 +350,10 @@ class Engine:
                     del index[name]
 
     def _missed(self, watcher: _Watcher, since: int) -> tuple[Event, ...]:
-        """From the end of the history backwards: most watches begin near it."""
         if not watcher.prefixes and all(self._changed.get(key, 0) <= since for key in watcher.keys):
             return ()
         missed: list[Event] = []
+        # Backwards: most watches begin near the end of the history.
         for batch in reversed(self._history):
             if batch.revision <= since:
                 break
@@ -368,7 +361,7 @@ class Engine:
         return tuple(reversed(missed))
 
     def compact(self, revision: int) -> None:
-        """Forget the changes up to and including that revision: watches from before it get a Gap."""
+        """Forget the changes up to and including that revision. A watch from before it raises Gap."""
         while self._history and self._history[0].revision <= revision:
             self._forget_oldest()
         self._forgotten = max(self._forgotten, min(revision, self.revision))
@@ -431,7 +424,7 @@ class Engine:
 
 
 def starred(key: str) -> str:
-    """The key with a star for its directory's own name: the target by which it is watched wherever that directory is."""
+    """Return the star target that matches the key: its last directory's name replaced by a star."""
     end = key.rfind("/")
     return key if end < 0 else f"{key[: key.rfind('/', 0, end) + 1]}*{key[end:]}"
 
@@ -450,7 +443,10 @@ def _size(event: Event) -> int:
 
 
 def refuse_double_writes(operations: Sequence[Operation]) -> None:
-    """A mistake of the caller's in any case, so it is refused whether or not the branch is taken and the keys exist."""
+    """Raise ValueError if a branch writes a key twice.
+
+    Checked for branches not taken too: the caller is wrong in any case, and etcd refuses it in the same way.
+    """
     writes = [operation for operation in operations if type(operation) is not Get and type(operation) is not List]
     if len(writes) < 2:
         return

@@ -1,4 +1,4 @@
-"""What a watch has been told and its reader has not read yet: the same for every engine that tells by a connection."""
+"""The queue between a watch and its reader, for every engine behind a connection."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections import deque
 from .port import Batch, Gap
 
 BACKLOG_MAX = 100_000
-"""Events kept for a reader that does not read them; after that it gets a Gap."""
+"""Unread events at which a watch ends with Gap: its reader has stopped reading."""
 
 
 class WatchQueue:
-    """What a session's `watch` gives. For one reader, on the loop of its session."""
+    """A watch of one session, for one reader on the session's loop."""
 
     def __init__(self, since: int) -> None:
         self.seen = since
-        """Up to where the reader need not be told again."""
+        """Revision up to which the reader has all changes."""
         self.problem: Exception | None = None
         self._batches: deque[Batch] = deque()
         self._events = 0
@@ -38,35 +38,34 @@ class WatchQueue:
             await self._reader
 
     async def aclose(self) -> None:
-        """No more batches. Closing twice is harmless."""
+        """End the watch. Closing twice is harmless."""
         self.end(StopAsyncIteration())
 
     def deliver(self, batch: Batch) -> None:
-        """The next changes."""
         self.seen = batch.revision
         self._batches.append(batch)
         self._events += len(batch.events)
         if self._events > BACKLOG_MAX:
             self.end(Gap(f"{self._events} events were not read in time"))
         else:
-            wake(self._reader)
+            self.wake()
 
     def end(self, problem: Exception) -> None:
-        """Let the reader find the problem next, not after batches that it no longer explains. The first one stands."""
+        """Give the reader the problem next, instead of the queued batches. The first problem stays."""
         if self.problem is None:
             self.problem = problem
             self.ended()
         self._batches.clear()
-        wake(self._reader)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the waiting reader go on, if there is one."""
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def before_waiting(self) -> None:
-        """A chance to raise rather than wait for what cannot come."""
+        """Raise if nothing can come any more. For subclasses."""
 
     def ended(self) -> None:
-        """Let go of what was held for this watch; called once."""
-
-
-def wake(waiter: asyncio.Future[None] | None) -> None:
-    """Whoever waits, if anybody does."""
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
+        """Release what was held for this watch; called once. For subclasses."""

@@ -145,7 +145,7 @@ class Leader:
         verdict = lead(view)
         self.reason = verdict.reason
         if verdict.act is not None:
-            if view.head is None and view.told and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
+            if view.head is None and view.reports and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
                 # Whether somebody has not come back is for an engine to say that answers now (T15).
                 raise _Stale
             if not self._presence.is_fresh:
@@ -253,10 +253,10 @@ class Leader:
         began_at = self._node.now()
         lines: list[Operation] = [
             Put(keys.entry(act.head.table, id), wire.encode(line), self._presence.run_lease)
-            for id, line in act.lines.items()
+            for id, line in act.entries.items()
         ]
-        came = [line.name for line in act.lines.values() if line.since == act.head.number]
-        gone = [line.name for id, line in view.entries.items() if id not in act.lines]
+        came = [line.name for line in act.entries.values() if line.since == act.head.number]
+        gone = [line.name for id, line in view.entries.items() if id not in act.entries]
         writes: list[Operation] = [
             Put(keys.head, wire.encode(act.head), self._presence.run_lease),
             self._presence.journal(act.head, reason, came, gone),
@@ -273,7 +273,7 @@ class Leader:
 
     def _members_unchanged(self, act: Seal, view: View) -> list[Compare]:
         """G4: every member sealed in lives. Where an engine cannot compare so many, rank 0 stands for all and `seen` tells."""
-        chosen = {self._keys.member(id): line.created for id, line in act.lines.items()}
+        chosen = {self._keys.member(id): line.created for id, line in act.entries.items()}
         first = self._keys.member(act.first)
         if len(chosen) + 3 > self._session.compares_max:
             chosen = {first: chosen[first]}

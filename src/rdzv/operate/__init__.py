@@ -1,4 +1,4 @@
-"""What people do with a run from outside: read its status and journal, diagnose a node, drain, ban, close, adopt.
+"""Tools for operators, who are no members: the status and journal of a run, a diagnosis of a node, drain, ban, close, adopt.
 
-May import everything below the public API. `cli` presents it.
+May import everything below the public API. `cli` makes commands of it.
 """

@@ -1,6 +1,6 @@
-"""What an operator may ask of a run from outside: drain, ban, close, adopt.
+"""An operator's requests to a run: drain, ban, unban, close, adopt.
 
-One writer per key: none of these touches a record that a member or the leader writes, except that anyone may close.
+Every key has one writer. These functions write only keys of operators, with one exception: anyone may close a run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from ..system.node import stamp
 
 
 async def drain(session: Session, run_id: str, who: str, reason: str) -> list[str]:
-    """Ask the members with that id, name or host to go; the names of those asked."""
+    """Ask the members with that id, name or host to leave, and return their names."""
     keys = Keys(run_id)
     listed = await session.txn(then=[List(keys.members), Get(keys.settings)])
     settings = listed.item(1)
+    # Requests and bans are attached to the run's lease, so that they end with the run.
     lease = settings.lease if settings is not None else 0
     asked: dict[str, str] = {}
     for item in listed.reads[0]:
@@ -43,16 +44,16 @@ async def ban(session: Session, run_id: str, host: str, reason: str) -> None:
 
 
 async def unban(session: Session, run_id: str, host: str) -> bool:
-    """Let a host in again; whether it was banned."""
+    """Let a host in again, and return whether it was banned."""
     key = Keys(run_id).ban(host)
     outcome = await session.txn(then=[Get(key), Delete(key)])
     return bool(outcome.reads[0])
 
 
 async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
-    """T11: end the run for everybody. False: there is no run, or it was closed already."""
+    """End the run for all members (T11). Return False if there is no run, or if it is closed already."""
     keys = Keys(run_id)
-    while True:
+    while True:  # The leader may replace the head between the read and the write; then the compare fails.
         seen = await session.txn(then=[Get(keys.head), Get(keys.settings)])
         item, settings = seen.item(0), seen.item(1)
         head = None if item is None else wire.decode(Head, item.value)
@@ -63,19 +64,17 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
         closed = close_head(head, because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
         line = wire.encode(journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp()))
         journal = Put(keys.journal_entry(closed.seq), line, settings.lease if settings else lease)
-        outcome = await session.txn(
-            [Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal]
-        )
+        outcome = await session.txn([Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal])
         if outcome.succeeded:
             return True
         await session.revoke(lease)
 
 
 ADOPT_S = 3600.0
-"""How long members may follow: they try about every half second, unless their machine sleeps."""
+"""How long members may move. They retry about every half second, but their machine may sleep."""
 
 
 async def adopt(session: Session, run_id: str, by: str) -> None:
-    """T16: let members of a run follow to this engine, although it is at another place than the one they knew."""
+    """Let members of a run move to this engine, although they know one at another place (T16)."""
     lease = await session.grant(ADOPT_S)
     await session.txn(then=[Put(Keys(run_id).adopt, msgspec.json.encode({"by": by}), lease)])

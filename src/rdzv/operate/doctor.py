@@ -1,7 +1,7 @@
-"""What could keep this machine from taking part: each link of the chain from a name to a run is tried, and judged by itself.
+"""Checks each step from this machine to a run: names, routes, ports, the server, trust, rights, clock, torch.
 
-The doctor writes nothing, serves nothing and joins nothing. Every finding is *ok*, a *warning* (it may work, but ...) or a
-*problem* (it will not), and whatever is not ok comes with its remedy. docs/errors.md has an entry for every problem's code.
+The doctor writes nothing, serves nothing and joins nothing. Every finding is *ok*, a *warning* (it may fail) or a *problem* (it
+will fail). Warnings and problems have a remedy. docs/errors.md has an entry for every problem's code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 import statistics
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 
@@ -35,7 +35,7 @@ from ..system.node import http_date
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 PROBLEMS = {
     "RDZV-P01": "The name does not resolve",
-    "RDZV-P02": "There is no way to the address",
+    "RDZV-P02": "There is no route to the address",
     "RDZV-P03": "The connection is refused",
     "RDZV-P04": "The packets are dropped",
     "RDZV-P05": "The port is taken by another program here",
@@ -44,21 +44,21 @@ PROBLEMS = {
     "RDZV-P08": "The engine answers, but does not do what is asked",
     "RDZV-P09": "torchrun does not find rdzv",
 }
-"""Every problem there is, by its code. A code is never given to another one."""
+"""All problems, by code. A code is never reused."""
 SLOW_S = 0.5
-"""An engine whose answers take longer will be taken for dead now and then."""
+"""Replies that take longer make the engine look dead now and then."""
 CLOCK_S = 2.0
-"""Two clocks read in whole seconds, and the way between them: a smaller difference cannot be told."""
+"""The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
 ANSWER_MAX = 16 * 1024
 TRIES = 5
 TORCH_MIN = (2, 5)
-"""The first with the entry point group `torchrun.handlers`."""
+"""The first version with the entry point group `torchrun.handlers`."""
 _NEVER = 2**62
 """A revision that no key has."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line of the doctor's."""
+    """One line of the doctor's output."""
 
     level: str
     topic: str
@@ -68,13 +68,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def problem(code: str, topic: str, text: str, remedy: str) -> Finding:
-    """One that has an entry in the documentation."""
+    """Make a finding whose code has an entry in docs/errors.md."""
     assert code in PROBLEMS, code
     return Finding(PROBLEM, topic, text, remedy, code)
 
 
 class Doctor:
-    """Examines the way from here to one endpoint."""
+    """Examines the connection from here to one endpoint."""
 
     def __init__(self, settings: Settings, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._settings = settings
@@ -86,12 +86,15 @@ class Doctor:
         self._reached = False
 
     async def examine(self) -> AsyncIterator[Finding]:
-        """From the outside in; what cannot be tried any more after a problem is left out. Raises SettingsError."""
+        """Yield the findings step by step. A problem ends the steps that depend on it. Raises SettingsError."""
         driver = open_driver(self._settings)
         try:
             yield await self._own_name()
-            for finding in self._endpoint_itself():
-                yield finding
+            if not self._endpoint.hosts:
+                yield Finding(OK, "endpoint", f"{self._endpoint} names no host, so there is no network to check")
+            elif self._endpoint.is_loopback:
+                text = f"{self._endpoint} is reachable on this machine only"
+                yield Finding(WARNING, "endpoint", text, "if nodes are on several machines, name the host that serves")
             for host, port in self._endpoint.hosts:
                 async for finding in self._host(host, port):
                     yield finding
@@ -103,65 +106,54 @@ class Doctor:
         finally:
             await driver.close()
 
-    # ---- names
-
     async def _own_name(self) -> Finding:
-        """A machine's own name may mean loopback to itself (Debian's 127.0.1.1): harmless here, but not everywhere."""
+        """Check the machine's own name. It may resolve to loopback (Debian's 127.0.1.1): harmless here, but not everywhere."""
         name = socket.gethostname()
         try:
             addresses = await self._resolver.resolve(name, 0, self._timeout_s)
         except DialFailed:
-            text = f"this machine is {name!r}, which it cannot resolve itself"
+            text = f"this machine is {name!r}, which it cannot resolve"
             remedy = "rdzv does not need it; other programs may: add it to the hosts file"
             return Finding(WARNING, "own name", text, remedy)
         found = [plain(str(where[0])) for _, where in addresses]
         if all(map(is_loopback, found)):
-            text = f"this machine is {name!r}, which means {', '.join(found)} to itself: others cannot use that"
+            text = f"this machine is {name!r}, which resolves to {', '.join(found)} here: others cannot use that"
             remedy = (
                 "rdzv tells others the address of its connection instead; for other programs let the hosts file name a real "
                 "address, or give local_addr"
             )
             return Finding(WARNING, "own name", text, remedy)
-        return Finding(OK, "own name", f"this machine is {name!r}, which means {', '.join(found)}")
-
-    def _endpoint_itself(self) -> Iterator[Finding]:
-        if not self._endpoint.hosts:
-            yield Finding(OK, "endpoint", f"{self._endpoint} names no host: nothing lies between")
-        elif self._endpoint.is_loopback:
-            text = f"{self._endpoint} means this machine only"
-            yield Finding(WARNING, "endpoint", text, "if nodes are on several machines, name the host that serves")
+        return Finding(OK, "own name", f"this machine is {name!r}, which resolves to {', '.join(found)}")
 
     async def _host(self, host: str, port: int) -> AsyncIterator[Finding]:
         try:
             addresses = await self._resolver.resolve(host, port, self._timeout_s)
         except DialFailed as failed:
-            remedy = "check the spelling; mend DNS or the hosts file, or give an address; a name that comes later is waited for"
+            remedy = "check the spelling; fix DNS or the hosts file, or give an address; members wait for the name"
             yield problem("RDZV-P01", "name", failed.problem, remedy)
             return
         found = [plain(str(where[0])) for _, where in addresses]
         families = " and ".join(sorted({f"IPv{ipaddress.ip_address(one).version}" for one in found}))
-        yield Finding(OK, "name", f"{host} means {', '.join(dict.fromkeys(found))} ({families})")
+        yield Finding(OK, "name", f"{host} resolves to {', '.join(dict.fromkeys(found))} ({families})")
         if not self._endpoint.is_loopback and any(map(is_loopback, found)):
             yield Finding(
-                WARNING, "name", f"{host} means this machine itself here; other machines may see another address under it",
-                "see that it means the same host everywhere, or give an address",
+                WARNING, "name", f"{host} resolves to this machine here; on other machines it may resolve to another address",
+                "make it resolve to the same host everywhere, or give an address",
             )  # fmt: skip
         tried = await asyncio.gather(*(self._address(address, port) for address in addresses))
         works = any(finding.level == OK for findings in tried for finding in findings if finding.topic in ("port", "serving"))
         for findings in tried:
             for finding in findings:
-                # One address of several that works is enough; the others cost time.
-                yield _milder(finding) if works else finding
-
-    # ---- addresses
+                # One working address is enough; the others cost time.
+                yield _as_warning(finding) if works else finding
 
     async def _address(self, address: Address, port: int) -> list[Finding]:
         family, where = address
         shown = f"[{where[0]}]:{port}" if ":" in str(where[0]) else f"{where[0]}:{port}"
         source = _source(address)
         if not source:
-            remedy = "this machine has no route or no address of that family: use the other family, or mend the routes"
-            return [problem("RDZV-P02", "route", f"there is no way from here to {where[0]}", remedy)]
+            remedy = "this machine has no route or no address of that family: use the other family, or fix the routes"
+            return [problem("RDZV-P02", "route", f"there is no route from here to {where[0]}", remedy)]
         here = is_here(family, str(where[0]))
         names = dict(interfaces())
         through = f"through {names[source]} ({source})" if source in names else f"from {source}"
@@ -172,7 +164,7 @@ class Doctor:
             return [*findings, self._not_connected(failed, shown, port, here=here)]
         sock.close()
         self._reached = True
-        return [*findings, Finding(OK, "port", f"somebody accepts connections at {shown}")]
+        return [*findings, Finding(OK, "port", f"a program accepts connections at {shown}")]
 
     def _not_connected(self, failed: DialFailed, shown: str, port: int, *, here: bool) -> Finding:
         if here and self._endpoint.scheme == "rdzv":
@@ -181,9 +173,9 @@ class Doctor:
             remedy = "a firewall drops the packets, or the host is off: open the port between the nodes, or choose another one"
             return problem("RDZV-P04", "port", failed.problem, remedy)
         if "refused" in failed.problem:
-            remedy = "start the node or service that serves there, or correct the port: the host is up, and nobody listens"
+            remedy = "start the node or service that serves there, or correct the port: the host is up, and nothing listens"
             return problem("RDZV-P03", "port", failed.problem, remedy)
-        remedy = "the network says that there is no such way: check the address and this machine's routes"
+        remedy = "the network has no route to it: check the address and this machine's routes"
         return problem("RDZV-P02", "route", failed.problem, remedy)
 
     def _could_serve(self, port: int, shown: str) -> Finding:
@@ -191,33 +183,29 @@ class Doctor:
             for listener in listen("" if not self._endpoint.is_loopback else self._endpoint.hosts[0][0], port):
                 listener.close()
         except OSError as error:
-            text = f"nobody answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
+            text = f"nothing answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
             remedy = "end the program that has the port (ss -ltnp shows it), or choose another port for all nodes"
             return problem("RDZV-P05", "serving", text, remedy)
         self._would_serve = True
-        return Finding(OK, "serving", f"nobody serves at {shown} yet; this machine can bind it, so a member here would serve")
-
-    # ---- the engine
+        return Finding(OK, "serving", f"nothing serves at {shown} yet; this machine can bind it, so a member here would serve")
 
     async def _engine(self, driver: Driver) -> AsyncIterator[Finding]:
         yield self._trust()
         try:
             session = await driver.connect()
-        except Untrusted as error:
-            remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
-            yield problem("RDZV-P07", "trust", error.problem, remedy)
-            return
-        except SettingsError as error:  # An etcd that does not let this user do it.
-            remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
-            yield problem("RDZV-P08", "engine", error.problem, remedy)
-            return
-        except Unreachable as error:
-            if self._is_etcd:
-                remedy = "see that a majority of the cluster's members is up (etcdctl endpoint status)"
+        except (Untrusted, SettingsError, Unreachable) as error:
+            if isinstance(error, Untrusted):
+                remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
+                yield problem("RDZV-P07", "trust", error.problem, remedy)
+            elif isinstance(error, SettingsError):  # The user lacks rights in etcd.
+                remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
                 yield problem("RDZV-P08", "engine", error.problem, remedy)
-                return
-            remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
-            yield problem("RDZV-P06", "engine", error.problem, remedy)
+            elif self._is_etcd:
+                remedy = "make sure that a majority of the cluster's members is up (etcdctl endpoint status)"
+                yield problem("RDZV-P08", "engine", error.problem, remedy)
+            else:
+                remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
+                yield problem("RDZV-P06", "engine", error.problem, remedy)
             return
         try:
             kept = "keeps its records through a restart" if session.durable else "keeps its records in memory"
@@ -233,9 +221,9 @@ class Doctor:
                 await session.close()
 
     async def _date(self, host: str, port: int) -> str:
-        """What its clock says, in the words of HTTP; empty: it does not tell.
+        """Return the server's HTTP date, or "" if it sends none.
 
-        Our server tells everybody who speaks HTTP in the clear, and etcd is a web server; it says so in every answer.
+        Our server answers plain HTTP requests with the date, and etcd is a web server, which sends the date in every reply.
         """
         context: ssl.SSLContext | None = None
         if self._endpoint.scheme == "etcds":
@@ -254,15 +242,15 @@ class Doctor:
         tls = "with TLS" if trust.certificates is not None or self._endpoint.scheme == "etcds" else "without TLS"
         if self._is_etcd:
             user = self._endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, "")
-            return Finding(OK, "trust", f"this node comes {tls} and {f'as {user!r}' if user else 'without a name'}")
+            return Finding(OK, "trust", f"this node connects {tls} and {f'as {user!r}' if user else 'without a name'}")
         if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
-            text = f"this node comes {tls} and without a secret: whoever reaches the port can take part"
+            text = f"this node connects {tls} and without a secret: any program that reaches the port can join"
             return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")
         secret = "with" if trust.secret is not None else "without"
-        return Finding(OK, "trust", f"this node comes {tls} and {secret} a secret")
+        return Finding(OK, "trust", f"this node connects {tls} and {secret} a secret")
 
     async def _use(self, session: Session) -> AsyncIterator[Finding]:
-        """Read, and be allowed to write: judged by a write whose condition never holds."""
+        """Check that the engine may be read and written, by a write whose condition never holds."""
         keys = Keys(self._settings.run_id)
         own = keys.run + "doctor"
         took: list[float] = []
@@ -273,8 +261,8 @@ class Doctor:
                 seen = await session.txn([Created(own, _NEVER)], [Put(own, b"")], [Get(keys.settings)])
                 took.append(loop.time() - began_at)
         except (RdzvError, EngineReset, ValueError) as error:
-            said = error.sentence if isinstance(error, RdzvError) else str(error)
-            text = f"a read and a write that would change nothing are refused: {said}"
+            reason = error.sentence if isinstance(error, RdzvError) else str(error)
+            text = f"a read and a write that would change nothing are refused: {reason}"
             yield problem("RDZV-P08", "engine", text, "give this user the right to read and write the keys of rdzv")
             return
         usual_s = statistics.median(took)
@@ -289,11 +277,11 @@ class Doctor:
         if told and can_be_told(told):
             yield Finding(OK, "address", f"others would be told to reach this node at {told}")
         elif not self._endpoint.is_loopback and self._endpoint.hosts:
-            text = f"others would be told to reach this node at {told or 'its name'}, which means something only here"
+            text = f"others would be told to reach this node at {told or 'its name'}, which works only here"
             yield Finding(WARNING, "address", text, "give local_addr, an address of this node that others can reach")
 
 
-def _milder(finding: Finding) -> Finding:
+def _as_warning(finding: Finding) -> Finding:
     if finding.level != PROBLEM:
         return finding
     remedy = "other addresses of the name work; this one costs time"
@@ -301,7 +289,7 @@ def _milder(finding: Finding) -> Finding:
 
 
 def _source(address: Address) -> str:
-    """Which address of this machine a connection would come from; empty: there is no way. Nothing is sent."""
+    """Return the local address of a connection, or "" if there is no route. Sends nothing."""
     family, where = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where if where[1] else (where[0], 9, *where[2:]))
@@ -318,21 +306,21 @@ async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> byt
         writer.close()
 
 
-def clock_finding(where: str, theirs: str, ours: str) -> Finding:
-    """The one place where two machines' clocks are compared: to be read, and nothing follows from it (G10)."""
+def clock_finding(where: str, remote: str, local: str) -> Finding:
+    """Compare the server's clock with this one, for information only: nothing else compares clocks (G10)."""
     try:
-        ahead_s = (parsedate_to_datetime(theirs) - parsedate_to_datetime(ours)).total_seconds()
+        ahead_s = (parsedate_to_datetime(remote) - parsedate_to_datetime(local)).total_seconds()
     except (TypeError, ValueError):
-        return Finding(OK, "clock", f"{where} tells no time that can be read")
+        return Finding(OK, "clock", f"{where} sends no readable time")
     if abs(ahead_s) <= CLOCK_S:
         return Finding(OK, "clock", f"the clock of {where} and this machine's agree to about {CLOCK_S:g} s")
     way = "ahead of" if ahead_s > 0 else "behind"
     text = f"the clock of {where} is {abs(ahead_s):.0f} s {way} this machine's"
-    return Finding(OK, "clock", f"{text}; rdzv depends on neither, but logs and certificates do")
+    return Finding(OK, "clock", f"{text}; rdzv depends on neither clock, but logs and certificates do")
 
 
 def torch_findings() -> Iterable[Finding]:
-    """Whether torchrun would find us. Nothing of torch is imported."""
+    """Check whether torchrun would find rdzv, without an import of torch."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

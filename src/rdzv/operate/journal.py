@@ -1,8 +1,8 @@
-"""The journal of a run, read after the fact: what happened, who caused each restart, and what it cost in seconds.
+"""The history of a run from its journal: the rounds, the cause of each restart, and its cost in seconds.
 
-Every write of the head leaves a line, in the same transaction. A line says how long the head before it had stood, by the clock
-of the leader that replaced it; so the durations add up although leaders change and no two clocks are ever compared. Where a
-writer could not know (it came after the former head was written, or is an operator), sums are lower bounds and say so.
+Every write of the head adds a journal entry in the same transaction. The entry says how long the previous head was valid, by
+the clock of the leader that replaced it. So durations can be added up although leaders change, and no clocks are compared. A
+writer that came after the previous head was written, or an operator, does not know that time. Sums are then lower bounds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from ..errors import Incompatible
 
 
 class Duration(msgspec.Struct, frozen=True):
-    """A duration put together from several lines."""
+    """A sum of durations from several entries."""
 
     seconds: float = 0.0
     exact: bool = True
-    """False: some part of it is not known, so it is at least this long."""
+    """False if a part is unknown: then it is at least this long."""
 
     def plus(self, lasted_s: float | None) -> Duration:
-        """One line more."""
         return Duration(round(self.seconds + (lasted_s or 0.0), 3), self.exact and lasted_s is not None)
 
     def __str__(self) -> str:
@@ -35,87 +34,85 @@ class Duration(msgspec.Struct, frozen=True):
 
 
 class JournalStep(msgspec.Struct, frozen=True):
-    """One line, and when it was written."""
+    """One entry, and when it was written."""
 
     at: Duration
-    """Since the first line kept of this life of the run."""
+    """Time since the first entry of this incarnation that is kept."""
     text: str
     entry: JournalEntry
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """A round that was broken, and what it took to get the next one."""
+    """A round that was broken, and the time until the next one."""
 
     round: int
     kind: CauseKind | None
     members: tuple[str, ...]
-    """Who caused it."""
+    """The members that caused it."""
     reason: str
     by: str
     """The leader that broke the round."""
     ran: Duration
-    """How long the round had stood."""
+    """How long the round had run."""
     cost: Duration
-    """From the break to the next seal, to the close, or to the last line there is."""
+    """Time from the break to the next seal, to the close, or to the last entry."""
     size: int
     next_round: int = 0
-    """0: there is none yet, or the run was closed instead."""
+    """0 if there is none yet, or if the run was closed instead."""
     next_size: int = 0
     came: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
 
 class RunHistory(msgspec.Struct, frozen=True):
-    """One incarnation of a run id, from the first line that is kept of it."""
+    """One incarnation of a run id, from its first entry that is kept."""
 
     run: str
     whole: bool
-    """False: its first lines were overwritten by later ones."""
-    moments: tuple[JournalStep, ...]
+    """False if later entries have overwritten the first ones."""
+    steps: tuple[JournalStep, ...]
     restarts: tuple[Restart, ...]
 
     @property
     def cost(self) -> Duration:
-        """Of all restarts together."""
-        total = Duration()
-        for restart in self.restarts:
-            total = Duration(round(total.seconds + restart.cost.seconds, 3), total.exact and restart.cost.exact)
-        return total
+        """The cost of all restarts together."""
+        costs = [restart.cost for restart in self.restarts]
+        return Duration(round(sum(cost.seconds for cost in costs), 3), all(cost.exact for cost in costs))
 
 
 async def read(session: Session, run_id: str) -> list[RunHistory]:
-    """All that is kept, oldest first. Raises Unreachable, EngineReset."""
+    """Read the journal, oldest incarnation first. Raises Unreachable, EngineReset."""
     keys = Keys(run_id)
     listed = await session.txn(then=[List(keys.journal)])
     entries = []
-    # By revision: the ring's keys are in no order, and every life of a run id counts from 1.
+    # Sorted by revision: the keys of the ring are in no order, and every incarnation counts from 1.
     for item in sorted(listed.reads[0], key=lambda item: item.modified):
         with suppress(Incompatible):
             entries.append(wire.decode(JournalEntry, item.value))
-    return lives(entries)
+    return histories(entries)
 
 
-def lives(entries: Iterable[JournalEntry]) -> list[RunHistory]:
-    """Lines in the order in which they were written, told apart by the life they belong to."""
+def histories(entries: Iterable[JournalEntry]) -> list[RunHistory]:
+    """Split entries, in the order of writing, into one history per incarnation."""
     by_run: dict[str, list[JournalEntry]] = {}
     for entry in entries:
         by_run.setdefault(entry.run, []).append(entry)
-    return [_life(run, lines) for run, lines in by_run.items()]
+    return [_history(run, own) for run, own in by_run.items()]
 
 
 class _HistoryReader:
-    """Goes through the lines of one life."""
+    """Reads the entries of one incarnation, in order."""
 
     def __init__(self) -> None:
         self.at = Duration()
         self.ran: Duration | None = None
-        """How long the present round has stood; None: its seal is not among the lines."""
+        """How long the current round has run; None if its seal is not among the entries."""
         self.number = 0
         self.broken: Restart | None = None
         self.restarts: list[Restart] = []
 
-    def tell(self, entry: JournalEntry, is_first: bool) -> str:
-        """What people are told of a line."""
+    def read(self, entry: JournalEntry, is_first: bool) -> str:
+        """Read one entry and return a text about it."""
         if not is_first:
             self.at = self.at.plus(entry.lasted_s)
             if self.ran is not None:
@@ -127,7 +124,7 @@ class _HistoryReader:
         if entry.phase is Phase.BROKEN and self.broken is None:
             return self._broken(entry)
         if entry.phase is Phase.CLOSED:
-            self.over()
+            self.end_restart()
             return f"closed: {entry.cause.text if entry.cause else entry.reason}"
         return entry.reason
 
@@ -139,7 +136,7 @@ class _HistoryReader:
         if self.broken is not None:
             text += f"; the restart took {self.broken.cost}"
             self._replace(next_round=entry.number, next_size=entry.size, came=entry.came, gone=entry.gone)
-            self.over()
+            self.end_restart()
         self.number, self.ran = entry.number, Duration()
         return text
 
@@ -164,21 +161,21 @@ class _HistoryReader:
         assert self.broken is not None, "asked while a round is broken"
         self.broken = msgspec.structs.replace(self.broken, **changes)
 
-    def over(self) -> None:
-        """Whatever was broken has come to its end."""
+    def end_restart(self) -> None:
+        """Add the restart in progress, if there is one, to the list."""
         if self.broken is not None:
             self.restarts.append(self.broken)
             self.broken = None
 
 
-def _life(run: str, lines: Sequence[JournalEntry]) -> RunHistory:
-    teller = _HistoryReader()
-    moments = []
-    for index, entry in enumerate(lines):
-        text = teller.tell(entry, index == 0)
-        moments.append(JournalStep(teller.at, text, entry))
-    teller.over()  # One that nobody has got over yet.
-    return RunHistory(run, lines[0].seq == 1, tuple(moments), tuple(teller.restarts))
+def _history(run: str, entries: Sequence[JournalEntry]) -> RunHistory:
+    reader = _HistoryReader()
+    steps = []
+    for index, entry in enumerate(entries):
+        text = reader.read(entry, index == 0)
+        steps.append(JournalStep(reader.at, text, entry))
+    reader.end_restart()  # The last one may still be in progress.
+    return RunHistory(run, entries[0].seq == 1, tuple(steps), tuple(reader.restarts))
 
 
 def _listed(start: str, names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""A run seen from outside, by somebody who is no member of it: `rdzv status`, `rdzv watch`.
+"""A run as a non-member sees it: for `rdzv status` and `rdzv watch`.
 
-An onlooker writes nothing and leads nothing. It takes the settings from the run itself, and what it does not know, because it
-came after it began, it does not guess: a timer that runs already is shown with "at most".
+A viewer writes nothing and never leads. It reads the settings from the run. It does not know when a running timer began, so it
+shows the time left with "at most".
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ GONE = "nobody is here: the run was closed, or all have left"
 
 
 class RunViewer:
-    """On one engine instance. `now` is the onlooker's own monotonic clock."""
+    """A view of one run on one engine instance. `now` is a monotonic clock of this process."""
 
     def __init__(self, session: Session, run_id: str, now: Callable[[], float]) -> None:
         self._session = session
         self._keys = Keys(run_id)
         self._run_id = run_id
-        self._sight = HeadTracker(now, lambda _old, _new: None)
+        self._head = HeadTracker(now, lambda _old, _new: None)
         self._mirror: RunMirror | None = None
 
     async def look(self) -> Status | None:
-        """The run as it is now; None: the engine keeps none of that id. O(n). Raises Unreachable, EngineReset."""
+        """Read the run; return None if the engine keeps none of that id. O(n). Raises Unreachable, EngineReset."""
         listed = await self._session.txn(then=[List(self._keys.group)])
         self._mirror = RunMirror(self._keys, listed.reads[0], listed.revision)
-        self._sight.show(self._mirror.head_item, listed.revision)
+        self._head.show(self._mirror.head_item, listed.revision)
         return self.status()
 
     async def follow(self) -> AsyncIterator[Status | None]:
-        """The run as it is now, then after every change. Raises EngineReset, or Unreachable once the session is closed."""
+        """Yield the run now and after every change. Raises EngineReset, or Unreachable once the session is closed."""
         while True:
             yield await self.look()
             mirror = self._mirror
-            assert mirror is not None, "we have just looked"
+            assert mirror is not None, "look() has set it"
             watch = self._session.watch([self._keys.group], mirror.revision)
             try:
                 async for batch in watch:
                     mirror.apply(batch)
-                    self._sight.show(mirror.head_item, batch.revision)
+                    self._head.show(mirror.head_item, batch.revision)
                     yield self.status()
             except Gap:
                 pass
@@ -56,17 +56,17 @@ class RunViewer:
                 await watch.aclose()
 
     def status(self) -> Status | None:
-        """Of what was seen last, with the ages of now."""
+        """The run as it was read last, with current ages."""
         mirror = self._mirror
         if mirror is None or mirror.settings is None:
             return None
         view = mirror.view(
             settings=wire.decode(RunSettings, mirror.settings.value),
             me="",
-            durable=True,  # Whether its memory was lost a moment ago is for those to judge who know since when they know it.
+            durable=True,  # Only members can judge whether the engine lost its memory a moment ago.
             known_s=0.0,
-            ages=self._sight.ages(),
-            late=self._sight.late,
+            ages=self._head.ages(),
+            late=self._head.late,
         )
         status = describe(self._run_id, view)
         if view.head is None and not view.members:
@@ -75,6 +75,6 @@ class RunViewer:
 
     @property
     def succeeded(self) -> bool:
-        """The run was closed because all were done."""
-        head = self._sight.head
+        """Whether the run was closed because all members were done."""
+        head = self._head.head
         return head is not None and head.cause is not None and head.cause.kind is CauseKind.SUCCESS

@@ -1,8 +1,8 @@
-"""The socket where rank 0 will serve, bound before anybody has a rank.
+"""The socket where rank 0 will serve, bound before ranks are assigned.
 
-A member binds a fresh one for every round it wants to be in and puts the address in its record; the seal copies rank 0's into
-the head. So the address is part of what was agreed on, belongs to a port that is really held, and is never one of a former
-round.
+A member binds a new socket for every round it wants to be in and puts the address in its record. The seal copies rank
+0's address into the head. So all members agree on the address, its port is really held, and it is never a former
+round's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _open: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
 
 
 class Bootstrap:
-    """An address agreed on; on the member that bound it also the listening socket, until it is taken or released."""
+    """The agreed address. The member that bound it also holds the listening socket, until it is taken or released."""
 
     def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
         self.host = host
@@ -35,11 +35,10 @@ class Bootstrap:
 
     @property
     def held(self) -> bool:
-        """We hold the listening socket."""
         return self._listener is not None
 
     def take_socket(self) -> socket.socket:
-        """Hand over the listening socket; whoever gets it closes it."""
+        """Hand over the listening socket; the caller closes it."""
         if self._listener is None:
             problem = f"bootstrap address {self}: its socket is not held here (not rank 0, or taken or released before)"
             raise SettingsError(problem)
@@ -47,20 +46,20 @@ class Bootstrap:
         return listener
 
     def release(self) -> None:
-        """Close the socket, so that the port can be bound by whoever serves there. Harmless if it is not held."""
+        """Close the socket, so that the program that serves there can bind the port. Harmless if it is not held."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
 
 def parse(address: str) -> Bootstrap:
-    """The address as a head carries it."""
+    """Read the address of a head."""
     host, _, port = address.rpartition(":")
     return Bootstrap(host.strip("[]"), int(port))
 
 
 def bind(host: str, ports: tuple[int, int]) -> Bootstrap:
-    """Bind on all interfaces, since the name others know us by may resolve to loopback here; `host` is what they are told."""
+    """Bind a socket on all interfaces and announce it as `host`, which may resolve to loopback on this node."""
     low, high = ports
     problem: OSError | None = None
     for port in range(low, high + 1):
@@ -76,14 +75,13 @@ def bind(host: str, ports: tuple[int, int]) -> Bootstrap:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listening already, so that a peer quicker than whoever will serve is queued and not refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         loopback = host in ("127.0.0.1", "localhost", "::1")
         listener.bind((host if loopback else "", port))
-        listener.listen(4096)
+        listener.listen(4096)  # Now, so that a peer that is quicker than the server is queued and not refused.
     except OSError:
         listener.close()
         raise
@@ -91,7 +89,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _forget_in_child() -> None:
-    """A forked worker that outlives its agent must not keep the port occupied."""
+    # A forked worker that outlives its agent must not keep the port occupied.
     for bootstrap in list(_open):
         bootstrap.release()
 

@@ -1,8 +1,8 @@
-"""What a member needs of the machine it runs on: a clock, random ids, sockets, its name.
+"""The node that a member runs on: its clock, random ids, sockets and name.
 
-It is one small object that is passed in, so that the simulator can run the real member on a machine whose clock drifts, which
-is paused for a minute, or which dies. Every timed wait of the member goes through `call_later`; nothing below `member` may ask
-the event loop or the `time` module instead.
+A member gets one `Node` object, so that the simulator can run the real member on a node whose clock drifts, which is
+paused for a minute, or which dies. Every timed wait of the member goes through `call_later`, never through the event
+loop or the `time` module.
 """
 
 from __future__ import annotations
@@ -13,37 +13,35 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from .bootstrap import Bootstrap, bind
 from .timers import Timer
 
-T = TypeVar("T")
-
 
 class Node(Protocol):
-    """The surroundings of a member."""
+    """The interface that members, and drivers with timers, need of their node."""
 
     host: str
     pid: int
 
     def now(self) -> float:
-        """Seconds on this machine's monotonic clock. Means nothing on another machine."""
+        """Seconds on this node's monotonic clock, which cannot be compared with another node's."""
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Call back once that much time has passed on this machine's clock."""
+        """Call back once that much time has passed on this node's clock."""
 
     def token(self) -> str:
-        """A random id that nobody else has."""
+        """A unique random id."""
 
     def jitter(self) -> float:
-        """A random number in [0, 1): so that many members do not all retry at the same moment."""
+        """A random number in [0, 1), so that many members do not all retry at the same moment."""
 
     def stamp(self) -> str:
-        """The wall clock, as a text for people: it differs from others' and may be stepped, so nothing may depend on it."""
+        """The wall clock as text for people. Nothing may depend on it: it differs between nodes and may be stepped."""
 
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """Bind a listening socket that others reach at `host`, on the first free port of the range (0, 0: any)."""
+        """Bind a listening socket, to be announced as `host`, on the first free port of the range; (0, 0): any."""
 
 
 class LocalNode:
@@ -54,37 +52,31 @@ class LocalNode:
         self.pid = os.getpid()
 
     def now(self) -> float:
-        """The clock of asyncio's own loops."""
-        return time.monotonic()
+        return time.monotonic()  # The clock of asyncio's own loops.
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """On the running loop."""
         return asyncio.get_running_loop().call_later(delay_s, callback)
 
     def token(self) -> str:
-        """64 random bits: two equal ones within a run's life are out of reach."""
-        return secrets.token_hex(8)
+        return secrets.token_hex(8)  # 64 bits: two equal ones within a run's life are out of reach.
 
     def jitter(self) -> float:
-        """From the system's source, so that forked members differ."""
-        return secrets.randbelow(1 << 20) / (1 << 20)
+        return secrets.randbelow(1 << 20) / (1 << 20)  # Not `random`, whose state forked members would share.
 
     def stamp(self) -> str:
-        """See `stamp`."""
         return stamp()
 
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """A real socket."""
         return bind(host, ports)
 
 
 def stamp() -> str:
-    """UTC to the second. Shown beside what was written, never compared."""
+    """Return UTC to the second, to be shown beside a record and never compared."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def http_date() -> str:
-    """The same as HTTP writes it: what a server tells whoever takes it for a web server, and `rdzv doctor`."""
-    from email.utils import formatdate  # noqa: PLC0415  A large import for what few processes ever say.
+    """Return the time as HTTP writes it. A server tells it to HTTP clients, among them `rdzv doctor`."""
+    from email.utils import formatdate  # noqa: PLC0415  A large import that few processes need.
 
     return formatdate(usegmt=True)

@@ -1,12 +1,12 @@
-"""One event loop in one background thread, through which the blocking code of a process calls asyncio code.
+"""The event loop in a background thread through which blocking code calls asyncio code.
 
-There is one for the whole process, started when it is first needed and stopped with its last user, so that a program
-which has left all its runs is as it was before: no thread, no descriptors.
+A process has one portal. Its first user starts it and its last user stops it, so that a program that has left all its
+runs has no thread and no open descriptor of rdzv.
 
-*Fork.* A child has the parent's memory but not this thread. What the loop has open is shared with the parent, down to
-the kernel's list of what it waits for: closing the loop in the child would take the parent's sockets off that list, and
-keeping a connection open would hide the parent's death from its peer. So the child replaces each of these descriptors
-by an empty one, and never runs or frees anything of the loop.
+*Fork.* A child has the parent's memory but not this thread. The loop's descriptors are shared with the parent, down to
+the kernel's epoll list. Closing the loop in the child would remove the parent's sockets from that list. Keeping a
+connection open in the child would hide the parent's death from its peer. So the child replaces each of these
+descriptors by /dev/null, and never runs or frees anything of the loop.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, ClassVar, TypeVar
 T = TypeVar("T")
 
 SLICE_S = 1.0
-"""Where a signal does not end a wait on a lock, a KeyboardInterrupt gets through between two slices."""
+"""Longest single wait on a lock: where a signal does not interrupt it, KeyboardInterrupt is raised after the slice."""
 STOP_S = 2.0
-"""How long its last user waits for the thread to end; nothing depends on it."""
+"""How long the last user waits for the thread to end. Nothing depends on the end."""
 
 
 class Portal:
-    """Get it with `open`, and `close` it as often as it was opened."""
+    """The background thread and its loop. Get it with `open`, and `close` it once for each `open`."""
 
     lock: ClassVar = threading.Lock()
-    """For the users' own state too, so that what they know of a portal and its count change together."""
+    """Users guard their own state with it too, so that their state and the number of users change together."""
     _current: ClassVar[Portal | None] = None
     _running: ClassVar[set[Portal]] = set()
-    """Also those that are stopping, because a fork must find them."""
+    """All portals with a thread, also those that are stopping: a fork must find them."""
 
     def __init__(self) -> None:
         self.forked = False
-        """We are in a child of the process that it belongs to."""
+        """This process is a child of the process that the portal belongs to."""
         self._users = 0
         self._kept: set[asyncio.Task[Any]] = set()
         self._selector = selectors.DefaultSelector()
@@ -48,22 +48,20 @@ class Portal:
         Portal._running.add(self)
         try:
             self._thread.start()
-        except RuntimeError:  # The system has no room for a thread, or the interpreter is about to end.
+        except RuntimeError:  # The system has no more threads, or the interpreter is shutting down.
             Portal._running.discard(self)
             self._loop.close()
             raise
 
-    # ---- its life
-
     @classmethod
     def open(cls) -> Portal:
-        """The process's portal. The lock is held by the caller."""
+        """Return the process's portal, started if necessary. The caller holds the lock."""
         portal = cls._current = cls._current or Portal()
         portal._users += 1  # noqa: SLF001  Its own.
         return portal
 
     def close(self) -> None:
-        """One user less; the last one stops it."""
+        """Give up one use. The last one stops the portal."""
         with Portal.lock:
             self._users -= 1
             last = not self._users
@@ -73,7 +71,10 @@ class Portal:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread, and wait for that unless we are it. With users left only at the end of the process."""
+        """End the thread and, unless called in it, wait for the end.
+
+        Called while users are left only at the end of the process.
+        """
         self._loop.call_soon_threadsafe(self._stopping.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)
@@ -94,16 +95,13 @@ class Portal:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    # ---- its use
-
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run it in the loop; the future is for other threads to wait on."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None, *, cancel: bool = True) -> T:
-        """Run it in the loop and wait, calling `lasts` after every slice of that.
+        """Run the coroutine in the loop and wait for it, calling `lasts` after every slice of waiting.
 
-        If the waiting is interrupted, cancel it there, unless `cancel` is false.
+        An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine unless `cancel` is false.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -119,18 +117,16 @@ class Portal:
             raise
         return future.result()
 
-    # ---- fork
-
     def disown(self) -> None:
-        """In a forked child: let go of what the parent has open. Tasks are kept: freeing them runs their `finally`."""
+        """Let go of the parent's descriptors, in a forked child. Tasks are kept: freeing them runs their `finally`."""
         self.forked = True
         if self._loop.is_closed():
             return
         self._kept = asyncio.all_tasks(self._loop)
         empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        # Replaced, not closed: the objects that own these numbers will close them, and must not hit another file then.
+        # Replaced, not closed: the objects that own these numbers close them later, and must not hit another file then.
         shared = {self._selector.fileno(), *(key.fd for key in self._selector.get_map().values())}
-        waker = getattr(self._loop, "_csock", None)  # The end of the loop's own pipe that it only writes to.
+        waker = getattr(self._loop, "_csock", None)  # The write end of the loop's own pipe: not in the selector.
         if waker is not None:
             shared.add(waker.fileno())
         for descriptor in shared:

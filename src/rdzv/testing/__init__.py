@@ -1,1 +1,1 @@
-"""The simulator: the real member, on machines and a network as bad as they get, in virtual time and from a seed."""
+"""The simulator: real members on simulated nodes and a faulty simulated network, in virtual time, from a seed."""

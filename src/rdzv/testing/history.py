@@ -1,7 +1,7 @@
-"""What happened in a run, as seen by somebody who sees everything: the only thing that checkers look at.
+"""The history of a run: all that the checkers look at.
 
-Observations are stamped with virtual time when they are added. They are of three sources: the engines (`Commit`), the
-applications on the machines (`Given`, `Changed`, `EvictedTold`, `ClosedTold`, `Acted`) and the scenario (`Fault`).
+Observations are stamped with virtual time when they are added. They have three sources: the engines (`Commit`), the
+applications on the nodes (`Given`, `Changed`, `EvictedTold`, `ClosedTold`, `Acted`) and the scenario (`Fault`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from .virtual_loop import VirtualLoop
 
 O = TypeVar("O", bound="Observation")  # noqa: E741
 SHOWN_MAX = 6
-"""Keys of one commit that a line shows."""
+"""Largest number of keys that the line of a commit shows."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Something that happened at one instant of virtual time."""
+    """An event at one instant of virtual time."""
 
     at: float = -1.0
     actor: str = ""
-    """Name of the machine it happened to or came from; empty: the engine's or scenario's own doing."""
+    """Name of the node concerned; empty for the engine and the scenario."""
 
     def __str__(self) -> str:
         return f"{self.at:10.4f} {self.actor or '-':<8} {type(self).__name__.lower():<8} {self.tell()}"
 
     def tell(self) -> str:
-        """The part of its line that differs from kind to kind."""
+        """Return the part of the line that differs from kind to kind."""
         fields = msgspec.structs.asdict(self)
         return " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("at", "actor"))
 
 
 class Commit(Observation, frozen=True, kw_only=True):
-    """An engine changed. `kind`: "then", "otherwise", "revoked" or "expired"."""
+    """A change of an engine. `kind`: "then", "otherwise", "revoked" or "expired"."""
 
     server: str
     instance: str
@@ -50,14 +50,13 @@ class Commit(Observation, frozen=True, kw_only=True):
     events: tuple[Event, ...]
 
     def tell(self) -> str:
-        """Put keys with +, deleted ones with -."""
         keys = [("+" if event.item else "-") + event.key for event in self.events[:SHOWN_MAX]]
         more = f" and {len(self.events) - SHOWN_MAX} more" if len(self.events) > SHOWN_MAX else ""
         return f"{self.server}@{self.revision} {self.kind} {' '.join(keys)}{more}"
 
 
 class Given(Observation, frozen=True, kw_only=True):
-    """A member was given a world, by the read at `revision` of `instance`."""
+    """A member was given a world by the read at `revision` of `instance`."""
 
     member: str
     instance: str
@@ -73,7 +72,6 @@ class Given(Observation, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, actor: str, world: AsyncWorld) -> Given:
-        """What that machine was given."""
         instance, member, revision = world.given_by
         return cls(
             actor=actor,
@@ -91,20 +89,18 @@ class Given(Observation, frozen=True, kw_only=True):
         )
 
     def tell(self) -> str:
-        """Round, rank and table; the rest follows from the table if G1 holds."""
         era = f"{self.era.level}.{self.era.id[:4]}"
         return f"{self.member} round {era}/{self.number} rank {self.rank} of {self.size} table {self.table} {self.boot}"
 
 
 class Changed(Observation, frozen=True, kw_only=True):
-    """A member was told that the round it holds is over or about to be."""
+    """A member was told that its round is over or about to be."""
 
     round: RoundId
     kind: str
     reason: str
 
     def tell(self) -> str:
-        """The cause as the member got it."""
         return f"round {self.round.era.level}/{self.round.number} {self.kind}: {self.reason}"
 
 
@@ -124,19 +120,18 @@ class ClosedTold(Observation, frozen=True, kw_only=True):
 
 
 class Acted(Observation, frozen=True, kw_only=True):
-    """An application did something. `what`: joined, ready, done, left, failed, closed, drained, or a word of its own."""
+    """An act of an application. `what`: joined, ready, done, left, failed, closed, drained, or another word."""
 
     what: str
     detail: str = ""
     round: RoundId = NO_ROUND
 
     def tell(self) -> str:
-        """What it did."""
         return f"{self.what} {self.detail}".rstrip()
 
 
 class Fault(Observation, frozen=True, kw_only=True):
-    """The scenario did something to `target`, or stopped doing it."""
+    """A fault that the scenario began at `target`, or ended."""
 
     kind: str
     target: str
@@ -144,12 +139,11 @@ class Fault(Observation, frozen=True, kw_only=True):
     detail: str = ""
 
     def tell(self) -> str:
-        """What, to whom."""
         return f"{'end of ' if self.stop else ''}{self.kind} {self.target} {self.detail}".rstrip()
 
 
 class History:
-    """Append-only."""
+    """An append-only list of observations."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -165,20 +159,19 @@ class History:
         return "\n".join(map(str, self._observations))
 
     def add(self, observation: Observation) -> None:
-        """Stamp it and keep it. What tasks say while they are unwound after the run's end did not happen in it."""
-        if not self._loop.unwinding:
+        """Stamp the observation and keep it."""
+        if not self._loop.unwinding:  # What tasks do while they are unwound is not part of the run.
             self._observations.append(msgspec.structs.replace(observation, at=self._loop.time()))
 
     def follow(self, server: SimServer) -> None:
-        """Add every commit of that server, over all its lives."""
+        """Add every commit of that server, over all its restarts."""
         server.commits.append(self._committed)
 
     def of(self, kind: type[O]) -> list[O]:
-        """Those of one kind, in order."""
         return [one for one in self._observations if isinstance(one, kind)]
 
     def digest(self) -> str:
-        """Equal for equal histories, also between processes."""
+        """Return a hash that is equal for equal histories, also between processes."""
         return hashlib.sha256(msgspec.msgpack.encode(self._observations)).hexdigest()
 
     def _committed(

@@ -1,7 +1,7 @@
-"""The machines of a simulated run: each with a clock, random numbers and a life of its own.
+"""The nodes of a simulated run, each with its own clock and random numbers.
 
-A machine is the process of one member. Its clock runs a little fast or slow and starts billions of seconds away from
-every other one, so that comparing two of them is grossly wrong, and an instant that left its machine is recognised.
+A node is the process of one member. Its clock runs a little fast or slow and starts billions of seconds away from every
+other clock. A comparison of two clocks is grossly wrong then, and an instant in a record is recognised (G10).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ T = TypeVar("T")
 OFFSETS_S = (1e9, 9e9)
 RATES = (0.99, 1.01)
 LATE_S = 4e-6
-"""Timers are this late: a clock with such an offset has no finer steps, and no timer may be early by its own clock."""
+"""Timers are this late: a float clock with such an offset has no finer steps, and a timer must not be early by it."""
 
 
 class SimNode(Process):
-    """Implements `rdzv.machine.Machine`, and can be paused, resumed and crashed."""
+    """A `system.node.Node` that can be paused, resumed and crashed."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SimNode(Process):
         rate: float | None = None,
         offset_s: float | None = None,
     ) -> None:
-        """`name` is unique in the run; a machine that comes back after a crash is a new one with the same `host`."""
+        """`name` is unique in the run. A node that comes back after a crash is a new one with the same `host`."""
         super().__init__(loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
         self.host = host or name
         self.pid = self.rng.randrange(2, 1 << 22)
@@ -44,40 +44,36 @@ class SimNode(Process):
         self.offset_s = self.rng.uniform(*OFFSETS_S) if offset_s is None else offset_s
         self.dead = False
         self.on_crash: list[Callable[[bool], None]] = []
-        """For what outlives a process, such as its sockets: told, once it is dead, whether that was silent."""
+        """Called after a crash with `silent`, for what outlives a process, such as its sockets."""
         self._exits: dict[asyncio.Future[Any], None] = {}
 
-    # ---- what a member sees
+    # ---- the member's side
 
     def now(self) -> float:
-        """This machine's clock, which goes on while it is paused."""
-        return self.offset_s + self.rate * self.loop.time()
+        """Read this node's clock, which goes on while the node is paused."""
+        return self.offset_s + self.rate * self.loop.now
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """By this machine's clock."""
         return self.loop.call_later(max(0.0, delay_s) / self.rate + LATE_S, callback, context=self.context)
 
     def token(self) -> str:
-        """64 bits, as a real machine's, but from the seed."""
         return f"{self.rng.getrandbits(64):016x}"
 
     def jitter(self) -> float:
-        """From the seed."""
         return self.rng.random()
 
     def stamp(self) -> str:
-        """None: what is written must follow from the seed."""
-        return ""
+        return ""  # All that is written must follow from the seed.
 
     def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """No socket. Where there is a choice the port is new, so that an address of a former round shows."""
+        """Return an address without a socket. A free port is always new, so that an address of a former round shows."""
         low, high = ports if ports[0] else (20_000, 59_999)
         return Bootstrap(host, low + next(self.loop.serial) % (high - low + 1))
 
-    # ---- what a scenario does to it
+    # ---- the scenario's side
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> asyncio.Future[T]:
-        """Run the coroutine on this machine; gives its exit as seen from outside: cancelled if the machine crashes."""
+        """Run the coroutine on this node. The returned future is cancelled if the node crashes."""
         if self.dead:
             coro.close()
             msg = f"{self.name} is dead"
@@ -102,10 +98,10 @@ class SimNode(Process):
         return exited
 
     def crash(self, *, silent: bool = False) -> None:
-        """Like SIGKILL: nothing of it runs any more, not even cleaning up, and its connections drop.
+        """Stop the node as SIGKILL does: no clean-up runs, and its connections drop.
 
-        `silent`: like a power cut, so that nobody hears of it from the network. Tasks are unwound after the run's end,
-        when they can reach nothing and are not observed.
+        `silent`: as a power cut does, so the network tells nobody. Tasks are unwound after the run's end, when they can
+        reach nothing and are not observed.
         """
         if self.dead:
             return
@@ -117,6 +113,6 @@ class SimNode(Process):
             exited.cancel()
 
     def resume(self) -> None:
-        """Go on after a pause. Nothing brings back the dead, except for being unwound."""
+        """Go on after a pause. A dead node only resumes to be unwound."""
         if not self.dead or self.loop.unwinding:
             super().resume()

@@ -133,8 +133,8 @@ def _no_era() -> list[Patch]:
     def again(view: View, told: Any, phase: Phase, call: Any, cause: Any) -> Head:
         return msgspec.structs.replace(right(view, told, phase, call, cause), next_era=told.era)
 
-    right = recovery._again
-    return [(recovery, "_again", again), (recovery, "next_era", lambda view: view.head.next_era)]
+    right = recovery._restored_head
+    return [(recovery, "_restored_head", again), (recovery, "next_era", lambda view: view.head.next_era)]
 
 
 @_bug("engine that came back is not told")

@@ -1,7 +1,7 @@
-"""What a simulated run is made of: drawn from a seed, before anything happens, so that it can be shown and repeated.
+"""Scenarios of simulated runs, drawn from a seed before the run starts, so that they can be shown and repeated.
 
-A scenario has settings, members with a life of their own (when they come, how their workers behave, how they end), and faults.
-It runs in three acts: trouble, then calm, in which everything that can heal has healed and progress is owed, then the end.
+A scenario has settings, a plan for each node (when it starts, how its workers behave, how it ends), and faults. It has
+three parts: faults; then calm, in which all faults have healed and progress is owed; then the end.
 """
 
 from __future__ import annotations
@@ -16,72 +16,38 @@ from .targeted_faults import AMBUSHES
 TROUBLE_S = 40.0
 """Faults begin within this time."""
 
-FAULTS = (
-    "crash",
-    "power cut",
-    "pause",
-    "cut",
-    "cut requests",
-    "cut answers",
-    "reset",
-    "reset all",
-    "lose request",
-    "lose answer",
-    "engine restart",
-    "engine crash",
-    "engine stall",
-    "engine slow",
-    "engine isolated",
-    "watch gap",
-    "second engine",
-    "compact",
-    "ask",
-    "ban",
-    "drain",
-    "drain all",
-    "operator close",
-    "newcomer",
-    "newcomer first",
-    "stranger",
-    *AMBUSHES,
-)
-WEIGHTS = {
-    "crash": 5,
-    "pause": 4,
-    "cut": 3,
-    "reset": 3,
-    "engine restart": 4,
-    "second engine": 2,
-    "newcomer": 3,
-    "newcomer first": 2,
-    "operator close": 0.3,
-    "ban": 0.5,
+FAULTS: dict[str, float] = {
+    "crash": 5, "power cut": 1, "pause": 4, "cut": 3, "cut requests": 1, "cut answers": 1, "reset": 3, "reset all": 1,
+    "lose request": 1, "lose answer": 1, "engine restart": 4, "engine crash": 1, "engine stall": 1, "engine slow": 1,
+    "engine isolated": 1, "watch gap": 1, "second engine": 2, "compact": 1, "ask": 1, "ban": 0.5, "drain": 1,
+    "drain all": 1, "operator close": 0.3, "newcomer": 3, "newcomer first": 2, "stranger": 1,
     **dict.fromkeys(AMBUSHES, 2.0),
-}
+}  # fmt: skip
+"""Kinds of fault, and how likely each one is. The order is part of what a seed means."""
 
 
 @dataclass
 class NodePlan:
-    """How one member's application behaves."""
+    """The behaviour of one member's application."""
 
     name: str
     start_at: float
     train_s: float
-    """Training it takes until its work is done; what was trained in a broken round is not lost."""
+    """Training until its work is done, summed over rounds."""
     stop_s: float
-    """How long its workers take to stop."""
+    """Time that its workers take to stop."""
     fail_every_s: float | None = None
-    """Its workers fail by themselves this often and it joins again."""
+    """Time after which its workers fail and it joins again."""
     give_up_after_s: float | None = None
     leave_after_s: float | None = None
     closes: bool = False
-    """It closes the run the moment it comes back from a pause: what an evicted one must not be able to do."""
+    """The application closes the run as soon as a long pause ends, which an evicted member must not be able to do."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class FaultPlan:
-    """One fault: `target` is a member's name or empty, `lasts_s` until it heals."""
+    """One fault. `target` is a member's name or empty; the fault heals after `lasts_s`."""
 
     at: float
     kind: str
@@ -91,7 +57,7 @@ class FaultPlan:
 
 @dataclass
 class Scenario:
-    """Everything that is decided beforehand."""
+    """All that is decided before the run starts."""
 
     seed: int
     options: dict[str, Any]
@@ -100,29 +66,29 @@ class Scenario:
     loss: float
     writes_max: int
     stars: bool
-    """Lines are shown by a watch, as they are by engines of ours; else each member asks for its own."""
+    """A member's watch shows its rank entry, as on our own engines; otherwise, as on etcd, the member reads it."""
     calm_at: float
     end_at: float
 
     def settings(self, life: NodePlan) -> Settings:
-        """What that member is started with."""
         return Settings.make("memory://", run_id="sim", **{**self.options, **life.options})
 
 
 def draw(seed: int, members: int | None = None) -> Scenario:
-    """The scenario of that seed."""
+    """Return the scenario of that seed."""
     rng = random.Random(f"scenario {seed}")  # noqa: S311
-    drawn = rng.randint(2, 12)  # In any case: the rest must not depend on whether somebody said how many.
+    drawn = rng.randint(2, 12)  # Drawn in any case, so that the other draws do not depend on `members`.
     count = members if members is not None else drawn
     options = _options(rng, count)
-    lives = [_life(rng, f"m{index}", options) for index in range(count)]
+    lives = [_node_plan(rng, f"m{index}", options) for index in range(count)]
     if rng.random() < 0.5:
         for life in lives:
             life.start_at *= 0.05
-    troubles = sorted((_trouble(rng, lives) for _ in range(rng.randint(0, 8))), key=lambda trouble: trouble.at)
+    troubles = sorted((_fault_plan(rng, lives) for _ in range(rng.randint(0, 8))), key=lambda trouble: trouble.at)
     over = max([TROUBLE_S * 0.3, *(trouble.at + trouble.lasts_s for trouble in troubles)])
     slowest = max(life.stop_s for life in lives)
-    # Long enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for one round more.
+    # Enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for one more
+    # round.
     tail_s = 40.0 + options["last_call"] + (options["regroup"] + slowest if slowest > 10.0 else 0.0)
     calm_at = over + 2.0
     return Scenario(
@@ -167,7 +133,7 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
     return options
 
 
-def _life(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:
+def _node_plan(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:
     stop_s = rng.choice([0.05, 0.3, 1.0, 3.0])
     if rng.random() < 0.06:
         stop_s = rng.choice([60.0, options["regroup"] + 20.0])
@@ -184,8 +150,8 @@ def _life(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:
     )
 
 
-def _trouble(rng: random.Random, lives: list[NodePlan]) -> FaultPlan:
-    kind = rng.choices(FAULTS, [WEIGHTS.get(kind, 1.0) for kind in FAULTS])[0]
+def _fault_plan(rng: random.Random, lives: list[NodePlan]) -> FaultPlan:
+    kind = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
     lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 20.0])
     if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES):
         lasts_s = 0.0

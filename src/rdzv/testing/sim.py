@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from ..core.keys import Keys
 from . import planted_bugs
@@ -43,25 +44,25 @@ CHECKERS: tuple[type[Checker], ...] = (
 )
 
 
+@dataclass
 class Result:
-    """What came of a seed."""
+    """The history of a seed, and what the checkers report."""
 
-    def __init__(self, scenario: Scenario, history: History, wrong: list[str], *, register: bool) -> None:
-        self.scenario = scenario
-        self._register = register
-        self.history = history
-        self.wrong = wrong
+    scenario: Scenario
+    history: History
+    wrong: list[str]
+    register: bool
 
     @property
     def replay(self) -> str:
-        """The command that shows it again."""
-        engine = " --register" if self._register else ""
+        """The command that repeats the run."""
+        engine = " --register" if self.register else ""
         members = len(self.scenario.lives)
         return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{engine} --verbose"
 
 
 def simulate(seed: int, members: int | None = None, *, register: bool = False) -> Result:
-    """Play the scenario of that seed and check it, on the reference engine or on a register."""
+    """Run the scenario of that seed, on the reference engine or on a register, and check it."""
     scenario = draw(seed, members)
     stage = SimCluster(scenario, register=register)
     wrong = []
@@ -69,35 +70,32 @@ def simulate(seed: int, members: int | None = None, *, register: bool = False) -
         stage.play()
     except RunError as error:
         wrong.append(f"the run did not come to an end: {error}")
-    return Result(scenario, stage.history, wrong + check(stage), register=register)
+    return Result(scenario, stage.history, wrong + check(stage), register)
 
 
 def check(stage: SimCluster) -> list[str]:
-    """What the checkers say of a run."""
-    nodes = {name: app.node for name, app in stage.apps.items()}
-    scenario = stage.scenario
-    slow = {name for name, app in stage.apps.items() if app.life.stop_s > 10.0}
-    case = CheckContext(
+    """Return what the checkers report of a run."""
+    context = CheckContext(
         keys=Keys("sim"),
-        owners={(node.host, node.pid): name for name, node in nodes.items()},
+        owners={(app.node.host, app.node.pid): name for name, app in stage.apps.items()},
         agreed=stage.agreed,
-        slow_stop=frozenset(slow),
-        loss=scenario.loss,
+        slow_stop=frozenset(name for name, app in stage.apps.items() if app.life.stop_s > 10.0),
+        loss=stage.scenario.loss,
         register=stage.register,
+        # Effects of a fault end when calls have timed out (10 s), leases have ended and members have reconnected.
+        calm=Calm(stage.history.of(Fault), 10.0 + stage.scenario.options["lease"] * 1.1 + 5.0),
     )
-    # A fault's effects are over when timed-out calls have been noticed, leases have run out and everybody has reconnected.
-    case.calm = Calm(stage.history.of(Fault), 10.0 + scenario.options["lease"] * 1.1 + 5.0)
-    return list(run(case, stage.history, [kind(case) for kind in CHECKERS]))
+    return list(run(context, stage.history, [kind(context) for kind in CHECKERS]))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0: every guarantee held; 1: not."""
+    """Run the seeds that the arguments name. Return 0 if every guarantee held, else 1."""
     parser = argparse.ArgumentParser(prog="python -m rdzv.testing.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, required=True, help="what everything random is drawn from")
+    parser.add_argument("--seed", type=int, required=True, help="the number that all random choices follow from")
     parser.add_argument("--count", type=int, default=1, help="run this many seeds, from --seed on")
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
     parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
-    parser.add_argument("--verbose", action="store_true", help="show all that happened")
+    parser.add_argument("--verbose", action="store_true", help="show the whole history")
     parser.add_argument("--bug", help="plant a defect by its name, to see it caught")
     options = parser.parse_args(arguments)
     failed = 0
@@ -113,7 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
                 for problem in result.wrong[: 100 if options.verbose else 3]:
                     print(f"  {problem}")
             elif options.count == 1:
-                print(f"seed {seed}: every guarantee held ({len(result.history)} observations, {result.history.digest()[:16]})")
+                digest = result.history.digest()[:16]
+                print(f"seed {seed}: every guarantee held ({len(result.history)} observations, {digest})")
     if options.count > 1:
         print(f"{options.count - failed} of {options.count} seeds held")
     return 1 if failed else 0

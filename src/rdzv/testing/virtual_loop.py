@@ -1,14 +1,14 @@
-"""An asyncio event loop on virtual time: five minutes of a run take milliseconds, and happen the same way every time.
+"""An asyncio event loop on virtual time: minutes of a run take milliseconds, and happen the same way every time.
 
-Time stands still while anything can run and jumps to the next timer when nothing can. There are no threads, no sockets
-and no real sleeping: whatever happens follows from the code and the seeds given to it, as long as that code does not
-iterate over sets of objects or strings, whose order differs from one process to the next.
+Time stands still while a callback can run, then jumps to the next timer. There are no threads, sockets or real sleeps,
+so a run follows from the code and its seeds alone, as long as that code does not iterate over sets of objects or
+strings, whose order differs from one process to the next.
 
-The loop also knows *processes*: every callback belongs to the process in whose context it was made, and a process can
-be held back as a whole, in the way SIGSTOP holds back a real one. Nothing needs to cooperate for that, which is the
-point: the code under test cannot tell.
+Every callback belongs to the *process* in whose context it was made. A process can be paused as a whole, as by SIGSTOP.
+The code under test need not cooperate and cannot tell.
 
-A run that cannot end says why: `OutOfTime`, `Livelock`, `Stuck`. A task that failed unnoticed fails the run.
+A run that cannot end raises `OutOfTime`, `Livelock` or `Stuck`. A task that failed unnoticed fails the run
+(`TaskFailed`).
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 INSTANT_CALLBACKS_MAX = 1_000_000
-"""More callbacks than this without any passing of time is a loop that waits for nothing."""
+"""A run with more callbacks at one instant is a livelock."""
 UNWIND_S = 3600.0
-"""Virtual time that cancelled tasks are given to clean up after the run's end."""
+"""Virtual time for cancelled tasks to clean up after the run's end."""
 
 
 class RunError(AssertionError):
-    """The run did not come to a good end."""
+    """Base of the errors that fail a run."""
 
 
 class OutOfTime(RunError):
-    """The run's limit of virtual time was reached."""
+    """The run reached its limit of virtual time."""
 
 
 class Livelock(RunError):
-    """Callbacks go on without end."""
+    """The run reached its limit of callbacks."""
 
 
 class Stuck(RunError):
-    """Nothing can run and no timer is set, so nothing will ever happen again."""
+    """No callback can run and no timer is set."""
 
 
 class TaskFailed(RunError):
-    """A task or callback raised, and nobody was there to see it."""
+    """A task or callback raised, and no code looked at the exception."""
 
 
-class VirtualTimer(asyncio.TimerHandle):
-    """A callback to come. asyncio's own handle by type only, and leaner: one run makes a hundred thousand of them."""
+class VirtualTimer:
+    """A pending callback. Leaner than asyncio's handle, which it replaces: a run makes thousands."""
 
-    __slots__ = ("args", "at", "callback", "context", "stream", "void", "waits")
+    __slots__ = ("args", "at", "callback", "context", "loop", "stream", "void")
 
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None, at: float
@@ -62,49 +62,41 @@ class VirtualTimer(asyncio.TimerHandle):
         self.args = args
         self.context = context if context is not None else contextvars.copy_context()
         self.at = at
-        """When it is due; -1: at once, in the order of asking."""
+        """Virtual time when it is due; -1 means at once."""
         self.void = False
-        self.waits: VirtualLoop | None = None
-        """The loop in whose heap it is."""
+        """Cancelled."""
+        self.loop: VirtualLoop | None = None
+        """The loop whose heap holds it."""
         self.stream: object = None
-        """What it must stay in order with when its process was held back; None: timers, by their time."""
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+        """Callbacks of one stream keep their order when a paused process resumes; None is the stream of timers."""
 
     def __repr__(self) -> str:
-        return f"<Call {self.callback!r} at {self.at}>"
-
-    def when(self) -> float:
-        """In the loop's time."""
-        return self.at
+        return f"<VirtualTimer {self.callback!r} at {self.at}>"
 
     def cancel(self) -> None:
-        """Do not call."""
         if not self.void:
             self.void = True
-            self.callback, self.args = _nothing, ()
-            if self.waits is not None:
-                self.waits.sweep()
+            self.callback, self.args = _cancelled, ()  # Release what the callback refers to.
+            if self.loop is not None:
+                self.loop.timer_cancelled()
 
     def cancelled(self) -> bool:
-        """It will not be called."""
         return self.void
 
 
-def _nothing() -> None:
-    """Stands for a callback that was cancelled, so that what it referred to can go."""
+def _cancelled() -> None:
+    """Do nothing, in the place of a cancelled callback."""
 
 
 class Process:
-    """All that runs in one context, and can be held back together."""
+    """All callbacks of one context, which can be paused together."""
 
     def __init__(self, loop: VirtualLoop, name: str, rng: random.Random) -> None:
         self.loop = loop
         self.name = name
         self.rng = rng
         self.held: list[VirtualTimer] | None = None
-        """Calls whose moment came while the process was held back; None: it runs."""
+        """Callbacks that came due while the process is paused; None if it is not."""
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
         self.serial = count(1)
@@ -114,19 +106,21 @@ class Process:
         return f"<{type(self).__name__} {self.name}>"
 
     def pause(self) -> None:
-        """Hold back every callback from now on, those already due included. Time goes on."""
+        """Hold back every callback from now on, including those already due. Time goes on."""
         if self.held is None:
             self.held = []
+            self.loop.paused += 1
 
     def resume(self) -> None:
-        """Go on with what was held back: first what could run already, then timers and deliveries in any order.
+        """Run what was held back: first callbacks that were due at once, then timers and deliveries in random order.
 
-        The order is drawn, but timers stay sorted and the deliveries of one stream stay in their order, as in a process
-        that finds many sockets readable and many timers over at once.
+        Timers stay sorted, and so do the deliveries of one stream: like a real process that finds many sockets readable
+        and many timers over at once.
         """
         if self.held is None:
             return
         held, self.held = self.held, None
+        self.loop.paused -= 1
         self.loop.make_ready(call for call in held if call.at < 0)
         streams: dict[object, deque[VirtualTimer]] = {}
         turns = []
@@ -142,47 +136,50 @@ _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("rdzv.
 
 
 def current_process() -> Process | None:
-    """The process that the running code belongs to; None: the scenario itself."""
+    """Return the process that the running code belongs to; None is the scenario itself."""
     return _process.get()
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """For one run: `run()` closes it. See the module's docstring."""
+    """The event loop of one run; `run` closes it."""
 
     _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_debug(False)  # PYTHONASYNCIODEBUG would change what is measured and nothing else.
+        self.set_debug(False)  # PYTHONASYNCIODEBUG would only make it slower.
         self.unwinding = False
-        """The run is over; what runs now only cleans up, and must not be taken for a part of it."""
+        """The run is over and tasks are cleaning up; what they do is not part of the run."""
         self.callbacks = 0
+        self.now = 0.0
+        """Virtual seconds since the loop was made."""
         self.serial = count(1)
         """Numbers that are unique within the run."""
         self.processes: list[Process] = []
-        self._now = 0.0
+        self.paused = 0
+        """Number of paused processes. While it is 0, callbacks run without a look at their process."""
         self._limit_s = float("inf")
         self._callbacks_max = 0
         self._ready: deque[VirtualTimer] = deque()
         self._timers: list[tuple[float, int, VirtualTimer]] = []
-        """A heap. Void ones stay until their time comes, or until they are the majority."""
+        """A heap. Cancelled timers stay until their time comes, or until they are the majority."""
         self._timers_made = 0
         self._timers_void = 0
         self._tasks: dict[asyncio.Future[Any], str] = {}
         self._failed: list[tuple[str, asyncio.Future[Any]]] = []
         self._raised: list[tuple[str, BaseException | None]] = []
         self.outside = contextvars.Context()
-        """Of no process: what runs in it is never held back."""
+        """The context of no process: its callbacks are never held back."""
 
     def __del__(self) -> None:
-        """A loop that was never run holds nothing that had to be closed."""
+        """Override asyncio's warning: a loop that never ran holds nothing to close."""
 
     # ---- running
 
     def run(
         self, main: Coroutine[Any, Any, T], limit_s: float = 3600.0, callbacks_max: int = 10_000_000
     ) -> T:
-        """Run `main` to its end, then cancel whatever is left and close the loop. Both limits are on the whole run."""
+        """Run `main` to its end, then cancel all other tasks and close the loop. Both limits are for the whole run."""
         self._limit_s, self._callbacks_max = limit_s, callbacks_max
         try:
             result: T = self.run_until_complete(self.create_task(main, name="main"))
@@ -196,13 +193,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._unwind()
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
-        return self._now
+        return self.now
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        """Run the callback at this instant, after those asked for before."""
+    ) -> VirtualTimer:
+        """Run the callback at this instant, after those that are due already."""
         call = VirtualTimer(callback, args, context, -1.0)
         self._ready.append(call)
         return call
@@ -212,31 +208,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
-        """Run the callback at that time; those of one instant run in the order they were asked for."""
-        return self._set_timer(when, callback, args, context)
+        """Run the callback at that time; callbacks of one instant run in the order in which they were set."""
+        at = max(when, self.now)
+        call = VirtualTimer(callback, args, context, at)
+        call.loop = self
+        self._timers_made = made = self._timers_made + 1
+        heappush(self._timers, (at, made, call))
+        return call
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
-        """Run the callback after so many virtual seconds."""
-        return self._set_timer(self._now + delay, callback, args, context)
-
-    def _set_timer(
-        self, at: float, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None
-    ) -> VirtualTimer:
-        at = max(at, self._now)
+        # The body of call_at once more: every message and every sleep of a run comes through here.
+        at = self.now + delay if delay > 0 else self.now
         call = VirtualTimer(callback, args, context, at)
-        call.waits = self
+        call.loop = self
         self._timers_made = made = self._timers_made + 1
         heappush(self._timers, (at, made, call))
         return call
 
     def make_ready(self, calls: Generator[VirtualTimer, None, None]) -> None:
-        """Run these at this instant, in this order."""
+        """Run these callbacks at this instant, in this order."""
         self._ready.extend(calls)
 
     def _run_once(self) -> None:
-        """Instant after instant until the loop is stopped: whatever can run, then the jump to the next."""
+        """Run instant after instant until the loop is stopped."""
         ready = self._ready
         while not self._stopping:
             ran = 0
@@ -247,10 +243,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if call.void:
                     continue
                 context = call.context
-                process = context.get(_process)
-                if process is not None and process.held is not None:
-                    process.held.append(call)
-                    continue
+                if self.paused:
+                    process = context.get(_process)
+                    if process is not None and process.held is not None:
+                        process.held.append(call)
+                        continue
                 try:
                     context.run(call.callback, *call.args)
                 except (SystemExit, KeyboardInterrupt):
@@ -259,38 +256,38 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._raised.append((f"callback {call.callback!r}", error))
                     self.stop()
             else:
-                raise Livelock(f"{ran + 1} callbacks at {self._now:.6f} s and time does not pass; {self._state()}")
+                raise Livelock(f"{ran + 1} callbacks at {self.now:.6f} s and time does not pass; {self._state()}")
             self.callbacks += ran
             if not self._stopping:
                 self._advance()
 
     def _advance(self) -> None:
-        """Jump to the next timer; all those set to the same instant become ready together."""
+        """Jump to the next timer. All timers of that instant become ready together."""
         timers, ready = self._timers, self._ready
         while timers:
             now, _, call = heappop(timers)
-            call.waits = None
+            call.loop = None
             if not call.void:
                 break
             self._timers_void -= 1
         else:
-            raise Stuck(f"at {self._now:.6f} s nothing can run and no timer is set; {self._state()}")
+            raise Stuck(f"at {self.now:.6f} s nothing can run and no timer is set; {self._state()}")
         if now > self._limit_s:
             raise OutOfTime(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
         if self.callbacks > self._callbacks_max:
             raise Livelock(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
-        self._now = now
+        self.now = now
         ready.append(call)
         while timers and timers[0][0] == now:
             call = heappop(timers)[2]
-            call.waits = None
+            call.loop = None
             if call.void:
                 self._timers_void -= 1
             else:
                 ready.append(call)
 
-    def sweep(self) -> None:
-        """A timer was cancelled. Timeouts nearly always are, so the heap would else hold little but void ones."""
+    def timer_cancelled(self) -> None:
+        """Drop cancelled timers when they are the majority: nearly all timeouts are cancelled."""
         self._timers_void += 1
         if self._timers_void > 64 and self._timers_void * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[2].void]
@@ -298,13 +295,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_void = 0
 
     def run_in_executor(self, *args: Any) -> Any:  # type: ignore[override]
-        """There are no threads in a simulation."""
         raise RuntimeError(f"run_in_executor{args!r} in a simulation, which has neither threads nor real input")
 
     # ---- tasks, and how they end
 
     def create_task(self, coro: Any, *, name: object = None, context: Any = None, **_: Any) -> asyncio.Task[Any]:
-        """A task of the running process, with a name that is the same in every run."""
+        """Make a task of the running process, with a name that is the same in every run."""
         process = context.get(_process) if context is not None else _process.get()
         serial, prefix = (self.serial, "") if process is None else (process.serial, f"{process.name}/")
         label = f"{prefix}{next(serial) if name is None else name}"
@@ -314,7 +310,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def watch_over(self, future: asyncio.Future[Any], label: str) -> None:
-        """Cancel the future at the run's end if it is pending then; fail the run if nobody looked at its exception."""
+        """Cancel the future at the run's end if it is pending; fail the run if no code looks at its exception."""
         self._tasks[future] = label
 
         def ended(future: asyncio.Future[Any]) -> None:
@@ -325,14 +321,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         future.add_done_callback(ended, context=self.outside)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Called by asyncio with what it can report to nobody else."""
+        """Fail the run with an error that asyncio can report to no caller."""
         if self.unwinding or self.is_closed():
             return
         self._raised.append((str(context.get("message")), context.get("exception")))
         self.stop()
 
     def _raise_unseen(self) -> None:
-        """What failed first is the likely cause of whatever else is wrong, so it goes before main's own error."""
+        """Raise the first unseen failure: it is the likely cause of all others, so it goes before main's own error."""
         unseen = [(label, _error(future)) for label, future in self._failed if getattr(future, "_log_traceback", False)]
         for _, future in self._failed:
             future.exception()
@@ -343,22 +339,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise TaskFailed(f"{label} failed and nobody looked{more}: {error!r}") from error
 
     def _unwind(self) -> None:
-        """Let every task see its cancellation, those of dead processes too, so that no coroutine is left half-run."""
+        """Cancel every task, also of dead processes, and let it clean up, so that no coroutine is left half-run."""
         self.unwinding = True
         self._limit_s = self._callbacks_max = 1 << 60
         for process in self.processes:
             process.resume()
         try:
-            self.run_until_complete(asyncio.Task(self._outlast(self._now + UNWIND_S), loop=self, name="unwinding"))
+            self.run_until_complete(asyncio.Task(self._outlast(self.now + UNWIND_S), loop=self, name="unwinding"))
             if self._tasks:
                 raise RunError(f"tasks that ignore their cancellation: {self._state()}")
         finally:
             self.close()
 
     async def _outlast(self, until: float) -> None:
-        """Cancel each task once, those that others make while cleaning up included, and wait for them."""
+        """Cancel each task once, including tasks made while cleaning up, and wait for them."""
         cancelled: set[asyncio.Future[Any]] = set()
-        while self._tasks and self._now < until:
+        while self._tasks and self.now < until:
             for future in self._tasks.keys() - cancelled:
                 future.cancel()
                 cancelled.add(future)
@@ -371,5 +367,5 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _error(future: asyncio.Future[Any]) -> BaseException | None:
-    """Like `future.exception()`, which would count as having looked."""
+    """Return the exception without `future.exception()`, which would mark it as seen."""
     return cast("BaseException | None", getattr(future, "_exception", None))

@@ -1,7 +1,6 @@
-"""What torchrun hands over, as our settings: the endpoint, the run id, and `--rdzv-conf` with torch's keys and ours.
+"""torchrun's options as settings of rdzv: the endpoint, the run id, and `--rdzv-conf` with torch's keys and ours.
 
-Values are checked in `settings.py`, like everybody's. Here is only what torch's own keys mean, and what must not be given this
-way at all.
+This module says what torch's own keys mean, and which keys `--rdzv-conf` refuses. `config.settings` checks the values.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..config.endpoint import Endpoint
-from ..config.setting_types import Choice, Seconds, Setting, Whole
+from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
 from ..errors import SettingsError
 
@@ -24,48 +23,43 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_INTERVAL_S = 5.0
 KEEP_ALIVE_MAX_ATTEMPT = 3
-"""torch's defaults, for who gives only one of the two."""
+"""torch's defaults, used if only one of the two is given."""
 
-SAME = {
-    "rank": "order",
-    "ssl_cert": "tls_cert",
-    "ssl_cert_key": "tls_key",
-    "ca_cert": "tls_ca",
-}
+SYNONYMS = {"rank": "order", "ssl_cert": "tls_cert", "ssl_cert_key": "tls_key", "ca_cert": "tls_ca"}
 """torch's names for settings of ours."""
 
 TORCH: dict[str, Setting] = {
-    "timeout": Seconds("join_timeout, if that is not given; torchrun always gives it, 900 unless told otherwise"),
-    "last_call_timeout": Seconds("last_call, and also replace_wait: torch waits this long in every round", zero=True),
-    "keep_alive_interval": Seconds(f"times keep_alive_max_attempt: lease (alone: {KEEP_ALIVE_MAX_ATTEMPT} times it)"),
-    "keep_alive_max_attempt": Whole(
+    "timeout": seconds("join_timeout, if that is not given; torchrun always gives it, 900 unless told otherwise"),
+    "last_call_timeout": seconds("last_call, and also replace_wait: torch waits this long in every round", zero=True),
+    "keep_alive_interval": seconds(f"times keep_alive_max_attempt: lease (alone: {KEEP_ALIVE_MAX_ATTEMPT} times it)"),
+    "keep_alive_max_attempt": whole(
         f"times keep_alive_interval: lease (alone: {KEEP_ALIVE_INTERVAL_S:.0f} s times it)", low=1, high=10_000
     ),
-    "heartbeat_timeout": Seconds("accepted and not needed: a renewal has the lease's time"),
-    "close_timeout": Seconds("accepted and not needed: leaving takes a few seconds at most"),
+    "heartbeat_timeout": seconds("accepted and not needed: a renewal has the lease's time"),
+    "close_timeout": seconds("accepted and not needed: leaving takes a few seconds at most"),
 }
-"""torch's keys that mean something else than one of our settings, or nothing here."""
+"""torch's keys that are no synonym of one setting."""
 
 OWN: dict[str, Setting] = {
-    "spare_exit": Choice(
+    "spare_exit": choice(
         "how an agent leaves that is not needed any more: 'exit' ends its program with code 0, 'error' raises torch's "
         "RendezvousGracefulExitError; 'auto' exits where torch does not handle that error yet",
         words=("auto", "exit", "error"),
-    ),
+    )
 }
-"""What only torchrun's agent has a use for."""
+"""Settings of the torchrun handler only."""
 
-_GIVEN_OTHERWISE = {
+_OPTIONS = {
     "endpoint": "--rdzv-endpoint",
     "run_id": "--rdzv-id",
     "min_nodes": "--nnodes",
     "max_nodes": "--nnodes",
     "local_addr": "--local-addr",
 }
-KEYS = (*(name for name in TABLE if name not in {*_GIVEN_OTHERWISE, "info", "token"}), *SAME, *TORCH, *OWN)
-"""Everything that may be in `--rdzv-conf`. `info` is no text, and `token` would be logged by torch."""
+KEYS = (*(name for name in TABLE if name not in {*_OPTIONS, "info", "token"}), *SYNONYMS, *TORCH, *OWN)
+"""All keys of `--rdzv-conf`. `info` is not text, and torch would log `token`."""
 
-_ELSEWHERE = {
+_HINTS = {
     "store_type": "the endpoint says it: 'host:port', or 'file:///path' for a file that all nodes see",
     "protocol": "the endpoint says it: 'etcd://' or, with TLS, 'etcds://'",
     "etcd_prefix": "it is the endpoint's path: 'etcd://host:2379/prefix'",
@@ -78,7 +72,7 @@ _SECRET = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECA
 
 
 class Conf(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler is made of."""
+    """The arguments of a handler."""
 
     endpoint: Endpoint
     run_id: str
@@ -90,25 +84,29 @@ class Conf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(parameters: RendezvousParameters) -> Conf:
-    """What the backend `rdzv` was told. Raises SettingsError."""
+    """Read the parameters of the backend `rdzv`. Raises SettingsError."""
     return _read(parameters, Endpoint.parse(parameters.endpoint or ""), dict(parameters.config))
 
 
 def read_etcd(parameters: RendezvousParameters) -> Conf:
-    """What the backend `etcd-v3` was told: for it an endpoint without a scheme is an etcd's. Raises SettingsError."""
-    text, config = parameters.endpoint or "", dict(parameters.config)
-    protocol = config.pop("protocol", "http")
-    if protocol not in ("http", "https"):
-        raise SettingsError(f"--rdzv-conf protocol is {protocol!r}: it must be 'http' or 'https'")
-    if text and "://" not in text:
-        text = f"{'etcds' if protocol == 'https' else 'etcd'}://{text}"
-    endpoint = Endpoint.parse(text)
+    """Read the parameters of the backend `etcd-v3`, whose endpoint needs no scheme. Raises SettingsError."""
+    config = dict(parameters.config)
+    endpoint = etcd_endpoint(parameters.endpoint or "", config.pop("protocol", "http"), "--rdzv-conf protocol")
     if endpoint.scheme not in ("etcd", "etcds"):
         raise SettingsError(
             f"endpoint {str(endpoint)!r} is not an etcd's: --rdzv-backend=etcd-v3 needs one such as "
             "'etcd://host:2379', or use --rdzv-backend=rdzv"
         )
     return _read(parameters, endpoint, config)
+
+
+def etcd_endpoint(text: str, protocol: object, key: str) -> Endpoint:
+    """Parse an endpoint of etcd, whose scheme follows from torch's `protocol` if it has none. Raises SettingsError."""
+    if protocol not in ("http", "https"):
+        raise SettingsError(f"{key} is {protocol!r}: it must be 'http' or 'https'")
+    if text and "://" not in text:
+        text = f"{'etcds' if protocol == 'https' else 'etcd'}://{text}"
+    return Endpoint.parse(text)
 
 
 def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: dict[str, object]) -> Conf:
@@ -129,7 +127,10 @@ def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: dict[str
 
 
 def _run_id(given: str, endpoint: Endpoint) -> str:
-    """On one machine nobody else could be meant, so two jobs without an id must not meet. Elsewhere members need one."""
+    """Return the run id, or a random one for a job on one machine: two such jobs without an id must not meet.
+
+    Several machines need the same id. Without one, all jobs on a shared engine would meet in one run.
+    """
     if given and given != UNNAMED:
         return given
     if endpoint.is_one_machine:
@@ -143,45 +144,45 @@ def _run_id(given: str, endpoint: Endpoint) -> str:
 
 
 def translate(config: Mapping[str, object]) -> dict[str, Any]:
-    """Our settings for torch's keys and ours. Raises SettingsError."""
+    """Translate torch's keys, and keep ours. Raises SettingsError."""
     torch = {key: _value(key, config[key], TORCH[key]) for key in TORCH if key in config}
     settings: dict[str, Any] = {key: value for key, value in config.items() if key not in TORCH}
-    for theirs, ours in SAME.items():
-        if theirs in settings:
-            _give(settings, ours, settings.pop(theirs), theirs)
-    # torchrun gives `timeout` whether the user did or not, so the two together are no contradiction.
+    for key, name in SYNONYMS.items():
+        if key in settings:
+            _set_once(settings, name, settings.pop(key), key)
+    # torchrun always passes `timeout`, so `timeout` and `join_timeout` together are no contradiction.
     if "timeout" in torch:
         settings.setdefault("join_timeout", torch["timeout"])
     if "last_call_timeout" in torch:
-        _give(settings, "last_call", torch["last_call_timeout"], "last_call_timeout")
+        _set_once(settings, "last_call", torch["last_call_timeout"], "last_call_timeout")
         settings.setdefault("replace_wait", torch["last_call_timeout"])
-    beats = [key for key in ("keep_alive_interval", "keep_alive_max_attempt") if key in torch]
-    if beats:
+    given = [key for key in ("keep_alive_interval", "keep_alive_max_attempt") if key in torch]
+    if given:
         interval_s = torch.get("keep_alive_interval", KEEP_ALIVE_INTERVAL_S)
         lease_s = interval_s * torch.get("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT)
-        _give(settings, "lease", lease_s, " and ".join(beats))
+        _set_once(settings, "lease", lease_s, " and ".join(given))
     return settings
 
 
-def _give(settings: dict[str, Any], ours: str, value: object, theirs: str) -> None:
-    if ours in settings:
-        raise SettingsError(f"--rdzv-conf has {ours} and torch's {theirs}, which mean the same: give one of them")
-    settings[ours] = value
+def _set_once(settings: dict[str, Any], name: str, value: object, key: str) -> None:
+    if name in settings:
+        raise SettingsError(f"--rdzv-conf has {name} and torch's {key}, which mean the same: give one of them")
+    settings[name] = value
 
 
 def _check_key(key: str) -> None:
     if key in KEYS:
         return
     if _SECRET.search(key):
-        # The value is not repeated, and could not be taken back: torch has logged it already if it logs at all.
+        # The message does not repeat the value. The secret may be in torch's log already, so the user needs a new one.
         raise SettingsError(
             f"--rdzv-conf has a secret in it ({key!r}), and torch writes --rdzv-conf to its log: "
             "give it in the environment variable RDZV_TOKEN or in a file (token_file), and use another one now"
         )
-    if key in _GIVEN_OTHERWISE:
-        raise SettingsError(f"--rdzv-conf has {key!r}, which is given with {_GIVEN_OTHERWISE[key]}")
-    if key in _ELSEWHERE:
-        raise SettingsError(f"--rdzv-conf has {key!r}: {_ELSEWHERE[key]}")
+    if key in _OPTIONS:
+        raise SettingsError(f"--rdzv-conf has {key!r}, which is given with {_OPTIONS[key]}")
+    if key in _HINTS:
+        raise SettingsError(f"--rdzv-conf has {key!r}: {_HINTS[key]}")
     close = difflib.get_close_matches(key, KEYS, n=1)
     hint = f": did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(KEYS)}"
     raise SettingsError(f"--rdzv-conf has an unknown key {key!r}{hint}")

@@ -1,12 +1,12 @@
-"""A `torch.distributed.Store` over any key-value space, so that torch can bootstrap through an engine of ours.
+"""A `torch.distributed.Store` over any key-value space, so that torch can bootstrap through an rdzv engine.
 
     world = rendezvous.join()
     store = DistStore(world.store)
     torch.distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
 
-torch calls a store from C++ under names of its own, which differ from those that Python code uses (`deleteKey` and
-`delete_key`), so both exist. Two limits are torch's: queues and `list_keys` never reach a store written in Python, and
-`timeout` is kept on the C++ side, which is therefore asked anew by every call that waits.
+torch calls a store from C++ under other names than Python code uses (`deleteKey` and `delete_key`), so both exist. torch sets
+two limits: queues and `list_keys` never reach a store written in Python, and `timeout` is kept on the C++ side, so every call
+that waits reads it there.
 """
 
 from __future__ import annotations
@@ -21,51 +21,46 @@ from torch.distributed import DistNetworkError, DistStoreError, Store  # From C+
 from ..errors import RoundOver, StoreTimeout, Unreachable
 
 NO_LIMIT_S = 86_400.0
-"""What torch's "no timeout" (zero) comes to: no wait is without an end."""
+"""Used for torch's "no timeout" (zero): no wait is endless."""
 BATCH = 100
-"""Keys that are written at once: below what every engine allows. torch promises nothing about several."""
+"""Keys per write: fewer than every engine's limit. torch does not promise that `multi_set` is atomic."""
 
 
 class KeyValueSpace(Protocol):
-    """What a store needs: blocking operations on keys and bytes. `rdzv.World.store` is one.
+    """Blocking operations on keys and bytes. `rdzv.World.store` has them.
 
-    Those that wait raise `StoreTimeout`; all may raise `Unreachable`, and `RoundOver` if the space ends with a round.
+    Calls that wait raise `StoreTimeout`. All calls may raise `Unreachable`, and `RoundOver` if the space ends with a round.
     """
 
-    def multi_set(self, values: Mapping[str, bytes | str]) -> None:
-        """Write several keys at once."""
+    def multi_set(self, values: Mapping[str, bytes | str]) -> None: ...
 
     def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values, waited for if need be."""
+        """Wait until all keys are set and return their values."""
 
-    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
-        """Until all of the keys are set."""
+    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None: ...
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys are set now."""
+    def check(self, keys: Sequence[str]) -> bool: ...
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which starts at 0, and say what it is now."""
+        """Add to a number, which starts at 0, and return the sum."""
 
-    def append(self, key: str, value: bytes | str) -> None:
-        """Put more bytes behind a value, which starts empty."""
+    def append(self, key: str, value: bytes | str) -> None: ...
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Write if the value is `expected` (empty: if there is none); return the value there is afterwards."""
+        """Write if the value is `expected` (empty: if there is none) and return the value that is then stored."""
 
     def delete(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key and return whether it was set."""
 
-    def num_keys(self) -> int:
-        """How many keys there are."""
+    def num_keys(self) -> int: ...
 
 
 class DistStore(Store):
-    """See the module's docstring. Raises torch's DistStoreError (timeout, round over) and DistNetworkError (outage)."""
+    """The store, with torch's names. Raises torch's DistStoreError (timeout, round over) and DistNetworkError (outage)."""
 
     timeout: timedelta
     _kept: ClassVar[list[DistStore]] = []
-    """All of them, for ever: what torch holds is the C++ half, which is an empty shell once the Python half is freed."""
+    """All stores, for ever: torch holds only the C++ half, which is an empty shell once the Python half is freed."""
 
     def __init__(self, space: KeyValueSpace, timeout: timedelta | None = None) -> None:
         super().__init__()
@@ -74,15 +69,12 @@ class DistStore(Store):
             self.set_timeout(timeout)
         self._kept.append(self)
 
-    # ---- writing
-
     def set(self, key: str, value: bytes | str) -> None:
-        """Write a key."""
         with _torch_errors():
             self._space.multi_set({key: value})
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Write several keys; a batch is seen at once."""
+        """Write several keys. Readers see a batch of `BATCH` keys at once."""
         if len(keys) != len(values):
             raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values")
         with _torch_errors():
@@ -91,72 +83,61 @@ class DistStore(Store):
                 self._space.multi_set(dict(zip(keys[some], values[some], strict=True)))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which starts at 0, and say what it is now."""
         with _torch_errors():
             return self._space.add(key, amount)
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Put more bytes behind a value, which starts empty."""
         with _torch_errors():
             self._space.append(key, value)
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Write if the value is `expected` (empty: if there is none); return the value there is afterwards.
+        """Write if the value is `expected` (empty: if there is none) and return the value that is then stored.
 
-        Of a missing key that was expected to have a value torch's stores return what was expected, and so does this.
+        If a value was expected and the key is missing, return what was expected, as torch's own stores do.
         """
         with _torch_errors():
-            return self._space.compare_set(key, expected, desired) or _bytes(expected)
+            stored = self._space.compare_set(key, expected, desired)
+        return stored or (expected.encode() if isinstance(expected, str) else expected)
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
         with _torch_errors():
             return self._space.delete(key)
 
-    deleteKey = delete_key  # noqa: N815  C++ asks for it by this name.
-
-    # ---- reading
+    deleteKey = delete_key  # noqa: N815  The name that C++ calls.
 
     def get(self, key: str) -> bytes:
-        """The value, waited for if need be."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values, waited for if need be."""
         with _torch_errors():
             return self._space.multi_get(keys, _seconds(self.timeout))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all of the keys are set."""
         with _torch_errors():
             self._space.wait(keys, _seconds(self.timeout if timeout is None else timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys are set now."""
         with _torch_errors():
             return self._space.check(keys)
 
     def num_keys(self) -> int:
-        """How many keys there are."""
         with _torch_errors():
             return self._space.num_keys()
 
-    getNumKeys = num_keys  # noqa: N815  As above.
-
-    # ---- the object
+    getNumKeys = num_keys  # noqa: N815  The name that C++ calls.
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are more than loops."""
+        """Return True: `append`, `multi_get` and `multi_set` are more than loops."""
         return True
 
     def clone(self) -> DistStore:
-        """Another store over the same space: calls do not wait for one another anyway."""
+        """Return another store over the same space. Calls of one store do not block each other anyway."""
         return DistStore(self._space, self.timeout)
 
 
 @contextmanager
 def _torch_errors() -> Iterator[None]:
-    """What torch's own code catches are torch's errors; the sentence stays ours."""
+    """Raise torch's errors, which torch's code catches, with the message of ours."""
     try:
         yield
     except (StoreTimeout, RoundOver) as error:
@@ -167,7 +148,3 @@ def _torch_errors() -> Iterator[None]:
 
 def _seconds(timeout: timedelta) -> float:
     return timeout.total_seconds() or NO_LIMIT_S
-
-
-def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""torch's rendezvous events, and what is said on stderr while a run waits."""
+"""torch's rendezvous events, and the messages on stderr while a run waits."""
 
 from __future__ import annotations
 
@@ -18,33 +18,22 @@ from ..errors import RdzvError
 
 logger = logging.getLogger("rdzv.torchrun")
 
-SAY_EVERY_S = 30.0
-"""Seldom enough for a log that is kept, often enough that nobody takes a waiting agent for a stuck one."""
-CALM = 20
-"""A spare may wait for days beside a round that runs well; it says so only every so many times."""
+REPORT_EVERY_S = 30.0
+"""Rare enough for a log that is kept, often enough that a waiting agent does not look stuck."""
+SPARE_REPORTS_EVERY = 20
+"""A spare may wait for days beside a round that runs well, so it logs only one in this many reports."""
 _NAMES_MAX = 8
 
 
 class Recorder:
-    """Tells torch's event handlers what became of a rendezvous, in the fields that torch's own backends fill."""
+    """Records rendezvous events for torch's event handlers, in the fields that torch's own backends fill."""
 
     def __init__(self, backend: str, run_id: str) -> None:
         self._backend = backend
         self._run_id = run_id
 
-    def running(self, message: str, rank: int | None = None, bootstrap: str = "") -> None:
-        """On the way, or formed."""
-        self._record(message, NodeState.RUNNING, rank, bootstrap)
-
-    def succeeded(self, message: str) -> None:
-        """We leave, and nothing went wrong."""
-        self._record(message, NodeState.SUCCEEDED)
-
-    def failed(self, message: str) -> None:
-        """The agent is about to get an exception."""
-        self._record(message, NodeState.FAILED)
-
-    def _record(self, message: str, state: NodeState, rank: int | None = None, bootstrap: str = "") -> None:
+    def record(self, message: str, state: NodeState = NodeState.RUNNING, rank: int | None = None, bootstrap: str = "") -> None:
+        """Record a step or a formed round (RUNNING), a clean leave (SUCCEEDED), or a failure of the agent (FAILED)."""
         try:
             construct_and_record_rdzv_event(
                 run_id=self._run_id,
@@ -56,57 +45,53 @@ class Recorder:
                 rank=rank,
             )
         except Exception:
-            # Somebody's event handler; it must not end an agent whose workers are well.
+            # A user's event handler failed. It must not end an agent whose workers are well.
             logger.exception("a rendezvous event could not be recorded: %s", message)
 
 
-class Waiting:
-    """Once it `lasts`, and while the block runs, says now and then what the run waits for."""
+class WaitReporter:
+    """Logs every `every_s` what a run waits for, from `start` to the end of the block."""
 
     def __init__(self, status: Callable[[], Status], limit_s: float, every_s: float = 0.0) -> None:
-        """`limit_s`: for how long a first round is waited for."""
+        """`limit_s` is the time limit for a first round."""
         self._status = status
         self._limit_s = limit_s
-        self._every_s = every_s or SAY_EVERY_S
-        self._over = threading.Event()
+        self._every_s = every_s or REPORT_EVERY_S
+        self._stopped = threading.Event()
         self._began_at = time.monotonic()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Waiting:  # noqa: PYI034  Self came with 3.11.
+    def __enter__(self) -> WaitReporter:  # noqa: PYI034  Self came with 3.11.
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Not joined: it may be asking an engine that does not answer, and then has nothing more to say.
-        self._over.set()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # The thread is not joined: it may be waiting for an engine that does not answer, and logs nothing more then.
+        self._stopped.set()
 
-    def lasts(self) -> None:
-        """It is not over yet. Most are at once, and need no thread that could speak."""
+    def start(self) -> None:
+        """Start the thread. Called once a join takes time: most do not, and need no thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._speak, name="rdzv waiting", daemon=True)
+            self._thread = threading.Thread(target=self._report, name="rdzv waiting", daemon=True)
             self._thread.start()
 
-    def _waited_s(self) -> float:
-        return time.monotonic() - self._began_at
-
-    def _speak(self) -> None:
-        calm = 0
-        while not self._over.wait(self._every_s):
+    def _report(self) -> None:
+        as_spare = 0
+        while not self._stopped.wait(self._every_s):
+            waited_s = time.monotonic() - self._began_at
             try:
                 status = self._status()
-                text = describe(status, self._limit_s - self._waited_s())
-                calm = calm + 1 if status.phase == "sealed" else 0
+                text = describe(status, self._limit_s - waited_s)
+                as_spare = as_spare + 1 if status.phase == "sealed" else 0
             except RdzvError as error:
                 text = str(error)
             except RuntimeError:
-                return  # The interpreter is about to end.
-            if (calm == 0 or calm % CALM == 1) and not self._over.is_set():
-                logger.warning("waiting for a round since %.0f s: %s", self._waited_s(), text)
+                return  # The interpreter is shutting down.
+            if (as_spare == 0 or as_spare % SPARE_REPORTS_EVERY == 1) and not self._stopped.is_set():
+                logger.warning("waiting for a round since %.0f s: %s", waited_s, text)
 
 
 def describe(status: Status, left_s: float) -> str:
-    """How many are here, what is waited for, who is missing or late, by name, and what happens if nobody comes."""
+    """Describe what a run waits for: the count, names of lost and late members, and what happens if nobody comes."""
     parts = [str(status)]
     for state, word in (("lost", "lost"), ("straggling", "still stopping their workers")):
         names = [member.name for member in status.of(state)]
@@ -120,7 +105,7 @@ def describe(status: Status, left_s: float) -> str:
 
 
 def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ[str]) -> int | None:
-    """How often torchrun will restart workers, as far as its command line tells; None: this is not torchrun's."""
+    """Return `--max-restarts` of torchrun's command line; None if the command is not torchrun's."""
     program = Path(arguments[0]).name if arguments else ""
     if program not in ("torchrun", "run.py", "torch.distributed.run"):
         return None
@@ -135,8 +120,12 @@ def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ
         return None
 
 
-def warn_if_a_loss_would_end_it(min_nodes: int, max_nodes: int) -> None:
-    """A failed worker is judged before the rendezvous is asked, so without restarts a loss ends every survivor."""
+def warn_without_restarts(min_nodes: int, max_nodes: int) -> None:
+    """Warn if an elastic run has no restarts.
+
+    torch's agent looks at failed workers before it asks the rendezvous. So a lost node, which makes the collectives of the
+    others fail, costs every survivor a restart.
+    """
     if min_nodes < max_nodes and max_restarts(sys.argv, os.environ) == 0:
         logger.warning(
             "--nnodes=%s:%s is elastic, but --max-restarts is 0: when a node is lost, the workers of the others fail in their "

@@ -1,8 +1,8 @@
-"""The rendezvous handler: what torch's agent calls, in terms of a member.
+"""The rendezvous handler: the object that torch's agent calls, on top of one member.
 
-One agent has one handler for its life. In each round it takes the member's world, opens a TCPStore for the workers if it has
-rank 0, and gives the agent a store of ours. The agent polls `num_nodes_waiting`, which is a local read; all news come to the
-member by themselves.
+One agent has one handler for its life. In each round the handler takes the member's world, opens a TCPStore for the workers if
+it has rank 0, and gives the agent an `AgentStore`. The agent polls `num_nodes_waiting`, which is a local read: the engine
+pushes all changes to the member.
 """
 
 from __future__ import annotations
@@ -12,263 +12,245 @@ import socket
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic import rendezvous as torch_api
+from torch.distributed.elastic.events import NodeState
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStateError,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
+from .. import errors
 from ..blocking import Rendezvous, World
 from ..config.settings import DEFAULTS, TABLE
 from ..core.member import ChangeKind
 from ..engines.port import Driver
-from ..errors import (
-    Banned,
-    Closed,
-    Drained,
-    EngineMoved,
-    Evicted,
-    Incompatible,
-    JoinTimeout,
-    LeftAlready,
-    RdzvError,
-    Unreachable,
-)
+from ..errors import Closed, Drained, Evicted, RdzvError
 from ..member.notices import Notice
+from .agent_exit import failure_reason, torch_handles_graceful_exit
 from .agent_store import AgentStore
 from .conf import Conf
-from .events import Recorder, Waiting, logger, warn_if_a_loss_would_end_it
-from .failure_reason import failure
-from .graceful_exit import is_handled
+from .events import Recorder, WaitReporter, logger, warn_without_restarts
 from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""torch's variable: rank 0's worker serves the bootstrap, not its agent."""
+"""torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
 
 _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
-    (Closed, RendezvousClosedError),
-    (Banned, RendezvousClosedError),
-    (LeftAlready, RendezvousClosedError),
-    (JoinTimeout, RendezvousTimeoutError),
-    (Unreachable, RendezvousConnectionError),
-    (EngineMoved, RendezvousConnectionError),
-    (Incompatible, RendezvousStateError),
-    (RdzvError, RendezvousError),
+    (Closed, torch_api.RendezvousClosedError),
+    (errors.Banned, torch_api.RendezvousClosedError),
+    (errors.LeftAlready, torch_api.RendezvousClosedError),
+    (errors.JoinTimeout, torch_api.RendezvousTimeoutError),
+    (errors.StoreTimeout, torch_api.RendezvousTimeoutError),
+    (errors.Unreachable, torch_api.RendezvousConnectionError),
+    (errors.EngineMoved, torch_api.RendezvousConnectionError),
+    (errors.Incompatible, torch_api.RendezvousStateError),
+    (RdzvError, torch_api.RendezvousError),
 ]
-"""torch's error for each of ours; the first that fits."""
+"""torch's error for each of ours; the first match counts."""
 
 
-def theirs(error: RdzvError) -> Exception:
-    """The error of torch's for ours, with the same sentence and its code."""
+def torch_error(error: RdzvError) -> Exception:
+    """Return torch's error for ours, with the same message and code."""
     return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
 
 
+@contextmanager
+def torch_errors() -> Iterator[None]:
+    """Raise torch's error for each of ours."""
+    try:
+        yield
+    except RdzvError as error:
+        raise torch_error(error) from error
+
+
 class Handler(RendezvousHandler):
-    """See the module's docstring."""
+    """A rendezvous handler with torch's interface. `AgentStore` calls the last four of its public methods."""
 
     def __init__(self, backend: str, conf: Conf, driver: Driver | None = None) -> None:
         """`driver` is for an engine that no endpoint names."""
         self._backend = backend
         self._conf = conf
         self._recorder = Recorder(backend, conf.run_id)
-        self._news = _News(self._recorder)
+        self._notices = _NoticeListener(self._recorder)
         self._rendezvous = Rendezvous(
             conf.endpoint,
             run_id=conf.run_id,
             min_nodes=conf.min_nodes,
             max_nodes=conf.max_nodes,
-            observer=self._news.hear,
+            observer=self._notices.observe,
             driver=driver,
             **conf.settings,
         )
         join_timeout: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
         self._join_timeout_s: float = join_timeout
-        # Held weakly, by a thread: a program that catches the signal may drop us, and the member must leave then.
-        self._ear = SignalListener(weakref.WeakMethod(self._signalled))
-        weakref.finalize(self, self._ear.close)
+        # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
+        self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
+        weakref.finalize(self, self._signals.close)
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
-        self._given_up = ""
+        self._restart_reason = ""
         self._finished = False
         self._not_needed = False
-        # What is being handled already when we are made is not ours: whoever tries again does it in an `except` block.
-        self._outer = sys.exc_info()[1]
-        warn_if_a_loss_would_end_it(conf.min_nodes, conf.max_nodes)
-        self._rendezvous.prepare()  # While the agent gets ready; as torch's does.
-
-    # ---- torch's interface
+        # The handler may be made in an `except` block, by a program that tries again. In `shutdown` that exception is still
+        # being handled, but it says nothing about the work of this agent.
+        self._outer_error = sys.exc_info()[1]
+        warn_without_restarts(conf.min_nodes, conf.max_nodes)
+        self._rendezvous.prepare()  # While the agent gets ready, as torch's handlers do.
 
     def get_backend(self) -> str:
-        """The name of the entry point, which torch compares."""
+        """Return the name of the entry point, which torch compares."""
         return self._backend
 
     def get_run_id(self) -> str:
-        """Workers find it in TORCHELASTIC_RUN_ID."""
         return self._conf.run_id
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers connect to the TCPStore of rank 0's agent."""
+        """Whether workers connect to the TCPStore of rank 0's agent."""
         return os.environ.get(NOT_SHARED, "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round. Being called says that no worker of this agent runs."""
-        reason = self._reason()
+        """Wait for the next round. torch calls this only when no worker of this agent runs."""
+        reason = self._join_reason()
         # A fixed bootstrap_port must be free before the next round's socket is bound.
         self._bootstrap = None
-        self._ear.listen()
-        self._recorder.running(f"joins run {self._conf.run_id}: {reason}")
+        self._signals.listen()
+        self._recorder.record(f"joins run {self._conf.run_id}: {reason}")
         try:
-            with ended_by_sigterm(), Waiting(self._rendezvous.status, self._join_timeout_s) as waiting:
-                world = self._join(waiting)
-            return self._enter(world, reason)
+            with ended_by_sigterm(), WaitReporter(self._rendezvous.status, self._join_timeout_s) as reporter:
+                world = self._join(reporter)
+            return self._start_round(world, reason)
         except RdzvError as error:
-            self._refuse(error)
+            self._raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Above 0: stop the workers and call `next_rendezvous`. Local, and never raises."""
+        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local, never raises."""
         return int(self.is_over())
+
+    def set_closed(self) -> None:
+        """End the run for all members."""
+        try:
+            self._rendezvous.close_run("closed by its program")
+        except RdzvError as error:
+            self._raise(error)
+
+    def shutdown(self) -> bool:
+        """Leave the run, without ending it for others. Never raises: torch would show that instead of the workers' failure."""
+        # A member that reached the last barrier has succeeded, whatever exception is being handled.
+        failed = failure_reason(None if self._finished or self._not_needed else sys.exc_info()[1], self._outer_error)
+        try:
+            self._signals.close()
+            self._bootstrap = None
+            self._recorder.record(failed or "leaves", NodeState.FAILED if failed else NodeState.SUCCEEDED)
+            # If this process serves the run, the call returns only when the other members have left.
+            self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
+        except (SignalException, KeyboardInterrupt) as error:
+            logger.warning("interrupted while leaving (%s): ends at once", error)
+        except Exception:  # noqa: BLE001
+            logger.exception("could not leave run %r properly", self._conf.run_id)
+            return False
+        return True
 
     def is_closed(self) -> bool:
         """Whether the run is known to be over. Local."""
         change = self._rendezvous.changed
-        return self._news.over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
+        return self._notices.over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
 
-    def set_closed(self) -> None:
-        """End the run for everybody."""
+    def is_over(self) -> bool:
+        """Whether the agent must start the next round: the round changed, or its ranks could not be assigned."""
+        return bool(self._restart_reason) or self._rendezvous.changed is not None
+
+    def restart(self, reason: str) -> None:
+        """Make the agent start the next round."""
+        logger.warning("%s", reason)
+        self._restart_reason = reason
+
+    def finish(self, timeout_s: float) -> None:
+        """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
+        self._finished = True
+        report = threading.Thread(target=self._report_done, name="rdzv done", daemon=True)
+        report.start()
+        report.join(timeout_s)
+
+    def _report_done(self) -> None:
         try:
-            self._rendezvous.close_run("closed by its program")
+            self._rendezvous.done()
         except RdzvError as error:
-            self._refuse(error)
+            logger.warning("the others could not be told that this agent is done: %s", error)
 
-    def shutdown(self) -> bool:
-        """Leave; never ends the run by itself, and never raises: torch would show that in place of the workers' failure."""
-        failed = failure(None if self._finished or self._not_needed else sys.exc_info()[1], self._outer)
-        try:
-            self._ear.close()
-            self._bootstrap = None
-            if failed:
-                self._recorder.failed(failed)
-            else:
-                self._recorder.succeeded("leaves")
-            # Who serves stays here until the others have gone.
-            self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
-        except (SignalException, KeyboardInterrupt) as error:
-            logger.warning("told to go while leaving (%s), and goes", error)
-        except Exception:  # noqa: BLE001
-            logger.exception("could not leave run %r as it should", self._conf.run_id)
-            return False
-        return True
-
-    # ---- rounds
-
-    def _reason(self) -> str:
+    def _join_reason(self) -> str:
         """Why there is a next round, as this agent knows it."""
         change = self._rendezvous.changed
         if change is not None:
             return change.reason
-        if self._given_up:
-            return self._given_up
+        if self._restart_reason:
+            return self._restart_reason
         return "this node came to join" if self._world is None else "workers of this node have failed"
 
-    def _join(self, waiting: Waiting) -> World:
+    def _join(self, reporter: WaitReporter) -> World:
         while True:
             try:
-                return self._rendezvous.join(lasts=waiting.lasts)
+                return self._rendezvous.join(lasts=reporter.start)
             except Evicted as evicted:
-                # Its workers have stopped, so it can come back as a new member at once.
+                # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
                 logger.warning("%s", evicted)
 
-    def _enter(self, world: World, reason: str) -> RendezvousInfo:
+    def _start_round(self, world: World, reason: str) -> RendezvousInfo:
         self._world = world
-        self._given_up = ""
+        self._restart_reason = ""
         if world.rank == 0:
             if self.use_agent_store:
                 self._bootstrap = _serve(world.take_bootstrap_socket())
             else:
                 world.bootstrap.release()
         os.environ.update(RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_REASON=reason)
-        self._recorder.running(
-            f"round {world.round}: rank {world.rank} of {world.size}", world.rank, str(world.bootstrap)
-        )
+        text = f"round {world.round}: rank {world.rank} of {world.size}"
+        self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
         logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
-        info = RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
+        info = torch_api.RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
         return RendezvousInfo(AgentStore(world, self), world.rank, world.size, info)
 
-    def _refuse(self, error: RdzvError) -> NoReturn:
-        """Raise torch's error for ours; or, if nothing is wrong and we are just not needed, a clean end."""
-        # A run that had ended before we came is not one we were a spare of.
-        spare = isinstance(error, Closed) and error.success and self._news.present.is_set()
+    def _raise(self, error: RdzvError) -> NoReturn:
+        """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
+        # An agent that came after the run had ended was never a spare of it.
+        spare = isinstance(error, Closed) and error.success and self._notices.present.is_set()
         if spare or isinstance(error, Drained):
             self._not_needed = True
-            self._recorder.succeeded(str(error))
+            self._recorder.record(str(error), NodeState.SUCCEEDED)
             logger.warning("this agent is not needed any more: %s", error)
-            if self._conf.spare_exit == "error" or (self._conf.spare_exit == "auto" and is_handled()):
-                raise RendezvousGracefulExitError(str(error)) from None
+            way = self._conf.spare_exit
+            if way == "error" or (way == "auto" and torch_handles_graceful_exit()):
+                raise torch_api.RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
-        self._recorder.failed(str(error))
-        raise theirs(error) from error
+        self._recorder.record(str(error), NodeState.FAILED)
+        raise torch_error(error) from error
 
-    # ---- what the agent's store asks
-
-    def is_over(self) -> bool:
-        """The agent is to start anew: the round changed, or its ranks could not be given out."""
-        return bool(self._given_up) or self._rendezvous.changed is not None
-
-    def give_up(self, reason: str) -> None:
-        """Have the agent start anew."""
-        logger.warning("%s", reason)
-        self._given_up = reason
-
-    def finish(self, timeout_s: float) -> None:
-        """Our workers have succeeded: we are done. If the engine is away we try for a while, and go in any case."""
-        self._finished = True
-        telling = threading.Thread(target=self._tell_done, name="rdzv done", daemon=True)
-        telling.start()
-        telling.join(timeout_s)
-
-    def _tell_done(self) -> None:
-        try:
-            self._rendezvous.done()
-        except RdzvError as error:
-            logger.warning("the others could not be told that this agent is done: %s", error)
-
-    # ---- what we hear
-
-    def _signalled(self, name: str) -> None:
-        """In the ear's thread: let the others go on without waiting for our workers to stop."""
+    def _on_signal(self, name: str) -> None:
+        """Drain this member, so that the others re-form without waiting for its workers to stop. In the listener's thread."""
         if self._finished:
             return
         try:
             self._rendezvous.drain(f"{name} received")
         except RdzvError as error:
-            logger.info("could not say that we go: %s", error)
+            logger.info("could not tell the others that this agent leaves: %s", error)
 
 
-class _News:
-    """What the member's notices tell. It does not know the handler, so that the member does not keep that alive."""
+class _NoticeListener:
+    """Hears the member's notices. It holds no reference to the handler, so that the member does not keep that alive."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.present = threading.Event()
-        """We have been in the run."""
+        """This agent has been a member of the run."""
         self.over = threading.Event()
-        """The run is closed, or refuses us for good."""
+        """The run is closed, or refuses this agent for good."""
 
-    def hear(self, notice: Notice) -> None:
-        """In the member's thread."""
-        # A sink of its own: torch's event handlers hear what every other sink hears.
-        self._recorder.running(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
+    def observe(self, notice: Notice) -> None:
+        """Forward a notice to torch's event handlers. Called in the member's thread."""
+        self._recorder.record(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
         if notice.kind == "present":
             self.present.set()
         elif notice.kind in ("closed", "ended"):
@@ -276,7 +258,7 @@ class _News:
 
 
 def _serve(listener: socket.socket) -> TCPStore:
-    """A TCPStore on a socket that was bound before. It also connects to itself, and that works by loopback everywhere."""
+    """Serve a TCPStore on a bound socket. The store also connects to itself, by loopback, which works everywhere."""
     host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
     port = listener.getsockname()[1]
     return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())

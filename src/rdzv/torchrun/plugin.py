@@ -1,8 +1,8 @@
-"""What torch finds: the entry points of the group `torchrun.handlers`.
+"""The entry points of the group `torchrun.handlers`, by which torch finds rdzv.
 
-torch loads them in every process that imports its rendezvous package, agents or not, so nothing is imported here before a
-handler is asked for. Each entry returns a function of this module and not a closure: torch registers a name a second time
-only if it gets the same object again.
+torch loads them in every process that imports its rendezvous package, agent or not. So this module imports nothing before a
+handler is asked for. Each entry point returns a function of this module, not a closure: torch accepts a second registration
+of a name only if it gets the same object again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 
 
 def rdzv() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point `rdzv`."""
     return create_rdzv
 
 
 def etcd_v3() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point `etcd-v3`."""
     return create_etcd_v3
 
 
 def create_rdzv(parameters: RendezvousParameters) -> RendezvousHandler:
-    """A handler for any engine; the endpoint says which."""
+    """Make a handler for the engine that the endpoint names."""
     from .conf import read  # noqa: PLC0415
     from .handler import Handler  # noqa: PLC0415
 
@@ -34,7 +32,7 @@ def create_rdzv(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def create_etcd_v3(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The same for those who come from `etcd-v2`: the endpoint is an etcd's, with or without the scheme."""
+    """Make a handler for etcd, for users of `etcd-v2`: the endpoint needs no scheme."""
     from .conf import read_etcd  # noqa: PLC0415
     from .handler import Handler  # noqa: PLC0415
 

@@ -1,11 +1,12 @@
-"""Signals, heard at once: whoever has the handlers, and whatever the main thread is doing.
+"""Notices signals at once, although torch owns the handlers and the main thread may be busy.
 
-torch's agent tells a rendezvous nothing of a signal until its workers are gone, which takes 30 s if they do not stop by
-themselves. But the interpreter can write the number of each signal to a descriptor as it arrives. A thread reads it there and
-says to the others that we are about to go.
+torch's agent does not tell the rendezvous about a signal until its workers are gone. That takes 30 s if they do not stop by
+themselves. A handler of ours would not help, because torch installs its own later. But the interpreter can write the number of
+each signal to a descriptor (`signal.set_wakeup_fd`) as it arrives. A thread reads it there, and the member tells the others
+that it is about to leave.
 
-That leaves the time before torch has installed its handlers, in the first rendezvous. There SIGTERM would end the process by
-itself, except in a container's first process, for which the kernel ignores it; so while waiting it gets a handler.
+In the first rendezvous torch has not installed its handlers yet. SIGTERM then ends the process by itself, except for the first
+process of a container, for which the kernel ignores it. So SIGTERM gets a handler while a member waits.
 """
 
 from __future__ import annotations
@@ -21,102 +22,95 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-DEADLY = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-"""What torch's agent ends by, unless TORCHELASTIC_SIGNALS_TO_HANDLE says otherwise."""
+FATAL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+"""The signals that end torch's agent, unless TORCHELASTIC_SIGNALS_TO_HANDLE names others."""
 
 
 class SignalListener:
-    """Tells whoever listens the name of each deadly signal, in a thread of its own. It works in the main thread only."""
+    """Calls a callback, in a thread of its own, with the name of each fatal signal. Works in the main thread only."""
 
-    def __init__(self, heard: Callable[[], Callable[[str], None] | None]) -> None:
-        """`heard` is a weak reference: whoever listens may be dropped."""
-        self._heard = heard
-        self._former = -1
-        self._mouth: socket.socket | None = None
+    def __init__(self, callback: Callable[[], Callable[[str], None] | None]) -> None:
+        """`callback` is a weak reference, so that the listener does not keep the owner alive."""
+        self._callback = callback
+        self._previous_fd = -1
+        self._writer: socket.socket | None = None
 
     def listen(self) -> None:
-        """From now on. Again in every round: others may have taken the descriptor since."""
+        """Take the wakeup descriptor. Called in every round, because other code may have taken it since."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if self._mouth is None:
-            ear, self._mouth = socket.socketpair()
-            self._mouth.setblocking(False)
-            _ears.add(self)
-            threading.Thread(target=self._hear, args=(ear,), name="rdzv signals", daemon=True).start()
-        former = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        if former != self._mouth.fileno():
-            self._former = former
+        if self._writer is None:
+            reader, self._writer = socket.socketpair()
+            self._writer.setblocking(False)
+            _listeners.add(self)
+            threading.Thread(target=self._read, args=(reader,), name="rdzv signals", daemon=True).start()
+        previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if previous != self._writer.fileno():
+            self._previous_fd = previous
 
     def close(self) -> None:
-        """Give the descriptor back to whoever had it, and end the thread."""
-        mouth, self._mouth = self._mouth, None
-        _ears.discard(self)
-        if mouth is None:
+        """Give the descriptor back to its previous owner, and end the thread."""
+        writer, self._writer = self._writer, None
+        _listeners.discard(self)
+        if writer is None:
             return
         if threading.current_thread() is threading.main_thread():
-            present = signal.set_wakeup_fd(-1)
-            # If somebody took it over from us, it is theirs to keep. Whoever had it before us may be gone by now.
+            current = signal.set_wakeup_fd(-1)
+            # Code that took the descriptor after us keeps it. The previous owner may have closed its own by now.
             with suppress(OSError, ValueError):
-                signal.set_wakeup_fd(self._former if present == mouth.fileno() else present)
-        mouth.close()
+                signal.set_wakeup_fd(self._previous_fd if current == writer.fileno() else current)
+        writer.close()
 
-    def _hear(self, ear: socket.socket) -> None:
-        with ear:
-            while True:
-                numbers = ear.recv(64)
-                if not numbers:
-                    return
-                if self._former >= 0:
+    def _read(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(64):
+                if self._previous_fd >= 0:
                     with suppress(OSError):
-                        os.write(self._former, numbers)
+                        os.write(self._previous_fd, numbers)
                 for number in numbers:
-                    self._tell(signal.Signals(number).name)
-
-    def _tell(self, name: str) -> None:
-        listener = self._heard()
-        if listener is not None and name in deadly():
-            listener(name)
+                    callback, name = self._callback(), signal.Signals(number).name
+                    if callback is not None and name in fatal_signals():
+                        callback(name)
 
     def forget(self) -> None:
-        """In a forked child: its signals are not the agent's."""
-        if self._mouth is not None:
+        """Give up the descriptor in a forked worker: its signals are not the agent's."""
+        if self._writer is not None:
             with suppress(ValueError):
                 signal.set_wakeup_fd(-1)
-            self._mouth.close()
-            self._mouth = None
+            self._writer.close()
+            self._writer = None
 
 
-def deadly() -> tuple[str, ...]:
-    """The signals that mean that the agent goes."""
+def fatal_signals() -> tuple[str, ...]:
     given = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
-    return tuple(name.strip() for name in given.split(",") if name.strip()) or DEADLY
+    return tuple(name.strip() for name in given.split(",") if name.strip()) or FATAL
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM raises torch's SignalException, as it does later, if nobody has decided about it."""
+    """Make SIGTERM raise torch's SignalException, as it does later, unless SIGTERM has a handler already."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _raise)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is _end:
+        if signal.getsignal(signal.SIGTERM) is _raise:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _end(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001
+def _raise(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001
     raise SignalException(f"process {os.getpid()} got {signal.Signals(number).name} while waiting", signal.Signals(number))
 
 
-_ears: set[SignalListener] = set()
+_listeners: set[SignalListener] = set()
 
 
 def _forget_in_child() -> None:
-    for ear in tuple(_ears):
-        ear.forget()
-    _ears.clear()
+    for listener in tuple(_listeners):
+        listener.forget()
+    _listeners.clear()
 
 
 if hasattr(os, "register_at_fork"):

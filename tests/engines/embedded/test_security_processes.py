@@ -168,7 +168,7 @@ def test_a_wrong_secret_is_refused_without_being_shown(wrong):
         ),
         (
             {"tls": True, "is_host": True},
-            "is_host is true and tls is on without tls_cert and tls_key: who serves needs a certificate",
+            "is_host is true and tls is on without tls_cert and tls_key: a server needs a certificate",
         ),
     ],
 )

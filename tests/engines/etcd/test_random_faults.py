@@ -1,7 +1,7 @@
-"""Twelve members on a cluster of three, and a hand that hurts both at random. The simulator's checkers judge what happened.
+"""Twelve members on a cluster of three, and random faults in both. The simulator's checkers check the history.
 
-The faults are drawn from a seed, which is shown with a failure; how they meet the run depends on the machine, so a seed gives
-the same hand and not the same history.
+A seed, shown with a failure, chooses the faults. How they meet the run depends on timing, so a seed gives the same faults but
+not the same history.
 """
 
 from __future__ import annotations
@@ -16,131 +16,132 @@ import pytest
 
 from rdzv.testing.history import Changed, Given
 from support.etcd_cluster import Cluster, Node, Refused, base64_of
-from support.etcd_members import Agent, Troupe
+from support.etcd_members import EtcdRun, MemberProcess
 
 TICK_S = 0.2
-"""As often as this, all history that was seen is compacted away, so that whoever lags behind meets a gap."""
-PARTIES = [["a"], ["b"], ["c"], ["d"], ["e"], ["f"], ["g", "h", "i"], ["j", "k", "l"]]
+"""Interval of faults, and of compactions of all history that was seen, so that a watch that lags meets a gap."""
+HOSTS = [["a"], ["b"], ["c"], ["d"], ["e"], ["f"], ["g", "h", "i"], ["j", "k", "l"]]
+"""The hosts of each process."""
 LEASE_S = 10.0
-"""A renewal must find its way past two frozen members of etcd in a row, which takes nearly four seconds."""
+"""A renewal must get past two frozen members of etcd in a row, which takes nearly four seconds."""
 
 
-class Hand:
-    """Hurts, and heals what it hurt."""
+class FaultInjector:
+    """Injects random faults into the cluster and the members, and ends each after a while."""
 
-    def __init__(self, cluster: Cluster, troupe: Troupe, seed: int) -> None:
+    def __init__(self, cluster: Cluster, run: EtcdRun, seed: int) -> None:
         self.cluster = cluster
-        self.troupe = troupe
+        self.run = run
         self.rng = random.Random(seed)
-        self.agents = [troupe.start(*hosts) for hosts in PARTIES]
-        self._heals: list[tuple[float, Callable[[], None]]] = []
-        self.deeds = self.forgot = 0
+        self.processes = [run.start(*hosts) for hosts in HOSTS]
+        self._repairs: list[tuple[float, Callable[[], None]]] = []
+        self.faults = self.compactions = 0
 
-    def play(self, seconds: float) -> None:
+    def inject(self, seconds: float) -> None:
         over_at = time.monotonic() + seconds
-        forgetting = threading.Thread(target=self._forget, args=(over_at,), daemon=True)
-        forgetting.start()
+        compacting = threading.Thread(target=self._compact, args=(over_at,), daemon=True)
+        compacting.start()
         while time.monotonic() < over_at:
             began_at = time.monotonic()
-            self._heal(began_at)
+            self._repair(began_at)
             if self.rng.random() < 0.2:
-                self._hurt()
+                self._inject_one()
             time.sleep(max(0.0, began_at + TICK_S - time.monotonic()))
-        self._heal(float("inf"))
-        forgetting.join()
+        self._repair(float("inf"))
+        compacting.join()
 
-    def _forget(self, over_at: float) -> None:
-        """Write something and have all that is before it forgotten, whether or not etcd can answer at the moment."""
+    def _compact(self, over_at: float) -> None:
+        """Write a key and compact all revisions before it, as often as etcd can answer."""
         while time.monotonic() < over_at:
             began_at = time.monotonic()
-            revision = {"revision": str(self.troupe.recorder.seen)}
+            revision = {"revision": str(self.run.write_log.seen)}
             for node in self.cluster.nodes:
                 with contextlib.suppress(OSError, Refused):
                     node.call("kv/put", {"key": base64_of("rdzv/noise")}, 0.5)
                     node.call("kv/compaction", revision, 0.5)
-                    self.forgot += 1
+                    self.compactions += 1
                     break
             time.sleep(max(0.0, began_at + TICK_S - time.monotonic()))
 
-    def _heal(self, now: float) -> None:
-        for due in sorted((one for one in self._heals if one[0] <= now), key=lambda one: one[0]):
-            self._heals.remove(due)
+    def _repair(self, now: float) -> None:
+        for due in sorted((one for one in self._repairs if one[0] <= now), key=lambda one: one[0]):
+            self._repairs.remove(due)
             due[1]()
 
-    def _later(self, low_s: float, high_s: float, heal: Callable[[], None]) -> None:
-        self._heals.append((time.monotonic() + self.rng.uniform(low_s, high_s), heal))
+    def _later(self, low_s: float, high_s: float, repair: Callable[[], None]) -> None:
+        self._repairs.append((time.monotonic() + self.rng.uniform(low_s, high_s), repair))
 
-    def _hurt(self) -> None:
+    def _inject_one(self) -> None:
         up = [node for node in self.cluster.nodes if node.is_up]
-        well = [agent for agent in self.agents if agent.is_alive and not agent.is_stopped]
-        # A majority of etcd is away now and then, but not all the time; and at most half of the members are in trouble.
+        well = [process for process in self.processes if process.is_alive and not process.is_stopped]
+        # Etcd loses its majority now and then, and at most half of the members have a fault.
         if self.rng.random() < 0.6 and len(up) > (1 if self.rng.random() < 0.1 else 2):
-            self._hurt_etcd(self.rng.choice(up))
-        elif len(well) > len(self.agents) // 2:
-            self._hurt_agent(self.rng.choice(well))
+            self._fault_in_etcd(self.rng.choice(up))
+        elif len(well) > len(self.processes) // 2:
+            self._fault_in_process(self.rng.choice(well))
         else:
             return
-        self.deeds += 1
+        self.faults += 1
 
-    def _hurt_etcd(self, node: Node) -> None:
-        self.troupe.fault("engine stall", node.name)
+    def _fault_in_etcd(self, node: Node) -> None:
+        self.run.fault("engine stall", node.name)
         kills = self.rng.random() < 0.5
         (node.kill if kills else node.stop)()
 
-        def heal() -> None:
+        def repair() -> None:
             (node.start if kills else node.cont)()
-            self.troupe.fault("engine stall", node.name, stop=True)
+            self.run.fault("engine stall", node.name, stop=True)
 
-        self._later(0.2, 2.5, heal)
+        self._later(0.2, 2.5, repair)
 
-    def _hurt_agent(self, agent: Agent) -> None:
-        deed = self.rng.choice(["crash", "pause", "pause", "fail"])
-        if deed == "fail":
-            agent.tell("fail")
+    def _fault_in_process(self, process: MemberProcess) -> None:
+        kind = self.rng.choice(["crash", "pause", "pause", "fail"])
+        if kind == "fail":
+            process.tell("fail")
             return
-        for name in agent.names:
-            self.troupe.fault(deed, name)
-        if deed == "pause":
-            agent.stop()
-            self._later(0.2, LEASE_S * 1.5, lambda: self._resume(agent))
+        for name in process.names:
+            self.run.fault(kind, name)
+        if kind == "pause":
+            process.stop()
+            self._later(0.2, LEASE_S * 1.5, lambda: self._resume(process))
         else:
-            agent.kill()
-            self._later(0.5, 3.0, lambda: self._replace(agent))
+            process.kill()
+            self._later(0.5, 3.0, lambda: self._replace(process))
 
-    def _resume(self, agent: Agent) -> None:
-        agent.cont()
-        for name in agent.names:
-            self.troupe.fault("pause", name, stop=True)
+    def _resume(self, process: MemberProcess) -> None:
+        process.cont()
+        for name in process.names:
+            self.run.fault("pause", name, stop=True)
 
-    def _replace(self, agent: Agent) -> None:
-        """The same hosts, another process."""
-        for name in agent.names:
-            self.troupe.fault("crash", name, stop=True)
-        self.agents[self.agents.index(agent)] = self.troupe.start(*agent.hosts)
+    def _replace(self, process: MemberProcess) -> None:
+        """Start another process with the same hosts."""
+        for name in process.names:
+            self.run.fault("crash", name, stop=True)
+        self.processes[self.processes.index(process)] = self.run.start(*process.hosts)
 
 
-def chaos(seconds: float, seed: int) -> None:
+def check_random_faults(seconds: float, seed: int) -> None:
     options = {"lease": LEASE_S, "regroup": 30, "last_call": 1}
-    with Cluster() as cluster, Troupe(cluster, 6, 12, noise="rdzv/", **options) as troupe:
-        hand = Hand(cluster, troupe, seed)
-        troupe.until(lambda: troupe.of(Given), "a first round")
-        hand.play(seconds)
+    with Cluster() as cluster, EtcdRun(cluster, 6, 12, noise="rdzv/", **options) as run:
+        faults = FaultInjector(cluster, run, seed)
+        run.until(lambda: run.of(Given), "a first round")
+        faults.inject(seconds)
         cluster.heal()
-        number = troupe.wait_world(*hand.agents, limit_s=120.0)
-        wrong = troupe.wrong()
+        number = run.wait_world(*faults.processes, limit_s=120.0)
+        wrong = run.wrong()
         assert wrong == [], f"seed {seed}"
-        rounds, told = {one.number for one in troupe.of(Given)}, len(troupe.of(Changed))
-        assert hand.deeds > seconds / 4, "it was a rough time"
-        assert hand.forgot > seconds, "and little of it was remembered"
+        rounds, told = {one.number for one in run.of(Given)}, len(run.of(Changed))
+        assert faults.faults > seconds / 4, "too few faults"
+        assert faults.compactions > seconds, "too few compactions"
         assert max(rounds) == number > 1
-        assert told, "and it was noticed"
+        assert told, "no member was told of a change"
 
 
-def test_at_every_moment_of_a_rough_time_there_is_one_world_and_after_it_everybody_is_in():
-    chaos(60.0, seed=1)
+def test_a_minute_of_random_faults_violates_no_guarantee_and_ends_with_all_members_in():
+    check_random_faults(60.0, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_ten_rough_minutes_on_a_real_cluster_are_held_by_every_checker():
-    chaos(600.0, seed=100)
+def test_ten_minutes_of_random_faults_violate_no_guarantee():
+    check_random_faults(600.0, seed=100)

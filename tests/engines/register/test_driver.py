@@ -1,8 +1,9 @@
-"""The register driver beyond the contract: what it costs, what it does with bad states and backends, what it cannot promise."""
+"""The register driver beyond the contract: its costs, bad states, failing backends, and expiry of leases."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 import threading
 import time
@@ -36,7 +37,7 @@ LONG_S = 20.0
 
 
 class Process:
-    """Drivers that behave like those of a process of their own."""
+    """A driver as if in a process of its own."""
 
     def __init__(self, backend, pid, timeout_s=5.0):
         node = LocalNode()
@@ -54,8 +55,14 @@ class Process:
         await self.driver.close()
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, LONG_S))
+def run(test):
+    """Run the test in a loop of its own."""
+
+    @functools.wraps(test)
+    def main(**arguments):
+        asyncio.run(asyncio.wait_for(test(**arguments), LONG_S))
+
+    return main
 
 
 # ---- states
@@ -95,49 +102,41 @@ def test_a_state_that_is_not_ours_is_refused_with_a_sentence(state, problem):
     assert problem in str(caught.value)
 
 
-def test_whoever_connects_to_a_bad_state_is_told_and_the_state_stays():
+@run
+async def test_connecting_to_a_bad_state_fails_and_leaves_it():
     backend = CellBackend()
     backend.set_state(pickle.dumps(Evil()))
-
-    async def main():
-        with pytest.raises(Incompatible, match="pickle"):
-            await Process(backend, 1).driver.connect()
-
-    run(main())
+    with pytest.raises(Incompatible, match="pickle"):
+        await Process(backend, 1).driver.connect()
     assert backend.swaps == [0, 1]
 
 
-def test_a_state_that_is_overwritten_ends_the_session_with_the_reason():
+@run
+async def test_a_state_that_is_overwritten_ends_the_session_with_the_reason():
     backend = CellBackend()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            waiting = asyncio.ensure_future(anext(aiter(session.watch(["k/"], 1))))
-            await asyncio.sleep(0)
-            backend.clear()
-            backend.set_state(b"something else")
-            with pytest.raises(Incompatible, match="something else"):
-                await waiting
-            with pytest.raises(Incompatible):
-                await session.txn()
-
-    run(main())
+    async with Process(backend, 1) as session:
+        waiting = asyncio.ensure_future(anext(aiter(session.watch(["k/"], 1))))
+        await asyncio.sleep(0)
+        backend.clear()
+        backend.set_state(b"something else")
+        with pytest.raises(Incompatible, match="something else"):
+            await waiting
+        with pytest.raises(Incompatible):
+            await session.txn()
 
 
-def test_a_state_of_another_instance_or_an_older_one_is_a_reset():
-    async def main(change):
-        backend = CellBackend()
-        async with Process(backend, 1) as session:
-            await session.txn(then=[Put("k", b"1")])
-            old = backend.state
-            await session.txn(then=[Put("k", b"2")])
-            backend.clear()
-            backend.set_state(change(old))
-            with pytest.raises(EngineReset):
-                await session.txn()
-
-    run(main(lambda _: encode(first_document("another", "w"))))
-    run(main(lambda old: old))
+@pytest.mark.parametrize("change", [lambda _: encode(first_document("another", "w")), lambda old: old])
+@run
+async def test_a_state_of_another_instance_or_an_older_one_is_a_reset(change):
+    backend = CellBackend()
+    async with Process(backend, 1) as session:
+        await session.txn(then=[Put("k", b"1")])
+        old = backend.state
+        await session.txn(then=[Put("k", b"2")])
+        backend.clear()
+        backend.set_state(change(old))
+        with pytest.raises(EngineReset):
+            await session.txn()
 
 
 def test_the_log_of_changes_is_bounded_and_keeps_whole_transactions():
@@ -156,74 +155,62 @@ def test_the_log_of_changes_is_bounded_and_keeps_whole_transactions():
     assert len(large.finish("w").log) == 2 * LOG_EVENTS_MAX
 
 
-def test_a_state_that_would_be_too_large_is_refused_to_whoever_wanted_it():
+@run
+async def test_only_the_request_that_would_make_the_state_too_large_is_refused():
     backend = CellBackend()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            small = session.txn(then=[Put("small", b"1")])
-            large = session.txn(then=[Put("large", b"x" * STATE_MAX)])
-            other = session.txn(then=[Put("other", b"1")])
-            results = await asyncio.gather(small, large, other, return_exceptions=True)
-            assert isinstance(results[1], LimitExceeded)
-            listed = await session.txn(then=[List("")])
-            assert [item.key for item in listed.reads[0]] == ["other", "small"]
-
-    run(main())
+    async with Process(backend, 1) as session:
+        small = session.txn(then=[Put("small", b"1")])
+        large = session.txn(then=[Put("large", b"x" * STATE_MAX)])
+        other = session.txn(then=[Put("other", b"1")])
+        results = await asyncio.gather(small, large, other, return_exceptions=True)
+        assert isinstance(results[1], LimitExceeded)
+        listed = await session.txn(then=[List("")])
+        assert [item.key for item in listed.reads[0]] == ["other", "small"]
 
 
 # ---- what it costs
 
 
-def test_all_that_a_process_wants_at_once_is_one_swap():
+@run
+async def test_all_that_a_process_wants_at_once_is_one_swap():
     backend = CellBackend()
-
-    async def main():
-        async with Process(backend, 1) as session, Process(backend, 1) as other:
-            assert session._hub is other._hub
-            wishes = [one.txn(then=[Put(f"k/{n}", b"")]) for n in range(50) for one in (session, other)]
-            outcomes = await asyncio.gather(*wishes)
-            assert len({outcome.revision for outcome in outcomes}) == 100
-
-    run(main())
+    async with Process(backend, 1) as session, Process(backend, 1) as other:
+        assert session._loop is other._loop
+        wishes = [one.txn(then=[Put(f"k/{n}", b"")]) for n in range(50) for one in (session, other)]
+        outcomes = await asyncio.gather(*wishes)
+        assert len({outcome.revision for outcome in outcomes}) == 100
     assert backend.swaps == [0, 2], "one made the engine"
 
 
-def test_a_lease_and_its_first_key_are_one_swap_and_reads_are_none():
+@run
+async def test_a_lease_and_its_first_key_are_one_swap_and_reads_are_none():
     backend = CellBackend()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            lease = await session.grant(60, presence=True)
-            await session.renew(lease)
-            await session.txn([Created("k", 0)], [Put("k", b"", lease)])
-            await session.txn(then=[Get("k")])
-            await session.txn([Created("k", 0)], [Put("k", b"", lease)], [Get("k")])
-
-    run(main())
+    async with Process(backend, 1) as session:
+        lease = await session.grant(60, presence=True)
+        await session.renew(lease)
+        await session.txn([Created("k", 0)], [Put("k", b"", lease)])
+        await session.txn(then=[Get("k")])
+        await session.txn([Created("k", 0)], [Put("k", b"", lease)], [Get("k")])
     assert backend.swaps == [0, 2]
 
 
-def test_where_there_are_counters_a_renewal_is_no_swap():
+@run
+async def test_where_there_are_counters_a_renewal_is_no_swap():
     backend = AbleBackend()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            lease = await session.grant(60)
-            await session.txn(then=[Put("k", b"", lease)])
-            for _ in range(5):
-                await session.renew(lease)
-            assert list(backend.counters.values()) == [5]
-            await session.revoke(lease)
-            await session.txn()
-            assert not backend.counters
-
-    run(main())
+    async with Process(backend, 1) as session:
+        lease = await session.grant(60)
+        await session.txn(then=[Put("k", b"", lease)])
+        for _ in range(5):
+            await session.renew(lease)
+        assert list(backend.counters.values()) == [5]
+        await session.revoke(lease)
+        await session.txn()
+        assert not backend.counters
     assert backend.swaps[1] == 3, "made, put, revoked"
 
 
 def form(backend, count):
-    """Each member as if it were a process of its own; the seconds until all have their world."""
+    """Form a run, each member as if in a process of its own, and return the seconds it took."""
     settings = Settings.make("memory://", run_id="crowd", min_nodes=count, max_nodes=count, local_addr="127.0.0.1")
 
     async def main():
@@ -241,7 +228,7 @@ def form(backend, count):
 
 @pytest.mark.parametrize("backend", [CellBackend, AbleBackend])
 def test_64_nodes_that_come_at_once_take_turns(backend):
-    """Each needs some swaps of its own; how many are lost is what pauses are for. All in one event loop, so slow."""
+    """The pauses bound how many swaps are lost."""
     backend = backend()
     took_s = form(backend, 64)
     lost, _ = backend.swaps
@@ -253,7 +240,7 @@ def test_64_nodes_that_come_at_once_take_turns(backend):
 
 
 class Moody(CellBackend):
-    """Fails when told to, before or after it has taken effect."""
+    """Fails when told to, before or after the swap."""
 
     mood = ""
 
@@ -271,51 +258,43 @@ class Moody(CellBackend):
         return super().get_state()
 
 
-def test_a_backend_that_fails_is_an_outage_and_says_what_it_knows():
+@run
+async def test_a_backend_that_fails_is_an_outage_and_says_what_it_knows():
     backend = Moody()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            for mood, applied, there in (("before", None, False), ("after", None, True), ("mute", False, False)):
-                backend.mood = mood
-                with pytest.raises(Unreachable, match="OSError: no route to host") as caught:
-                    await session.txn(then=[Put(mood, b"")] if mood != "mute" else [Get("x")])
-                assert caught.value.applied is applied
-                backend.mood = ""
-                assert bool((await session.txn(then=[Get(mood)])).reads[0]) is there
-
-    run(main())
-
-
-def test_a_backend_that_does_not_say_what_it_did_is_asked():
-    backend = Moody()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            backend.mood = "silent"
-            assert (await session.txn([Created("k", 0)], [Put("k", b"1")])).succeeded
-            assert (await session.txn(then=[Get("k")])).item(0).value == b"1"
-
-    run(main())
-
-
-def test_a_lease_whose_birth_is_unknown_is_not_born_twice():
-    backend = Moody()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            lease = await session.grant(60)
-            backend.mood = "before"
-            with pytest.raises(Unreachable):
-                await session.txn(then=[Put("k", b"", lease)])
+    async with Process(backend, 1) as session:
+        for mood, applied, there in (("before", None, False), ("after", None, True), ("mute", False, False)):
+            backend.mood = mood
+            with pytest.raises(Unreachable, match="OSError: no route to host") as caught:
+                await session.txn(then=[Put(mood, b"")] if mood != "mute" else [Get("x")])
+            assert caught.value.applied is applied
             backend.mood = ""
-            with pytest.raises(LeaseGone):
-                await session.txn(then=[Put("k", b"", lease)])
-
-    run(main())
+            assert bool((await session.txn(then=[Get(mood)])).reads[0]) is there
 
 
-def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
+@run
+async def test_a_backend_that_does_not_say_what_it_did_is_asked():
+    backend = Moody()
+    async with Process(backend, 1) as session:
+        backend.mood = "silent"
+        assert (await session.txn([Created("k", 0)], [Put("k", b"1")])).succeeded
+        assert (await session.txn(then=[Get("k")])).item(0).value == b"1"
+
+
+@run
+async def test_a_lease_whose_birth_is_unknown_is_not_born_twice():
+    backend = Moody()
+    async with Process(backend, 1) as session:
+        lease = await session.grant(60)
+        backend.mood = "before"
+        with pytest.raises(Unreachable):
+            await session.txn(then=[Put("k", b"", lease)])
+        backend.mood = ""
+        with pytest.raises(LeaseGone):
+            await session.txn(then=[Put("k", b"", lease)])
+
+
+@run
+async def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
     hang = threading.Event()
 
     class Hanging(CellBackend):
@@ -324,31 +303,29 @@ def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
                 hang.wait(LONG_S)
             return super().get_state()
 
-    async def main():
-        async with Process(backend, 1, timeout_s=0.2) as session:
-            await session.txn(then=[Put("k", b"")])
-            began_at = time.monotonic()
-            with pytest.raises(Unreachable, match="no answer"):
-                await session.txn(then=[Get("k")])
-            assert time.monotonic() - began_at < 5
-            hang.set()
-            backend.version = 1
-            while True:
-                try:
-                    await session.txn(then=[Get("k")])
-                except Unreachable:
-                    continue
-                break
-
     backend = Hanging()
-    run(main())
+    async with Process(backend, 1, timeout_s=0.2) as session:
+        await session.txn(then=[Put("k", b"")])
+        began_at = time.monotonic()
+        with pytest.raises(Unreachable, match="no answer"):
+            await session.txn(then=[Get("k")])
+        assert time.monotonic() - began_at < 5
+        hang.set()
+        backend.version = 1
+        while True:
+            try:
+                await session.txn(then=[Get("k")])
+            except Unreachable:
+                continue
+            break
 
 
-def test_who_shares_a_process_goes_on_by_another_ones_connection():
+@run
+async def test_sessions_of_one_process_go_on_by_the_connection_of_another():
     cell = CellBackend()
 
     class Way:
-        """To the same cell, and breakable."""
+        """A breakable connection to the cell."""
 
         def __init__(self):
             self.broken = False
@@ -364,65 +341,58 @@ def test_who_shares_a_process_goes_on_by_another_ones_connection():
             return cell.set_state(state, token)
 
     first, second = Way(), Way()
-
-    async def main():
-        async with Process(first, 1) as session, Process(second, 1) as other:
-            first.broken = True
-            with pytest.raises(Unreachable, match="cable"):
-                await session.txn(then=[Put("k", b"")])
-            assert (await session.txn(then=[Put("k", b"")])).succeeded
-            assert (await other.txn(then=[Get("k")])).item(0) is not None
-
-    run(main())
+    async with Process(first, 1) as session, Process(second, 1) as other:
+        first.broken = True
+        with pytest.raises(Unreachable, match="cable"):
+            await session.txn(then=[Put("k", b"")])
+        assert (await session.txn(then=[Put("k", b"")])).succeeded
+        assert (await other.txn(then=[Get("k")])).item(0) is not None
 
 
 # ---- leases by one's own clock
 
 
 def test_a_lease_ends_after_its_time_as_seen_by_the_observer():
-    vigil, leases = ExpiryObserver(), {1: StoredLease(10.0, 0)}
-    silent = [at for at in range(100, 130, 2) if vigil.look(leases, {}, float(at))]
+    observer, leases = ExpiryObserver(), {1: StoredLease(10.0, 0)}
+    silent = [at for at in range(100, 130, 2) if observer.look(leases, {}, float(at))]
     assert silent[0] == 110
-    vigil = ExpiryObserver()
-    assert not [at for at in range(100, 160, 2) if vigil.look({1: StoredLease(10.0, at // 9)}, {}, float(at))]
+    observer = ExpiryObserver()
+    assert not [at for at in range(100, 160, 2) if observer.look({1: StoredLease(10.0, at // 9)}, {}, float(at))]
 
 
 def test_beats_that_are_counted_elsewhere_count():
-    vigil, leases = ExpiryObserver(), {1: StoredLease(10.0, -1), 2: StoredLease(10.0, -1)}
-    silent = [vigil.look(leases, {1: at // 5, 2: 7}, float(at)) for at in range(100, 112, 2)]
+    observer, leases = ExpiryObserver(), {1: StoredLease(10.0, -1), 2: StoredLease(10.0, -1)}
+    silent = [observer.look(leases, {1: at // 5, 2: 7}, float(at)) for at in range(100, 112, 2)]
     assert silent == [[], [], [], [], [], [2]]
 
 
 def test_an_observer_that_stalled_starts_anew():
-    vigil, leases = ExpiryObserver(), {1: StoredLease(10.0, 0), 2: StoredLease(100.0, 0)}
+    observer, leases = ExpiryObserver(), {1: StoredLease(10.0, 0), 2: StoredLease(100.0, 0)}
     for at in (100.0, 102.0, 104.0, 106.0, 108.0):
-        assert vigil.look(leases, {}, at) == []
-    assert vigil.look(leases, {}, 112.0) == [], "nobody knows what happened in these four seconds"
+        assert observer.look(leases, {}, at) == []
+    assert observer.look(leases, {}, 112.0) == [], "nobody knows what happened in these four seconds"
     for at in (114.0, 116.0, 118.0, 120.0):
-        assert vigil.look(leases, {}, at) == []
-    assert vigil.look(leases, {}, 122.0) == [1]
+        assert observer.look(leases, {}, at) == []
+    assert observer.look(leases, {}, 122.0) == [1]
 
 
-def test_without_anybody_who_looks_no_lease_ends():
-    """What an engine with a clock of its own would do, a register cannot: it is written down, and this is the proof."""
+@run
+async def test_without_anybody_who_looks_no_lease_ends():
+    """A limit of registers, as the driver's docstring says."""
     backend = CellBackend()
-
-    async def main():
-        async with Process(backend, 1) as session:
-            await session.txn(then=[Put("k", b"", await session.grant(0.2))])
-        await asyncio.sleep(0.5)
-        async with Process(backend, 2) as session:
-            watch = aiter(session.watch(["k"], (await session.txn()).revision))
-            assert (await session.txn(then=[Get("k")])).item(0) is not None
-            assert (await anext(watch)).events[0].item is None
-
-    run(main())
+    async with Process(backend, 1) as session:
+        await session.txn(then=[Put("k", b"", await session.grant(0.2))])
+    await asyncio.sleep(0.5)
+    async with Process(backend, 2) as session:
+        watch = aiter(session.watch(["k"], (await session.txn()).revision))
+        assert (await session.txn(then=[Get("k")])).item(0) is not None
+        assert (await anext(watch)).events[0].item is None
 
 
 def test_a_document_is_what_it_was_after_a_trip():
     draft = Draft(SOUND)
-    unborn = {7: StoredLease(3.5, 0)}
-    draft.txn([], [Put("a", b"\x00\xff", 7), Put("b", b"2")], [], unborn)
+    unstored = {7: StoredLease(3.5, 0)}
+    draft.txn([], [Put("a", b"\x00\xff", 7), Put("b", b"2")], [], unstored)
     draft.txn([], [Put("b", b"3")], [], {})
     document = draft.finish("writer")
     assert decode(encode(document)) == document

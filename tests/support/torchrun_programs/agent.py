@@ -1,10 +1,10 @@
-"""torchrun, with a look at what passes between the agent and its rendezvous handler.
+"""torchrun, which also writes events about the calls between the agent and its rendezvous handler.
 
     python agent.py TORCHRUN'S ARGUMENTS     one agent
     python agent.py                          reads a request per line and forks an agent for each
 
-Importing torch takes seconds of CPU, so a test session pays for it once and forks its agents from here. What runs in
-them is torchrun's own `main`, in the main thread of a process of its own.
+Importing torch takes seconds of CPU, so a test session does it once and forks its agents from here. Each runs torchrun's own
+`main`, in the main thread of its own process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch.distributed.elastic.rendezvous import api
 
 
 def say(event: str, **fields: object) -> None:
-    # A shifted clock is the test's subject, and no good for its rows.
+    # A test that shifts the clock still needs the true time in its rows.
     at = float(Path("/proc/uptime").read_text().split()[0]) if "FAKETIME" in os.environ else time.monotonic()
     row = {"at": at, "node": os.environ["JOB_NODE"], "event": event, "pid": os.getpid(), **fields}
     with (Path(os.environ["JOB_DIR"]) / f"{os.environ['JOB_NODE']}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
-def look_at(handler: Any) -> Any:
-    """Write down when a rendezvous began and ended, and when the agent was first told that its round is over."""
+def observe(handler: Any) -> Any:
+    """Write events when a rendezvous begins and ends, and when the agent is first told that its round is over."""
     join, waiting = handler.next_rendezvous, handler.num_nodes_waiting
     told = False
 
@@ -61,7 +61,7 @@ def look_at(handler: Any) -> Any:
 
 
 def hold() -> None:
-    """Stay right before the ranks are given out, if the test wants it."""
+    """Stop right before the ranks are assigned, if the test has asked for it."""
     order = Path(os.environ["JOB_DIR"]) / f"{os.environ['JOB_NODE']}.hold"
     if order.exists():
         order.unlink()
@@ -69,13 +69,13 @@ def hold() -> None:
         time.sleep(3600)
 
 
-def watch() -> None:
+def observe_all_handlers() -> None:
     create = api.RendezvousHandlerRegistry.create_handler
-    api.RendezvousHandlerRegistry.create_handler = lambda self, params: look_at(create(self, params))
+    api.RendezvousHandlerRegistry.create_handler = lambda self, params: observe(create(self, params))
 
 
 def serve() -> Callable[[], object]:
-    """Fork and reap until the input ends; returns in a child only, with what it is to do."""
+    """Fork and reap until the input ends. Returns only in a child, with the function that it must call."""
     wake, waker = os.pipe()
     for end in (wake, waker):
         os.set_blocking(end, False)
@@ -145,13 +145,13 @@ def call(result: int, what: str) -> None:
 
 
 def enter_network(name: str) -> None:
-    """A namespace of `ip netns`."""
+    """Enter a namespace of `ip netns`."""
     with Path(f"/run/netns/{name}").open() as file:
         call(ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET), "setns")
 
 
 def contain(host: str) -> None:
-    """Process 1 on a host of that name, as in a container. The process outside ends as the one inside does."""
+    """Become process 1 on a host of that name, as in a container. The process outside ends with the same code."""
     call(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS | CLONE_NEWPID), "unshare")
     socket.sethostname(host)
     inside = os.fork()
@@ -162,7 +162,7 @@ def contain(host: str) -> None:
     say("contained", host=socket.gethostname())
 
 
-watch()
+observe_all_handlers()
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         run.main(sys.argv[1:])

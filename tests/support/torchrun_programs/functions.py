@@ -1,4 +1,4 @@
-"""Programs that call torch's launcher as a library, with a function for a worker."""
+"""Programs that call torch's launcher as a library, with a function as the worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker import order, say
 
 
 def config(**more: object) -> LaunchConfig:
-    """What torchrun would make of the job's arguments."""
+    """Return what torchrun makes of the job's arguments."""
     given = dict(word.removeprefix("--").split("=", 1) for word in json.loads(os.environ["JOB_ARGV"])[:-1])
     low, _, high = given["nnodes"].partition(":")
     conf = given.get("rdzv-conf", "")
@@ -32,18 +32,18 @@ def config(**more: object) -> LaunchConfig:
 
 
 def rank() -> int:
-    """What a worker returns, to be found in the launcher's result."""
+    """Return the worker's rank, for the launcher's result."""
     say("ran", round=os.environ["RDZV_ROUND"])
     return int(os.environ["RANK"])
 
 
 def store() -> TCPStore:
-    """The one at the bootstrap address, as `env://` would make it."""
+    """Return the store at the bootstrap address, as `env://` makes it."""
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timedelta(seconds=40))
 
 
 def meeting() -> None:
-    """Node a writes the round, from the second one on late; node b reads it as soon as it can."""
+    """Write the round on node a, from the second one on late; read it on node b at once."""
     bootstrap, number = store(), os.environ["RDZV_ROUND"]
     if os.environ["JOB_NODE"] == "a":
         time.sleep(1.5 if number != "1" else 0)
@@ -72,7 +72,7 @@ def _launch(method: str) -> None:
 
 
 def launch_after_a_failure() -> None:
-    """As ordinary code that tries again does."""
+    """Launch in an `except` block, as code that tries again does."""
     try:
         int("the first attempt")
     except ValueError:

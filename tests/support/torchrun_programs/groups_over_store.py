@@ -1,4 +1,7 @@
-"""One of two processes that make their process groups over the round's own store."""
+"""One of two processes that make their process groups over the round's own store, or over an EtcdStore.
+
+python groups_over_store.py ENDPOINT [ETCD_URL]
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ import torch.distributed as dist
 
 import rdzv
 from rdzv.torchrun.dist_store import DistStore
+from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
+from rdzv.torchrun.rendezvous.etcd_store import EtcdStore
 
 os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 with rdzv.Rendezvous(sys.argv[1], run_id="job", min_nodes=2, max_nodes=2) as rendezvous:
     world = rendezvous.join()
-    dist.init_process_group(
-        "gloo", store=DistStore(world.store), rank=world.rank, world_size=world.size, timeout=timedelta(seconds=40)
-    )
+    store = EtcdStore(EtcdClient(sys.argv[2]), "gloo") if len(sys.argv) > 2 else DistStore(world.store)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=40))
     number = torch.tensor([world.rank + 1.0])
     dist.all_reduce(number)
     ranks: list[int | None] = [None] * world.size

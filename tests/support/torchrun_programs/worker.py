@@ -1,6 +1,6 @@
-"""A training process that trains nothing: it says who it is, and does what the test tells it to. See agents.py.
+"""A worker that trains nothing: it writes an event with its rank, and ends when the test tells it to.
 
-It imports no torch unless told to use collectives: importing it costs more than all else that happens in a test.
+It imports torch only to use collectives: the import costs more than everything else in a test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDER, NODE, MODE = Path(os.environ["JOB_DIR"]), os.environ["JOB_NODE"], os.env
 
 
 def say(event: str, **fields: object) -> None:
-    # A shifted clock is the test's subject, and no good for its rows.
+    # A test that shifts the clock still needs the true time in its rows.
     at = float(Path("/proc/uptime").read_text().split()[0]) if "FAKETIME" in os.environ else time.monotonic()
     row = {"at": at, "node": NODE, "event": event, "pid": os.getpid(), **fields}
     with (FOLDER / f"{NODE}.jsonl").open("a") as file:
@@ -24,7 +24,7 @@ def say(event: str, **fields: object) -> None:
 
 
 def order() -> str | None:
-    """What the test wants: of this node, once; or of all, for ever."""
+    """Return the exit code that the test orders: of this node, once, or of all nodes, for ever."""
     try:
         own = FOLDER / f"{NODE}.order"
         text = own.read_text()

@@ -1,4 +1,4 @@
-"""`DynamicRendezvousHandler` as torch documents it, over backends that know nothing of rdzv; several nodes in one process."""
+"""`DynamicRendezvousHandler` as torch documents it, over backends that do not know rdzv; several nodes in one process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from rdzv.torchrun.rendezvous import (
     RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousParameters,
+    RendezvousSettings,
     RendezvousStateError,
     RendezvousTimeout,
     RendezvousTimeoutError,
     create_handler,
 )
 from support.sqlite_backend import SqliteBackend
+from support.torchrun_jobs import wait_for
 
 LONG_S = 30.0
 
@@ -69,13 +71,6 @@ class Nodes:
 def ranks(futures):
     infos = [future.result(LONG_S) for future in futures]
     return [(info.rank, info.world_size) for info in infos]
-
-
-def until(condition):
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -116,22 +111,22 @@ def test_the_last_call_is_over_after_its_time(sqlite):
         assert time.monotonic() - began_at >= 1
 
 
-def test_who_comes_later_waits_and_is_let_in_by_the_next_round(tcp):
+def test_a_late_node_waits_and_is_let_in_by_the_next_round(tcp):
     with Nodes(tcp, 2, 3) as nodes:
         first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
         assert ranks(nodes.join(*first)) == [(0, 2), (1, 2)]
         assert [handler.num_nodes_waiting() for handler in first] == [0, 0]
         later = nodes.join(nodes.add("127.0.0.3"))
-        until(lambda: all(handler.num_nodes_waiting() > 0 for handler in first))
+        wait_for(lambda: all(handler.num_nodes_waiting() > 0 for handler in first))
         assert ranks(nodes.join(*first) + later) == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_who_is_beyond_the_maximum_is_spare_and_not_needed_when_all_is_done(tcp):
+def test_a_node_beyond_the_maximum_is_a_spare_and_exits_when_all_are_done(tcp):
     with Nodes(tcp, 2, 2) as nodes:
         first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
         infos = [future.result(LONG_S) for future in nodes.join(*first)]
         (spare,) = nodes.join(nodes.add("127.0.0.3"))
-        until(lambda: len(first[0]._rendezvous.status().of("spare")) == 1)
+        wait_for(lambda: len(first[0]._rendezvous.status().of("spare")) == 1)
         assert [handler.num_nodes_waiting() for handler in first] == [0, 0]
         for info in infos:
             info.store.add(TERMINAL, 1)
@@ -144,14 +139,14 @@ def test_a_spare_takes_the_place_of_one_that_leaves(sqlite):
         one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
         assert ranks(nodes.join(one, two)) == [(0, 2), (1, 2)]
         spare = nodes.join(nodes.add("127.0.0.3"))
-        until(lambda: len(one._rendezvous.status().of("spare")) == 1)
+        wait_for(lambda: len(one._rendezvous.status().of("spare")) == 1)
         assert two.shutdown()
-        until(lambda: one.num_nodes_waiting() > 0)
+        wait_for(lambda: one.num_nodes_waiting() > 0)
         assert ranks(nodes.join(one) + spare) == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "tcp"])
-def test_closing_ends_the_run_for_all_who_ask(kind, request):
+def test_closing_ends_the_run_for_all_members(kind, request):
     with Nodes(request.getfixturevalue(kind), 2, 2) as nodes:
         one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
         ranks(nodes.join(one, two))
@@ -160,7 +155,7 @@ def test_closing_ends_the_run_for_all_who_ask(kind, request):
         assert not outside.is_closed()
         outside.set_closed()
         assert outside.is_closed()
-        until(lambda: one.is_closed() and two.is_closed())
+        wait_for(lambda: one.is_closed() and two.is_closed())
         for handler in (one, outside, nodes.add("127.0.0.4")):
             with pytest.raises(RendezvousClosedError, match="run 'run' is closed: "):
                 handler.next_rendezvous()
@@ -175,7 +170,7 @@ def test_a_member_closes_the_run(sqlite):
             nodes.add().next_rendezvous()
 
 
-def test_who_closes_before_anybody_came_has_closed_it_for_itself(sqlite):
+def test_closing_a_run_that_has_no_member_closes_only_this_handler(sqlite):
     with Nodes(sqlite, 1, 1) as nodes:
         handler = nodes.add()
         handler.set_closed()
@@ -206,16 +201,6 @@ def test_a_foreign_state_is_a_state_error_and_never_unpickled(sqlite, state, pro
     assert backend.get_state()[0] == state
 
 
-def test_an_oversized_or_corrupt_state_is_a_state_error(tcp):
-    with Nodes(tcp, 1, 1) as nodes:
-        handler = nodes.add()
-        for value, problem in ((b"not base64!", "is corrupt"), (b"A" * (5 << 20), "at most 4194304 are allowed")):
-            tcp.server.set("torch.rendezvous.run", value)
-            tcp.server.check(["torch.rendezvous.run"])  # A set is not answered, so it may still be on its way.
-            with pytest.raises(RendezvousStateError, match=problem):
-                handler.is_closed()
-
-
 def test_a_backend_that_cannot_be_reached_is_a_connection_error(tmp_path):
     class Gone(SqliteBackend):
         def get_state(self):
@@ -242,23 +227,13 @@ def test_from_backend_needs_no_parameters():
 
 
 def test_handlers_may_be_shut_down_in_any_order():
-    """In the main thread, where each has taken over the descriptor for signals from the one before."""
+    """In the main thread each handler takes the wakeup descriptor from the one before."""
     handlers = []
     for run in ("a", "b"):
         store = HashStore()
         handlers.append(DynamicRendezvousHandler.from_backend(run, store, C10dRendezvousBackend(store, run), 1, 1))
         assert handlers[-1].next_rendezvous().rank == 0
     assert [handler.shutdown() for handler in handlers] == [True, True]
-
-
-def test_leaving_is_not_closing(tcp):
-    """torch's handler closes the run for all when one shuts down; this one leaves."""
-    with Nodes(tcp, 1, 2) as nodes:
-        one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
-        ranks(nodes.join(one, two))
-        two.shutdown()
-        until(lambda: one.num_nodes_waiting() > 0)
-        assert ranks(nodes.join(one)) == [(0, 1)]
 
 
 def test_a_crowd_in_one_process_forms_with_few_swaps_and_leaves_no_thread(tcp):
@@ -270,6 +245,50 @@ def test_a_crowd_in_one_process_forms_with_few_swaps_and_leaves_no_thread(tcp):
         state = base64.b64decode(tcp.server.get("torch.rendezvous.run"))
         assert decode(state).serial < 24
     assert not [one.name for one in threading.enumerate() if one.name.startswith("rdzv waits")]
+
+
+# ---- create_handler
+
+
+def handler_for(**config):
+    store = HashStore()
+    return create_handler(store, C10dRendezvousBackend(store, "run"), RendezvousParameters("c10d", "", "run", 2, 4, **config))
+
+
+def test_create_handler_reads_torchs_parameters():
+    handler = handler_for(
+        join_timeout="50", last_call_timeout="60", close_timeout="70", keep_alive_interval="4", keep_alive_max_attempt="5"
+    )
+    settings = handler.settings
+    assert isinstance(settings, RendezvousSettings)
+    assert (settings.run_id, settings.min_nodes, settings.max_nodes) == ("run", 2, 4)
+    timeout = settings.timeout
+    assert (timeout.join, timeout.last_call, timeout.close) == tuple(timedelta(seconds=n) for n in (50, 60, 70))
+    assert (settings.keep_alive_interval, settings.keep_alive_max_attempt) == (timedelta(seconds=4), 5)
+    given = handler._conf.settings
+    assert (given["join_timeout"], given["last_call"], given["replace_wait"], given["lease"]) == (50, 60, 60, 20)
+    assert (handler.get_run_id(), handler.get_backend(), handler.use_agent_store) == ("run", "c10d", True)
+
+
+def test_create_handler_has_torchs_defaults():
+    settings = handler_for().settings
+    timeout = settings.timeout
+    seconds = [one.total_seconds() for one in (timeout.join, timeout.last_call, timeout.close, timeout.heartbeat)]
+    assert seconds == [600, 30, 30, 5]
+    assert (settings.keep_alive_interval, settings.keep_alive_max_attempt) == (timedelta(seconds=5), 3)
+
+
+def test_create_handler_takes_settings_of_ours_and_mentions_what_it_does_not_know(caplog):
+    handler = handler_for(timeout=900, store_type="tcp", grow="never", rank=3, lifetime=5)
+    assert (handler._conf.settings["grow"], handler._conf.settings["order"]) == ("never", 3)
+    assert "join_timeout" in handler._conf.settings
+    assert [record.args[0] for record in caplog.records if "not known" in record.msg] == ["lifetime"]
+
+
+@pytest.mark.parametrize("config", [{"join_timeout": "-1"}, {"last_call_timeout": "x"}, {"grow": "sometimes"}])
+def test_create_handler_refuses_what_is_wrong(config):
+    with pytest.raises(ValueError, match=r"join|last_call|grow"):
+        handler_for(**config)
 
 
 # ---- endpoints

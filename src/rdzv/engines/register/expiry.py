@@ -1,10 +1,11 @@
-"""Who still renews, as one observer of a register can tell: by the changes it sees and its own clock.
+"""Expiry of leases in a register, as one observer judges it: by the renewals it sees and its own clock.
 
-A register ends no lease by itself. Whoever looks at it regularly counts how long a lease has not beaten, from the look
-that first showed its latest beat, and ends it after its time. No instant is written down and no two clocks are compared.
+A register ends no lease by itself. Each process that reads it regularly measures the silence of a lease from the read
+that first showed its latest heartbeat, and ends the lease after its time. No instant is stored and no two clocks are
+compared.
 
-An observer that did not look for a while knows nothing of that while: perhaps the register was away for everybody, and nobody
-could renew. So it starts counting anew, and the silence costs a dead member's lease some time, but no living one's.
+An observer that did not read for a while knows nothing of that while: perhaps the register was down and no member could
+renew. So it starts counting anew. A dead member's lease then lasts longer, but no living member's lease ends.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from collections.abc import Mapping
 from .document import StoredLease
 
 GAP = 0.25
-"""Share of a lease's time that may pass between two looks; after a longer one the count of that lease starts anew."""
+"""Longest pause between two reads, as a share of a lease's time; after a longer one that lease's count starts anew."""
 
 
 class ExpiryObserver:
-    """One observer's counts."""
+    """The silence of every lease, as one process has observed it."""
 
     def __init__(self) -> None:
         self._looked_at = 0.0
         self._seen: dict[int, tuple[int, float]] = {}
-        """By lease: its beats, and since when we have seen no other number."""
+        """Heartbeats by lease, and the time of the read that first showed this number."""
 
     def look(self, leases: Mapping[int, StoredLease], beats: Mapping[int, int], now: float) -> list[int]:
-        """The leases that were silent for their time. `beats` are those of this look, which was answered `now`."""
+        """Return the leases that were silent for their time. `beats` are the counters of this read, answered `now`."""
         gap_s = now - self._looked_at
         self._looked_at = now
         seen: dict[int, tuple[int, float]] = {}

@@ -1,8 +1,7 @@
-"""A file as a register: for members that share a directory and nothing else.
+"""A file as a register, for members that share a directory and nothing else.
 
-The state is replaced as a whole, by renaming a new file over the old one, under a lock that the kernel gives back when
-its holder dies. Whoever reads needs no lock. The file system must rename atomically and lock for all members: a local
-one, or NFS version 4.
+A write renames a new file over the old one, under a lock that the kernel releases when its holder dies. Readers need no
+lock. The file system must rename atomically and lock for all members: a local file system, or NFS version 4.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from pathlib import Path
 from .document import STATE_MAX
 
 LOCK_S = 5.0
-"""How long to wait for whoever has the lock; it is held for a read and a write."""
+"""Longest wait for the lock, which its holder needs for one read and one write."""
 RETRY_S = 0.005
 
 
 class FileBackend:
-    """A `Backend`. The token is the state itself, of which no two are equal."""
+    """A `Backend`. The token is the state itself, since no two states are equal."""
 
     durable = True
 
@@ -32,16 +31,14 @@ class FileBackend:
         self._new_path = Path(path + ".new")
 
     def get_state(self) -> tuple[bytes, bytes] | None:
-        """See `Backend`. Reads no more than can be ours."""
         try:
             with self._path.open("rb") as file:
-                state = file.read(STATE_MAX + 1)
+                state = file.read(STATE_MAX + 1)  # A larger file is not rdzv's; `decode` refuses it.
         except FileNotFoundError:
             return None
         return (state, state) if state else None
 
     def set_state(self, state: bytes, token: bytes | None = None) -> tuple[bytes, bytes, bool] | None:
-        """See `Backend`."""
         with self._locked():
             present = self.get_state()
             if (present[0] if present else None) != token:

@@ -1,8 +1,8 @@
-"""All that one process wants of one register, in one line: see `register` for the whole.
+"""The queue of one process's requests to one register, and the task that serves it.
 
-One task takes everything that waits in the line, applies it to the state it knows and offers the result in one swap. It is also
-the one that looks at the register, tells the watches and times the leases, so that a process with many members costs the
-register no more than one with a single member.
+The task applies all queued requests to the state it knows and offers the result in one swap. It also reads the
+register, feeds the watches and ends silent leases. The members of one process share it, so that 64 of them cost the
+register a few swaps.
 """
 
 from __future__ import annotations
@@ -16,65 +16,98 @@ from typing import Any, ClassVar
 from ...errors import LimitExceeded, RdzvError, Unreachable
 from ...system.node import Node
 from ...system.timers import Wakeup, sleep
-from ..port import EngineReset, LeaseGone
+from ..port import Batch, EngineReset, Gap, LeaseGone
+from ..watch_queue import WatchQueue
 from .backend import Register, Version
-from .document import ELSEWHERE, Document, Draft, StoredLease, decode, encode
+from .document import ELSEWHERE, Document, Draft, StoredLease, decode, encode, read_log
 from .expiry import GAP, ExpiryObserver
-from .watch import RegisterWatch
 
 QUICK_S = (0.02, 0.002)
-"""Between two looks while much happens: at least, and per lease, since every look of every member fetches everything."""
+"""Time between two reads while much happens: at least, and per lease, since every read fetches everything."""
 SLOW_S = (0.5, 0.01, 1.0)
-"""Between two looks while nothing does: at least, per lease, at most."""
+"""Time between two reads while nothing happens: at least, per lease, at most."""
 SLOWER = 1.5
-"""Each look that showed nothing new makes the time until the next one so much longer."""
+"""Factor by which the time until the next read grows after a read that showed no change."""
 DOUBLINGS_MAX = 6
 BACKOFF_MAX_S = 2.0
-"""The pause after a lost swap is drawn from a time that doubles with each: from two swaps' length to 64, or this."""
+"""The pause after a lost swap is random, up to 2 swaps' length, doubled with each loss to 64 swaps' length or this."""
 
 Act = Callable[[Draft], object]
 _Key = tuple[asyncio.AbstractEventLoop, str, int, str]
 
 
 class SwapRequest:
-    """Something to be done to the state, and who waits for it."""
+    """A change or read of the state, and the future for its answer."""
 
-    __slots__ = ("act", "answer", "asked_at", "births", "looks")
+    __slots__ = ("act", "answer", "asked_at", "begins", "looks")
 
     def __init__(
-        self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, births: Iterable[int]
+        self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, begins: Iterable[int]
     ) -> None:
         self.act = act
         self.answer = answer
         self.looks = looks
-        """How many looks had begun when it was asked: only a later one may answer it without a swap."""
+        """Reads begun before the request: only a later read may answer it without a swap."""
         self.asked_at = asked_at
-        self.births = births
+        self.begins = begins
         """Leases that begin with it."""
 
     def judge(self, draft: Draft) -> object:
-        """Its answer, if the draft becomes the state."""
+        """Apply it to the draft and return its answer, valid if the draft becomes the state."""
         try:
             return self.act(draft)
         except (LeaseGone, ValueError) as problem:
             return problem
 
 
-class SwapLoop:
-    """Shared by the sessions of one process, on one event loop, with one instance. Ends with the last of them."""
+class RegisterWatch(WatchQueue):
+    """A watch, fed from the log of each new state."""
 
-    _hubs: ClassVar[dict[_Key, SwapLoop]] = {}
+    def __init__(self, targets: Sequence[str], since: int, *lists: dict[RegisterWatch, None]) -> None:
+        """`lists`: those that the watch is in until it ends."""
+        super().__init__(since)
+        self._prefixes = tuple(target for target in targets if target.endswith("/"))
+        self._keys = frozenset(targets)
+        self._lists = lists
+        for watches in lists:
+            watches[self] = None
+
+    def show(self, document: Document) -> None:
+        """Deliver the changes up to the new state."""
+        if self.seen < document.forgotten:
+            self.end(Gap(f"changes after revision {document.forgotten} are known, not those after {self.seen}"))
+            return
+        if self.seen >= document.revision:
+            return  # `since` may come from a session that has seen more than this one.
+        log = read_log(document, self.seen)
+        events = tuple([event for batch in log for event in batch.events if self._wants(event.key)])
+        self.seen = document.revision
+        if events:
+            self.deliver(Batch(document.revision, events))
+
+    def _wants(self, key: str) -> bool:
+        return key in self._keys or key.startswith(self._prefixes)
+
+    def ended(self) -> None:
+        for watches in self._lists:
+            watches.pop(self, None)
+
+
+class SwapLoop:
+    """The shared loop of all sessions of one process, on one event loop, with one engine instance."""
+
+    _loops: ClassVar[dict[_Key, SwapLoop]] = {}
 
     def __init__(self, key: _Key, register: Register, node: Node, version: Version, timeout_s: float) -> None:
         self.instance = key[-1]
         self.place = register.place
-        self.unborn: dict[int, StoredLease] = {}
-        """Leases that were granted, and begin with the first put under them."""
+        self.unstored: dict[int, StoredLease] = {}
+        """Granted leases that begin with the first put under them."""
         self.ended: Exception | None = None
         self.watches: dict[RegisterWatch, None] = {}
         self._key = key
         self._registers = [register]
-        """The first is used; the others would do as well."""
+        """Connections to the same register. The first is used; after a failure the next one."""
         self._node = node
         self._timeout_s = timeout_s
         self._state, self._token = version
@@ -82,13 +115,13 @@ class SwapLoop:
         self._draft: Draft | None = None
         self._looks = 0
         self._swap_s = 0.0
-        """How long the last swap took."""
+        """Duration of the last swap."""
         self._interval_s = 0.0
         self._looked_at = self._beats_at = self._look_at = node.now()
-        self._vigil = ExpiryObserver()
+        self._expiry = ExpiryObserver()
         self._set_pace(self.document.leases)
         self._pending: list[SwapRequest] = []
-        self._bell = Wakeup(node)
+        self._wakeup = Wakeup(node)
         loop = key[0]
         self._tasks = [loop.create_task(self._serve(), name=f"rdzv register {register.endpoint}")]
         if register.waits:
@@ -96,17 +129,17 @@ class SwapLoop:
 
     @classmethod
     def enter(cls, register: Register, node: Node, version: Version, timeout_s: float) -> SwapLoop:
-        """The process's hub for the instance that was read, with one more register to reach it by."""
+        """Return the process's loop for the instance that was read, and add this connection to it."""
         key = (asyncio.get_running_loop(), node.host, node.pid, decode(version[0]).instance)
-        hub = cls._hubs.get(key)
-        if hub is None or hub.place != register.place:
-            hub = cls._hubs[key] = SwapLoop(key, register, node, version, timeout_s)
+        loop = cls._loops.get(key)
+        if loop is None or loop.place != register.place:
+            loop = cls._loops[key] = SwapLoop(key, register, node, version, timeout_s)
         else:
-            hub._registers.append(register)
-        return hub
+            loop._registers.append(register)
+        return loop
 
     async def leave(self, register: Register) -> None:
-        """One session less."""
+        """Remove a session's connection. The last one ends the loop."""
         self._registers.remove(register)
         if not self._registers:
             self._end(Unreachable(register.endpoint, "the session is closed", applied=False))
@@ -119,11 +152,11 @@ class SwapLoop:
     def _register(self) -> Register:
         return self._registers[0]
 
-    def want(self, act: Act, births: Iterable[int] = ()) -> SwapRequest:
-        """Stand in line."""
-        request = SwapRequest(act, asyncio.get_running_loop().create_future(), self._looks, self._node.now(), births)
+    def request(self, act: Act, begins: Iterable[int] = ()) -> SwapRequest:
+        """Queue a request."""
+        request = SwapRequest(act, asyncio.get_running_loop().create_future(), self._looks, self._node.now(), begins)
         self._pending.append(request)
-        self._bell.ring()
+        self._wakeup.ring()
         return request
 
     async def _serve(self) -> None:
@@ -131,19 +164,19 @@ class SwapLoop:
             while self.ended is None:
                 try:
                     if self._pending:
-                        await self._settle()
+                        await self._carry_out()
                     await self._idle()
                 except Unreachable as problem:
-                    self._refuse(problem)
+                    self._fail_pending(problem)
                     if len(self._registers) > 1:
                         self._registers.append(self._registers.pop(0))
-        except Exception as problem:  # noqa: BLE001  Whatever it is, whoever waits must hear of it.
+        except Exception as problem:  # noqa: BLE001  Waiting sessions must get any error.
             self._end(problem)
 
-    async def _settle(self) -> None:
-        """Carry out all that is wanted, in one swap if there is anything to write."""
-        lost, together, settled = 0, True, False
-        while self._pending and not settled:
+    async def _carry_out(self) -> None:
+        """Carry out all queued requests, in one swap if there is anything to write."""
+        lost, together, done = 0, True, False
+        while self._pending and not done:
             self._pending = [request for request in self._pending if not request.answer.done()]
             requests = self._pending[:] if together else self._pending[:1]
             if not requests:
@@ -152,20 +185,20 @@ class SwapLoop:
             answers = [request.judge(draft) for request in requests]
             if draft.changed:
                 try:
-                    settled = await self._swap(draft, partial(self._answer, requests, answers, draft.leases))
-                    if not settled:
+                    done = await self._swap(draft, partial(self._answer, requests, answers, draft.leases))
+                    if not done:
                         lost += 1
                         await self._back_off(lost, requests)
-                except LimitExceeded as problem:
+                except LimitExceeded as problem:  # One by one from now on, to find the request that is too large.
                     self._draft, together = None, False
                     if len(requests) == 1:
                         self._answer(requests, [problem], {})
                     continue
-            elif settled := await self._is_fresh(requests):
+            elif done := await self._is_fresh(requests):
                 self._answer(requests, answers, draft.leases)
 
     async def _is_fresh(self, requests: Sequence[SwapRequest]) -> bool:
-        """What is known was true at some moment since they all were asked."""
+        """Whether the known state was the register's at some moment after all requests were made."""
         if all(request.looks < self._looks for request in requests):
             return True
         document = self.document
@@ -173,10 +206,10 @@ class SwapLoop:
         return document is self.document
 
     def _answer(self, requests: Sequence[SwapRequest], answers: Sequence[object], leases: dict[int, StoredLease]) -> None:
-        """They have happened. Removed before anybody is told, since who is told may ask again at once."""
+        # Removed before the futures are set: a session that is answered may send its next request at once.
         self._pending = [request for request in self._pending if request not in requests]
         for request, answer in zip(requests, answers, strict=True):
-            self._beget(request, leases)
+            self._mark_begun(request, leases)
             if request.answer.done():
                 continue
             if isinstance(answer, Exception):
@@ -184,18 +217,22 @@ class SwapLoop:
             else:
                 request.answer.set_result(answer)
 
-    def _beget(self, request: SwapRequest, leases: dict[int, StoredLease] | None) -> None:
-        """A lease is born once: if that may have happened unheard, it is there or it is gone (None: nobody knows)."""
-        for id in request.births:
-            if leases is None or id in leases:
-                self.unborn.pop(id, None)
+    def _mark_begun(self, request: SwapRequest, leases: dict[int, StoredLease] | None) -> None:
+        """Note the leases that began with the request. None: the outcome is unknown.
 
-    def _refuse(self, problem: Unreachable) -> None:
-        """The register does not answer: nobody's wish is repeated unasked."""
+        A lease begins at most once, since its id is used for one presence only. After an unknown outcome it exists or
+        is gone.
+        """
+        for id in request.begins:
+            if leases is None or id in leases:
+                self.unstored.pop(id, None)
+
+    def _fail_pending(self, problem: Unreachable) -> None:
+        """Fail all queued requests: the register does not answer, and only the callers may decide to repeat."""
         pending, self._pending = self._pending, []
         for request in pending:
             if problem.applied is not False:
-                self._beget(request, None)
+                self._mark_begun(request, None)
             if not request.answer.done():
                 request.answer.set_exception(problem)
 
@@ -207,25 +244,26 @@ class SwapLoop:
             raise Unreachable(self._register.endpoint, problem, waited_s, applied=False)
         longest_s = min(self._swap_s * 2 ** min(lost, DOUBLINGS_MAX), BACKOFF_MAX_S)
         await sleep(self._node, longest_s * self._node.jitter())
-        # The others have gone on meanwhile, and a swap of what we knew before could only be lost.
+        # Others have swapped during the pause, so a swap from the old state would be lost. An unlucky member starved by it
+        # until its lease ended (register seeds 52 and 108).
         await self._look()
 
-    # ---- looking and swapping
+    # ---- reading and swapping
 
     async def _idle(self) -> None:
-        """Wait for a wish, or for the time to look again."""
+        """Wait for a request, or for the time of the next read."""
         wait_s = self._look_at - self._node.now()
-        if wait_s > 0 and (self._pending or await self._bell.wait(wait_s)):
+        if wait_s > 0 and (self._pending or await self._wakeup.wait(wait_s)):
             return
         before = self.document.revision
-        # Set first: a look that fails must not be repeated at once.
+        # Planned before, too: a read that fails must not be repeated at once.
         self._plan(before)
         await self._look()
         self._plan(before)
-        await self._keep_vigil()
+        await self._end_silent_leases()
 
     def _plan(self, before: int) -> None:
-        """When to look next."""
+        """Set the time of the next read."""
         if self._register.waits:
             self._interval_s = self._slow_s
         elif self.document.revision != before:
@@ -236,20 +274,21 @@ class SwapLoop:
         self._look_at = self._looked_at + self._interval_s * (0.75 + 0.25 * self._node.jitter())
 
     def _set_pace(self, leases: Mapping[int, StoredLease]) -> None:
-        """How often to look. Often enough to tell the silence of the shortest lease from a pause of ours."""
-        self._vigil_s = min((lease.ttl_s for lease in leases.values()), default=3600.0) * GAP / 2
+        """Set how often to read: often enough to tell silence of the shortest lease from a pause of this process."""
+        self._expiry_s = min((lease.ttl_s for lease in leases.values()), default=3600.0) * GAP / 2
         self._quick_s = max(QUICK_S[0], QUICK_S[1] * len(leases))
-        self._slow_s = min(max(SLOW_S[0], SLOW_S[1] * len(leases)), SLOW_S[2], self._vigil_s)
+        self._slow_s = min(max(SLOW_S[0], SLOW_S[1] * len(leases)), SLOW_S[2], self._expiry_s)
 
     async def _look(self) -> None:
         self._looks += 1
         self._take(await self._register.read())
 
     async def _swap(self, draft: Draft, answer_all: Callable[[], None]) -> bool:
-        """Offer the draft; if another was quicker, know its state instead.
+        """Offer the draft, and return whether it won. If not, the other writer's state is known afterwards.
 
-        Who asked is answered before the watches show what else happened by the same swap: an answer must not be older
-        than what its reader has seen.
+        Requests are answered before the watches deliver the same swap's other changes: an answer must not be older than
+        what its session has seen. In the other order a member saw its round broken, then took that round from the older
+        answer, and nothing told it again (register seed 25).
         """
         leases = self.document.leases
         document = draft.finish(self._node.token())
@@ -276,12 +315,12 @@ class SwapLoop:
         return False
 
     def _take(self, version: Version | None) -> None:
-        """This is the state now."""
+        """Take a state that was read."""
         if version is None:
             raise self.reset()
         state, token = version
         if state == self._state:
-            return  # And its token stays the same object, by which `_await_changes` knows it.
+            return  # Its token stays the same object, which `_await_changes` compares.
         document = decode(state)
         if document.instance != self.instance or document.serial < self.document.serial:
             raise self.reset()
@@ -296,7 +335,7 @@ class SwapLoop:
             watch.show(document)
 
     async def _await_changes(self) -> None:
-        """Where the backend can wait, look soon after a change; but not at every one of a burst."""
+        """Read soon after the backend reports a change, but not after every change of a burst."""
         with suppress(asyncio.CancelledError):
             while self.ended is None:
                 token = self._token
@@ -307,54 +346,47 @@ class SwapLoop:
                     continue
                 if token is self._token:
                     self._look_at = min(self._look_at, self._looked_at + self._quick_s)
-                    self._bell.ring()
+                    self._wakeup.ring()
                 await sleep(self._node, self._quick_s)
 
     # ---- leases
 
-    async def _keep_vigil(self) -> None:
-        """End the leases whose beats we have seen unchanged for their time."""
+    async def _end_silent_leases(self) -> None:
+        """End the leases that this process has seen silent for their time."""
         leases = self.document.leases
         beats: dict[int, int] = {}
         if self._register.beats:
-            if self._node.now() - self._beats_at < self._vigil_s:
+            if self._node.now() - self._beats_at < self._expiry_s:
                 return
             ids = [id for id, lease in leases.items() if lease.beats == ELSEWHERE]
             if ids:
                 beats = dict(zip(ids, await self._register.read_beats([str(id) for id in ids]), strict=True))
             self._beats_at = self._node.now()
-        for id in self._vigil.look(leases, beats, self._node.now()):
-            request = self.want(partial(Draft.end, id=id, beats=leases[id].beats))
-            request.answer.add_done_callback(_ignore)
+        for id in self._expiry.look(leases, beats, self._node.now()):
+            request = self.request(partial(Draft.end, id=id, beats=leases[id].beats))
+            # Retrieved and ignored: the next read shows whether it happened.
+            request.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
     async def drop_beat(self, lease: int) -> None:
-        """The counter of an ended lease is not needed any more."""
         if self._register.beats:
-            with suppress(Unreachable):  # Then a few bytes stay behind.
+            with suppress(Unreachable):  # A few bytes stay behind then.
                 await self._register.drop_beat(str(lease))
 
     # ---- the end
 
     def reset(self) -> EngineReset:
-        """The error for an instance that is no more."""
         return EngineReset(f"instance {self.instance} at {self.place} is gone")
 
     def _end(self, problem: Exception) -> None:
-        """For good: every call and watch fails from now on."""
+        """End the loop: every call and watch fails from now on."""
         if self.ended is not None:
             return
         self.ended = problem
-        if SwapLoop._hubs.get(self._key) is self:
-            del SwapLoop._hubs[self._key]
+        if SwapLoop._loops.get(self._key) is self:
+            del SwapLoop._loops[self._key]
         pending, self._pending = self._pending, []
         for request in pending:
             if not request.answer.done():
                 request.answer.set_exception(problem)
         for watch in tuple(self.watches):
             watch.end(problem)
-
-
-def _ignore(answer: asyncio.Future[Any]) -> None:
-    """Nobody waits for it; the next look shows whether it happened."""
-    if not answer.cancelled():
-        answer.exception()

@@ -1,10 +1,9 @@
-"""The names of `torch.distributed.elastic.rendezvous`, here: code written against that package moves by changing its imports.
+"""The names of `torch.distributed.elastic.rendezvous`: code written for that package moves here by changing its imports.
 
-The modules are called as torch's are, and everything public is also importable from here. A type that torch's own agent and
-launcher must recognise (handlers, errors, parameters, settings, the base class of backends) *is* torch's; what does the work
-is ours. docs/torch-names.md lists every name.
-
-Nothing is imported before it is asked for: a backend's module may need what is not installed.
+Modules have torch's module names, and every public name can also be imported from here. Types that torch's agent and launcher
+must recognise (handlers, errors, parameters, settings, the base class of backends) are torch's own; the implementations are
+ours. docs/torch-names.md lists every name. A module is loaded when one of its names is first used, because a backend's module
+may need packages that are not installed.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ _MODULES = {
     "static_tcp_rendezvous": ("StaticTCPRendezvous", "create_rdzv_handler"),
     "utils": ("parse_rendezvous_endpoint",),
 }  # fmt: skip
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> object:
-    module = _HOMES.get(name)
-    if module is None:
+    if name not in _MODULE_OF:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(f".{module}", __name__), name)
+    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)

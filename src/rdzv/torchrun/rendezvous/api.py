@@ -1,4 +1,4 @@
-"""torch's types for handlers, parameters and errors, by whose class its agent knows them; and a registry of ours."""
+"""torch's types for handlers, parameters and errors, which its agent recognises by class; and a registry of ours."""
 
 from __future__ import annotations
 
@@ -18,20 +18,10 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 __all__ = [
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousGracefulExitError",
-    "RendezvousHandler",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerRegistry",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStateError",
-    "RendezvousStoreInfo",
-    "RendezvousTimeoutError",
-    "rendezvous_handler_registry",
-]
+    "RendezvousClosedError", "RendezvousConnectionError", "RendezvousError", "RendezvousGracefulExitError",
+    "RendezvousHandler", "RendezvousHandlerCreator", "RendezvousHandlerRegistry", "RendezvousInfo", "RendezvousParameters",
+    "RendezvousStateError", "RendezvousStoreInfo", "RendezvousTimeoutError", "rendezvous_handler_registry",
+]  # fmt: skip
 
 rendezvous_handler_registry = RendezvousHandlerRegistry()
-"""Not torch's, in which the same names mean torch's handlers. Filled by `registry`."""
+"""A registry apart from torch's, in which the same names mean torch's handlers. `registry` fills it."""

@@ -1,6 +1,6 @@
-"""Endpoints that need torch: `c10d://host:port` is a TCPStore, as torch's own c10d backend keeps its runs in.
+"""The endpoint `c10d://host:port`: a run in a TCPStore, as torch's own c10d backend keeps it.
 
-`drivers.choose` names this module and does not import it before somebody asks for such an endpoint.
+`rdzv.drivers` names this module and imports it only for such an endpoint, because it needs torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 def open_driver(settings: Settings) -> Driver:
-    """The driver for a c10d endpoint. It connects later."""
+    """Make the driver for a c10d endpoint. It connects later."""
     settings.endpoint.options()
     (host, port), *_ = settings.endpoint.hosts
 
     def dial() -> TCPStore:
         if settings.is_host is False or (settings.is_host is None and not is_local(host)):
-            _knock(host, port, settings.read_timeout)
+            _check_reachable(host, port, settings.read_timeout)
         return connect(host, port, settings.read_timeout, settings.is_host)
 
     register = BlockingRegister(
@@ -44,8 +44,8 @@ def open_driver(settings: Settings) -> Driver:
     return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
 
 
-def _knock(host: str, port: int, timeout_s: float) -> None:
-    """Where nobody is, a TCPStore would try until the time is up, and say so with a page of frames."""
+def _check_reachable(host: str, port: int, timeout_s: float) -> None:
+    """Fail fast where nothing listens: a TCPStore would retry until its timeout and print a page of stack frames."""
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError as error:
@@ -54,45 +54,41 @@ def _knock(host: str, port: int, timeout_s: float) -> None:
 
 
 class ReconnectingBackend:
-    """A c10d backend that connects anew after an error: a TCPStore whose connection broke never works again."""
+    """A c10d backend that reconnects after an error: a TCPStore never recovers from a broken connection.
+
+    The public methods are those of `Backend`, `WaitingBackend` and `HeartbeatBackend`.
+    """
 
     def __init__(self, dial: Callable[[], TCPStore], run_id: str) -> None:
         self._dial = dial
         self._run_id = run_id
         self._backend: C10dRendezvousBackend | None = None
         self._served: TCPStore | None = None
-        """Kept for as long as we are: it may be the one that serves."""
+        """The first store, kept alive because it may be the one that serves."""
 
     def get_state(self) -> Version | None:
-        """See `Backend`."""
         return self._call(lambda backend: backend.get_state())
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """See `Backend`."""
         return self._call(lambda backend: backend.set_state(state, token))
 
     def wait_state(self, token: Any, timeout_s: float) -> None:
-        """See `Waits`."""
         backend = self._backend
         if backend is None or backend.wait_state is None:
             raise RendezvousConnectionError("not connected")
         backend.wait_state(token, timeout_s)
 
     def stop_waiting(self) -> None:
-        """See `Waits`."""
         if self._backend is not None:
             self._backend.stop_waiting()
 
     def beat(self, name: str) -> None:
-        """See `Beats`."""
         self._call(lambda backend: backend.beat(name))
 
     def read_beats(self, names: Sequence[str]) -> list[int]:
-        """See `Beats`."""
         return self._call(lambda backend: backend.read_beats(names))
 
     def drop_beat(self, name: str) -> None:
-        """See `Beats`."""
         self._call(lambda backend: backend.drop_beat(name))
 
     def _call(self, work: Callable[[C10dRendezvousBackend], T]) -> T:
@@ -108,7 +104,7 @@ class ReconnectingBackend:
 
 
 def _local_host(host: str, port: int) -> str:
-    """The address of ours from which that host is reached. Nothing is sent to find out."""
+    """Return the local address from which that host is reached. Sends nothing."""
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

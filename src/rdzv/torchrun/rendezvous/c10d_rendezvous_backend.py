@@ -1,7 +1,7 @@
-"""torch's key-value stores as a register: one key is the state, and compare-and-set is what the store offers.
+"""A register in one of torch's key-value stores: one key holds the state, and the store's compare-and-set replaces it.
 
-Beside torch's two methods it has what spares a TCPStore most of the work: counters for the members' renewals, and a wait
-that ends when the state it knows has been replaced. Whoever replaces a state sets a key named after it.
+Besides torch's two methods, the backend saves a TCPStore most of the work: it has counters for the members' renewals, and a
+wait that ends when a known state has been replaced. The writer that replaces a state sets a marker key named after the old one.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ T = TypeVar("T")
 DEFAULT_PORT = 29400
 READ_TIMEOUT_S = 60
 STATE_MAX = 4 << 20
-"""Bytes of base64: what is larger is not read into a state."""
+"""Bytes of base64 that are decoded at most."""
 _ABSENT = b"Y2FuaW1hZGFt"
-"""What torch's backend writes for "no state": a store that it has used is still empty."""
+"""The value that torch's backend writes for "no state". A store with it is still empty."""
 _MARKS_MAX = 16
-"""Of the states that this backend replaced, so many keep their mark for waiters that are slow to wait."""
+"""Marker keys kept for waiters that start late."""
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """A register in any store of torch's. The token is the value itself, as the store compares values."""
+    """A register in any store of torch. The token is the value itself, because the store compares values."""
 
     def __init__(self, store: Store, run_id: str) -> None:
-        """ValueError: no run id. Nothing is asked of the store yet."""
+        """Raises ValueError if the run id is empty. Sends no request yet."""
         if not run_id:
             raise ValueError("the run id is empty: it names the state, so give one")
         self._store = store
@@ -52,91 +52,82 @@ class C10dRendezvousBackend(RendezvousBackend):
         self._marks: deque[str] = deque()
         self._waiter: Store | None = None
         self._awaited: bytes | None = None
-        # Other stores wait by asking again and again, which the driver does better.
+        # Other stores would wait by polling, which the driver does better itself.
         self.wait_state = self._wait_state if isinstance(store, TCPStore) and hasattr(store, "clone") else None
 
     @property
     def name(self) -> str:
-        """See torch's class."""
         return "c10d"
 
-    # ---- torch's contract
-
     def get_state(self) -> tuple[bytes, Token] | None:
-        """One request, that also answers if there is no state: compare with what is never there."""
+        """Read the state with one compare-and-set, which also answers if there is no state."""
         value = self._ask(self._store.compare_set, self._key, _ABSENT, _ABSENT)
         if self._awaited is not None and value != self._awaited:
-            self._mark(self._awaited)  # Its successor's writer has died, or is about to say it.
+            self._mark(self._awaited)  # The writer of the new state has not set the marker yet, and may have died.
             self._awaited = None
         return None if value == _ABSENT else (self._decode(value), value)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """See torch's class. A token of another kind than ours stands for no state."""
+        """Replace the state that the token stands for. A token of another type matches no state."""
         if token is not None and not isinstance(token, bytes):
             present = self.get_state()
             return None if present is None else (*present, False)
         desired = b64encode(state)
         value = self._ask(self._store.compare_set, self._key, token or _ABSENT, desired)
-        if token is None and value == _ABSENT:  # No key at all, which is compared with an empty value.
+        if token is None and value == _ABSENT:  # A missing key is compared with an empty value.
             value = self._ask(self._store.compare_set, self._key, b"", desired)
         if value == _ABSENT or (token is not None and value == token and desired != token):
-            return None  # A store that has lost the key answers with what was expected.
+            return None  # A store that has lost the key returns the expected value.
         won = value == desired
         if won and token is not None and self.wait_state is not None:
             self._mark(token)
         return (state if won else self._decode(value)), value, won
 
-    # ---- what else a store can do
-
     def _wait_state(self, token: bytes, timeout_s: float) -> None:
-        """Over a connection of its own: a TCPStore does one thing at a time on each."""
+        """Wait on a second connection, because a TCPStore handles one request at a time on each."""
         if self._waiter is None:
             self._waiter = self._ask(self._store.clone)
         waiter, self._awaited = self._waiter, token
         try:
-            waiter.wait([self._mark_of(token)], timedelta(seconds=timeout_s))
+            waiter.wait([self._mark_key(token)], timedelta(seconds=timeout_s))
         except DistStoreError:
-            return  # The time is over.
+            return  # Timeout.
         except (ValueError, RuntimeError) as error:
             self._waiter = None
             raise _unreachable(error) from error
 
     def stop_waiting(self) -> None:
-        """Let a wait end. Others who wait for the same look once too often."""
+        """End a wait. Other waiters for the same state wake up once too often, which is harmless."""
         if self._awaited is not None:
             with suppress(RendezvousError):
                 self._mark(self._awaited)
                 self._ask(self._store.delete_key, self._marks.pop())
 
     def _mark(self, replaced: bytes) -> None:
-        mark = self._mark_of(replaced)
+        mark = self._mark_key(replaced)
         self._ask(self._store.set, mark, b"")
         self._marks.append(mark)
         if len(self._marks) > _MARKS_MAX:
             self._ask(self._store.delete_key, self._marks.popleft())
 
-    def _mark_of(self, value: bytes) -> str:
+    def _mark_key(self, value: bytes) -> str:
         return f"{self._key}/replaced/{hashlib.sha256(value).hexdigest()[:32]}"
 
     def beat(self, name: str) -> None:
-        """Count one renewal."""
-        self._ask(self._store.add, self._beat_of(name), 1)
+        self._ask(self._store.add, self._beat_key(name), 1)
 
     def read_beats(self, names: Sequence[str]) -> list[int]:
-        """One or two requests for all; a counter that was never used makes it one for each."""
-        keys = [self._beat_of(name) for name in names]
+        """Read the counters, with two requests for all. A counter that was never used costs one request per name."""
+        keys = [self._beat_key(name) for name in names]
         if self._ask(self._store.check, keys):
             return [int(value) for value in self._ask(self._store.multi_get, keys)]
         return [self._ask(self._store.add, key, 0) for key in keys]
 
     def drop_beat(self, name: str) -> None:
-        """It will not be read again."""
-        self._ask(self._store.delete_key, self._beat_of(name))
+        self._ask(self._store.delete_key, self._beat_key(name))
 
-    def _beat_of(self, name: str) -> str:
+    def _beat_key(self, name: str) -> str:
         return f"{self._key}/beats/{name}"
-
-    # ---- errors
 
     def _ask(self, request: Callable[..., T], *args: object) -> T:
         try:
@@ -159,13 +150,10 @@ def _unreachable(error: Exception) -> RendezvousConnectionError:
     return RendezvousConnectionError(f"the store does not answer: {' '.join(str(error).split())}")
 
 
-# ---- making one
-
-
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
-    """A backend and its store from `store_type` (tcp, file), `read_timeout` (seconds) and `is_host`.
+    """Make a backend and its store from `store_type` (tcp, file), `read_timeout` (seconds) and `is_host`.
 
-    ValueError: a parameter is wrong. RendezvousConnectionError: the store cannot be made or reached.
+    Raises ValueError for a wrong parameter, and RendezvousConnectionError if the store cannot be made or reached.
     """
     kind = str(params.get("store_type", "tcp")).strip().lower()
     if kind == "tcp":
@@ -186,7 +174,7 @@ def _tcp(params: RendezvousParameters) -> TCPStore:
 
 
 def connect(host: str, port: int, timeout_s: float, is_host: bool | None) -> TCPStore:
-    """A TCPStore, served here if told so; untold, by the first on the machine whose address it is."""
+    """Connect to a TCPStore. If `is_host` is None, the first process on the machine with that address serves it."""
     serves = is_local(host) if is_host is None else is_host
     options: dict[str, Any] = {"multi_tenant": True, "wait_for_workers": False, "timeout": timedelta(seconds=timeout_s)}
     problem: Exception | None = None
@@ -202,7 +190,7 @@ def connect(host: str, port: int, timeout_s: float, is_host: bool | None) -> TCP
 
 
 def is_local(host: str) -> bool:
-    """One of the name's addresses can be bound, so it is this machine's."""
+    """Whether one of the name's addresses can be bound, so belongs to this machine."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -219,7 +207,7 @@ def _file(params: RendezvousParameters) -> FileStore:
         except OSError as error:
             raise RendezvousError(f"no temporary file could be made for the store: {error}") from error
     try:
-        # A FileStore would try to open it for minutes, and all threads of the process would wait for that.
+        # Tried first, because a FileStore retries for minutes and blocks all threads of the process meanwhile.
         Path(path).open("ab").close()
         return FileStore(path)
     except (OSError, ValueError, RuntimeError) as error:

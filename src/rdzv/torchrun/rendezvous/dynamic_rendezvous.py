@@ -1,6 +1,6 @@
-"""torch's dynamic rendezvous: the same handler as for every other engine, over a backend that keeps one state.
+"""torch's dynamic rendezvous: the handler of `rdzv.torchrun.handler` over a backend that keeps one state.
 
-A backend written for torch works unchanged: it is a compare-and-set register, and `drivers.register` makes an engine of it.
+A backend written for torch works unchanged: it is a compare-and-set register, which `engines.register` turns into an engine.
 """
 
 from __future__ import annotations
@@ -20,31 +20,26 @@ from ...config.endpoint import Endpoint
 from ...config.settings import DEFAULTS
 from ...engines.register.backend import BlockingRegister
 from ...engines.register.driver import RegisterDriver
-from ...errors import NotJoined, RdzvError
+from ...errors import NotJoined
 from ...operate import commands
 from ...system.node import LocalNode
 from ...system.portal import Portal
 from ..conf import KEYS, TORCH, Conf, translate
-from ..handler import Handler, theirs
+from ..handler import Handler, torch_errors
 from .api import RendezvousClosedError, RendezvousInfo, RendezvousParameters, RendezvousStateError
 
 __all__ = [
-    "DynamicRendezvousHandler",
-    "RendezvousBackend",
-    "RendezvousSettings",
-    "RendezvousTimeout",
-    "Token",
-    "create_handler",
-]
+    "DynamicRendezvousHandler", "RendezvousBackend", "RendezvousSettings", "RendezvousTimeout", "Token", "create_handler",
+]  # fmt: skip
 
 logger = logging.getLogger("rdzv.torchrun")
 
 _BACKENDS = frozenset({"store_type", "read_timeout", "is_host", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"})
-"""Parameters of torch's own backends, which share their mapping with the handler's."""
+"""Parameters of torch's own backends, which come in the same mapping as the handler's."""
 
 
 class DynamicRendezvousHandler(Handler):
-    """A handler over a `RendezvousBackend`. Made by `from_backend` or `create_handler`."""
+    """A handler over a `RendezvousBackend`. `from_backend` and `create_handler` make it."""
 
     def __init__(
         self,
@@ -54,7 +49,7 @@ class DynamicRendezvousHandler(Handler):
         local_addr: str | None = None,
         **options: object,
     ) -> None:
-        """`options` are further settings of ours. The store is kept only because it may be the one that serves."""
+        """`options` are settings of rdzv. The store is kept only because it may be the one that serves."""
         self._torch_settings = settings
         self._store = store
         self._was_closed = False
@@ -64,7 +59,7 @@ class DynamicRendezvousHandler(Handler):
             "last_call": last_call_s,
             "replace_wait": last_call_s,
             "lease": settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt,
-            # First ranks by address, as torch gives them to nodes that were told their own.
+            # The first ranks follow the addresses, as in torch.
             **({"local_addr": local_addr, "order": local_addr} if local_addr else {}),
             **options,
         }
@@ -95,7 +90,7 @@ class DynamicRendezvousHandler(Handler):
         keep_alive_interval: int = 5,
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
-        """As torch's. `store` is not written to: what a round needs of a store is kept with the round."""
+        """Make a handler with torch's parameters. It does not write to `store`: a round has a store of its own."""
         settings = RendezvousSettings(
             run_id,
             min_nodes,
@@ -108,39 +103,34 @@ class DynamicRendezvousHandler(Handler):
 
     @property
     def settings(self) -> RendezvousSettings:
-        """As given."""
         return self._torch_settings
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round; see `Handler`."""
         if self._was_closed:
             raise RendezvousClosedError(f"run {self.get_run_id()!r} is closed: this handler closed it")
         return super().next_rendezvous()
 
     def is_closed(self) -> bool:
-        """Whether the run is over. Unless that is known already, the backend is asked, as torch's handler does."""
+        """Whether the run is over. Asks the backend, as torch's handler does, unless that is known already."""
         if self._was_closed or super().is_closed():
             return True
-        try:
+        with torch_errors():
             return self._rendezvous.status().phase == "closed"
-        except RdzvError as error:
-            raise theirs(error) from error
 
     def set_closed(self) -> None:
-        """End the run for everybody; this may come from outside, too."""
-        try:
-            self._rendezvous.close_run("closed by its program")
-        except NotJoined:
-            self._close_from_outside()
-        except RdzvError as error:
-            raise theirs(error) from error
+        """End the run for all members. The caller need not be a member."""
+        with torch_errors():
+            try:
+                self._rendezvous.close_run("closed by its program")
+            except NotJoined:
+                self._close_from_outside()
         self._was_closed = True
 
     def _close_from_outside(self) -> None:
         async def close() -> None:
             session = await self._driver.connect()
             try:
-                await commands.close(session, self.get_run_id(), "closed by a program", "somebody outside")
+                await commands.close(session, self.get_run_id(), "closed by a program", "a non-member")
             finally:
                 await session.close()
 
@@ -148,17 +138,15 @@ class DynamicRendezvousHandler(Handler):
             portal = Portal.open()
         try:
             portal.run(close())
-        except RdzvError as error:
-            raise theirs(error) from error
         finally:
             portal.close()
 
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """A handler with torch's parameters, in whole seconds, and any of our settings.
+    """Make a handler from torch's parameters, in whole seconds, and any settings of rdzv.
 
-    join_timeout 600, last_call_timeout 30, keep_alive_interval 5, keep_alive_max_attempt 3; close_timeout and
-    heartbeat_timeout are checked, and not needed. ValueError: one of them is wrong.
+    Defaults: join_timeout 600, last_call_timeout 30, keep_alive_interval 5, keep_alive_max_attempt 3. close_timeout and
+    heartbeat_timeout are checked but not used. Raises ValueError for a wrong parameter.
     """
     timeout = RendezvousTimeout(
         _timeout(params, "join"), _timeout(params, "last_call"), _timeout(params, "close"), _timeout(params, "heartbeat")

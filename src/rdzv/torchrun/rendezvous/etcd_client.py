@@ -1,7 +1,7 @@
-"""A blocking hold on an etcd cluster, for the parts of torch's API that are given one: backends and stores.
+"""A blocking etcd client, for the parts of torch's API that take one: backends and stores.
 
-torch's code has one client per process and hands it to a backend and a store; so this one is made from an endpoint, connects
-when it is first used, and is shared. The work is done in the process's one background thread, like everything blocking here.
+torch's code makes one client per process and passes it to a backend and a store. This client is made from an endpoint, connects
+when it is first used, and can be shared. The process's one background thread does the work, as for every blocking call of rdzv.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...config.endpoint import Endpoint
 from ...config.settings import Settings
 from ...drivers import open_driver
 from ...engines.port import Session
 from ...errors import SettingsError
 from ...system.portal import Portal
+from ..conf import etcd_endpoint
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -30,19 +30,17 @@ CLOSE_S = 5.0
 
 
 class EtcdClient:
-    """See the module's docstring. For one process: a fork makes its own."""
+    """A client of one process. After a fork, the child opens its own connection."""
 
     def __init__(self, endpoint: str, *, read_timeout_s: float = READ_TIMEOUT_S, **options: Any) -> None:
         text = endpoint if "://" in endpoint else f"etcd://{endpoint}"
-        # A client is no member, but it is told where and by which right in the same words.
-        settings = Settings.make(
-            text, run_id="client", min_nodes=1, max_nodes=1, read_timeout=read_timeout_s, **options
-        )
+        # A client is no member, but its endpoint and credentials are settings of a member.
+        settings = Settings.make(text, run_id="client", min_nodes=1, max_nodes=1, read_timeout=read_timeout_s, **options)
         if settings.endpoint.scheme not in ("etcd", "etcds"):
             raise SettingsError(f"endpoint {str(settings.endpoint)!r} is not an etcd's: it must be as in 'etcd://host:2379'")
         self.endpoint = str(settings.endpoint)
         self.options = options
-        """By which right: settings that name files, for whoever makes a member with this client."""
+        """Credentials: settings that name files, for a member that is made with this client."""
         self.read_timeout_s = settings.read_timeout
         self._driver = open_driver(settings)
         self._lock = threading.Lock()
@@ -54,13 +52,13 @@ class EtcdClient:
         return f"<EtcdClient {self.endpoint}>"
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it in the background thread and wait for it."""
+        """Run a coroutine in the background thread and wait for its result."""
         return self._open().run(coroutine)
 
     async def session(self) -> Session:
-        """The connection, made when it is first needed. In the background thread. Raises Unreachable, SettingsError."""
+        """Return the session, connecting if needed. Runs in the background thread. Raises Unreachable, SettingsError."""
         if self._session is None:
-            # Of two that come at once the second closes what it made: sessions are cheap, they share what is costly.
+            # Two callers may connect at once. The second closes its session, which is cheap: sessions share the connections.
             session = await self._driver.connect()
             if self._session is None:
                 self._session = session
@@ -68,15 +66,15 @@ class EtcdClient:
                 await session.close()
         return self._session
 
-    def renounce(self) -> None:
-        """The connection is no good, or its etcd is another: the next who needs one makes a new one."""
+    def drop_session(self) -> None:
+        """Drop a session that is broken, or whose etcd was replaced. The next call connects again."""
         with self._lock:
             portal, session, self._session = self._portal, self._session, None
         if portal is not None and session is not None:
             portal.start(session.close())
 
     def close(self) -> None:
-        """Give everything back. Leases stay: what hangs on them goes when their time is up."""
+        """Close the connection. Leases stay, and expire with their keys when their time is over."""
         with self._lock:
             portal, self._portal = self._portal, None
             session, self._session = self._session, None
@@ -91,7 +89,7 @@ class EtcdClient:
     def _open(self) -> Portal:
         with self._lock:
             if self._portal is not None and self._portal.forked:
-                self._release.detach()  # What was the parent's is the parent's to close.
+                self._release.detach()  # The parent closes its own connection.
                 self._portal = self._session = None
             if self._portal is None:
                 with Portal.lock:
@@ -102,17 +100,11 @@ class EtcdClient:
 
 
 def client_of(parameters: RendezvousParameters) -> EtcdClient:
-    """The client that torch's keys of an etcd backend describe. Raises SettingsError."""
+    """Make the client that torch's parameters of an etcd backend describe. Raises SettingsError."""
     config = parameters.config
     protocol = str(config.get("protocol", "http")).strip().lower()
-    if protocol not in ("http", "https"):
-        raise SettingsError(f"protocol is {protocol!r}: it must be 'http' or 'https'")
-    text = parameters.endpoint.strip()
-    if "://" not in text:
-        text = f"{'etcds' if protocol == 'https' else 'etcd'}://{text}"
+    endpoint = etcd_endpoint(parameters.endpoint.strip(), protocol, "protocol")
     names = {"ssl_cert": "tls_cert", "ssl_cert_key": "tls_key", "ca_cert": "tls_ca"}
     names |= {"cert": "tls_cert", "key": "tls_key", "cacert": "tls_ca", "token_file": "token_file"}
-    options = {ours: config[theirs] for theirs, ours in names.items() if config.get(theirs)}
-    return EtcdClient(
-        str(Endpoint.parse(text)), read_timeout_s=float(config.get("read_timeout", READ_TIMEOUT_S)), **options
-    )
+    options = {name: config[key] for key, name in names.items() if config.get(key)}
+    return EtcdClient(str(endpoint), read_timeout_s=float(config.get("read_timeout", READ_TIMEOUT_S)), **options)

@@ -1,38 +1,33 @@
 """`EtcdRendezvousHandler` and `create_rdzv_handler`: torch's etcd rendezvous, on an rdzv member over etcd v3.
 
-What the old rendezvous promised holds, by other means:
+The states of the old rendezvous, in the words of rdzv:
 
-    setup      nobody has come yet: the first to come makes the run's head
-    joinable   members gather; once the minimum is there the last call runs, and the maximum ends it at once
-    frozen     the round is sealed: who comes now waits for the next one
-    final      every member has taken it
+    setup      no member has joined yet; the first one writes the run's head
+    joinable   members gather; the last call runs once the minimum is there, and the maximum ends it at once
+    frozen     the round is sealed; members that come now wait for the next one
+    final      all members of the round have their world
     closed     the run is over
 
-Ranks, size and the store of a version are the same for all of its members; a lost member makes a new version; who waits is
-counted. What its users worked around is gone: a waiting member that dies is no longer counted, a version whose members died
-does not need a waiting one to notice it, and `shutdown` leaves instead of ending the run for everybody.
+All members of a version have the same size and store, a lost member makes a new version, and waiting members are counted.
+Three faults of the old one are gone: a waiting member that dies is no longer counted, a version whose members died needs no
+waiting member to notice it, and `shutdown` leaves the run instead of ending it for all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from ...blocking import Rendezvous, World
 from ...config.endpoint import Endpoint
 from ...core.model import Phase
-from ...errors import Closed, Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver, StoreTimeout, Unreachable
+from ...errors import Evicted, NotJoined, RoundOver
 from ..conf import Conf
 from ..dist_store import DistStore
-from ..handler import Handler
+from ..handler import Handler, torch_errors
 from .etcd_client import EtcdClient, client_of
 
 if TYPE_CHECKING:
@@ -45,15 +40,15 @@ LAST_CALL_S = 30
 
 
 class EtcdRendezvousRetryableFailure(Exception):
-    """Try again. Kept for programs that catch it; nothing here raises it, because a member tries again by itself."""
+    """Kept for programs that catch it. rdzv never raises it, because a member retries by itself."""
 
 
 class EtcdRendezvousRetryImmediately(Exception):
-    """Try again at once. Kept for programs that catch it."""
+    """Kept for programs that catch it. rdzv never raises it."""
 
 
 class EtcdRendezvous:
-    """One member of a run, with torch's vocabulary: a version is a round. Nothing happens before the first call."""
+    """One member of a run, in torch's words: a version is a round. Connects with the first call."""
 
     def __init__(
         self,
@@ -77,29 +72,21 @@ class EtcdRendezvous:
         self._member: Rendezvous | None = None
         self._world: World | None = None
 
-    # ---- torch's interface
-
     def rendezvous_barrier(self) -> tuple[int, int, int]:
-        """Version, rank and size, as soon as there is a version with us in it. Raises torch's errors."""
-        try:
+        """Wait for a version with this member in it, and return the version, rank and size. Raises torch's errors."""
+        with torch_errors():
             while True:
-                try:
+                with suppress(Evicted):
                     self._world = self.member.join()
-                except Evicted:
-                    continue
-                return self._world.round, self._world.rank, self._world.size
-        except RdzvError as error:
-            _refuse(error)
+                    return self._world.round, self._world.rank, self._world.size
 
     def set_closed(self) -> None:
-        """End the run for everybody."""
-        try:
+        """End the run for all members."""
+        with torch_errors():
             self.member.close_run("closed by its program")
-        except RdzvError as error:
-            _refuse(error)
 
     def get_rdzv_state(self) -> dict[str, Any]:
-        """The run as it is now: status, version, participants, and how many wait."""
+        """Return the run's status, version, participants, and the number of waiting members."""
         status = self.member.status()
         participants = sorted(member.rank for member in status.of("in"))
         word = "setup" if status.phase == "none" else "joinable"
@@ -116,28 +103,22 @@ class EtcdRendezvous:
         }
 
     def store_extra_data(self, rdzv_version: int, key: str, value: str) -> None:
-        """Leave something for the other members of that version."""
-        try:
+        """Store a value for the other members of that version."""
+        with torch_errors():
             self._world_of(rdzv_version).store.set(f"extra/{key}", value)
-        except RdzvError as error:
-            _refuse(error)
 
     def load_extra_data(self, rdzv_version: int, key: str, timeout: float | None = None) -> str:
-        """What a member of that version left, waited for if need be."""
-        try:
+        """Wait for a value that a member of that version stored."""
+        with torch_errors():
             return self._world_of(rdzv_version).store.get(f"extra/{key}", timeout).decode()
-        except RdzvError as error:
-            _refuse(error)
 
     def setup_kv_store(self, rdzv_version: int) -> DistStore:
-        """The store of that version; its keys go with it."""
+        """Return the store of that version. Its keys end with the version."""
         return DistStore(self._world_of(rdzv_version).store)
-
-    # ---- what the handler does with it
 
     @property
     def member(self) -> Rendezvous:
-        """Made when it is first needed, unless a handler has lent us its own."""
+        """The member, made when it is first needed, unless a handler has set its own."""
         if self._member is None:
             conf = self.conf
             self._member = Rendezvous(
@@ -145,13 +126,9 @@ class EtcdRendezvous:
             )
         return self._member
 
-    def lend(self, member: Rendezvous) -> None:
-        """The handler's member is ours."""
-        self._member = member
-
-    def entered(self, world: World) -> None:
-        """The handler was given a round."""
-        self._world = world
+    def use(self, member: Rendezvous, world: World | None = None) -> None:
+        """Use the member of a handler, and the world that the handler got."""
+        self._member, self._world = member, world
 
     def _world_of(self, version: int) -> World:
         world = self._world
@@ -163,7 +140,7 @@ class EtcdRendezvous:
 
 
 class EtcdRendezvousHandler(Handler):
-    """What torchrun's agent calls; see `rdzv.torchrun.handler`."""
+    """The handler of `rdzv.torchrun.handler`, which shares its member with an `EtcdRendezvous`."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         conf = rdzv_impl.conf
@@ -171,15 +148,15 @@ class EtcdRendezvousHandler(Handler):
             conf = msgspec.structs.replace(conf, settings={**conf.settings, "local_addr": local_addr})
         super().__init__("etcd", conf)
         self._rdzv_impl = rdzv_impl
-        rdzv_impl.lend(self._rendezvous)
+        rdzv_impl.use(self._rendezvous)
 
-    def _enter(self, world: World, reason: str) -> RendezvousInfo:
-        self._rdzv_impl.entered(world)
-        return super()._enter(world, reason)
+    def _start_round(self, world: World, reason: str) -> RendezvousInfo:
+        self._rdzv_impl.use(self._rendezvous, world)
+        return super()._start_round(world, reason)
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler from torch's parameters.
+    """Make a handler from torch's parameters.
 
     Keys: timeout (600 s), last_call_timeout (30 s), etcd_prefix, protocol, cert, key, cacert, read_timeout, token_file.
     """
@@ -194,13 +171,3 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
         float(config.get("last_call_timeout", LAST_CALL_S)),
     )
     return EtcdRendezvousHandler(implementation, params.local_addr)
-
-
-def _refuse(error: RdzvError) -> NoReturn:
-    kinds: dict[type[RdzvError], type[Exception]] = {
-        Closed: RendezvousClosedError,
-        JoinTimeout: RendezvousTimeoutError,
-        StoreTimeout: RendezvousTimeoutError,
-        Unreachable: RendezvousConnectionError,
-    }
-    raise kinds.get(type(error), RendezvousError)(str(error)) from error

@@ -1,7 +1,7 @@
-"""`EtcdRendezvousBackend`: a dynamic rendezvous' one state object in an etcd v3, with a fencing token.
+"""`EtcdRendezvousBackend`: the one state object of a dynamic rendezvous in etcd v3, with a fencing token.
 
-The token is the revision at which the state was written; a write with an old one is refused, and the present state comes back
-instead. A write whose answer was lost is looked up, not repeated: the state carries the id of the write that made it.
+The token is the revision at which the state was written. A write with an old token is refused and returns the current state. A
+write whose reply was lost is not applied twice: the state holds the id of the write that made it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,27 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token
 
 STATE_MAX = 1024 * 1024
-"""Bytes; torch's state of 10,000 nodes has more, and etcd would refuse that too."""
+"""Bytes. torch's state of 10,000 nodes is larger, and etcd would refuse it too."""
 RETRY_S = 0.1
 
 
-class _Held(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored."""
+class _StoredState(msgspec.Struct, frozen=True, array_like=True):
+    """The value of the key."""
 
     operation: str
     state: bytes
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Held).decode
+_decode = msgspec.msgpack.Decoder(_StoredState).decode
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
-    """See the module's docstring. `ttl`: seconds for which the state outlives its last write (2 hours)."""
+    """The backend. The state outlives its last write by `ttl` seconds (2 hours)."""
 
     _DEFAULT_TTL = 7200
 
-    def __init__(
-        self, client: EtcdClient, run_id: str, key_prefix: str | None = None, ttl: int | None = None
-    ) -> None:
+    def __init__(self, client: EtcdClient, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
         if not run_id:
             raise ValueError("the run id is empty: it must name the run")
         self._client = client
@@ -61,64 +59,61 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """As torchrun's users know it."""
         return "etcd-v3"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token; None: there is none yet. Raises RendezvousConnectionError, RendezvousStateError."""
+        """Return the state and its token, or None. Raises RendezvousConnectionError, RendezvousStateError."""
         item = self._run(self._get())
         return None if item is None else (self._read(item).state, item.modified)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write if the token is still the state's (None: if there is none); the state afterwards, and whether it is ours."""
+        """Write if the token is current (None: if there is no state). Return the state, its token and whether it is ours."""
         if len(state) > STATE_MAX:
             raise RendezvousStateError(f"the state has {len(state)} bytes, at most {STATE_MAX} are allowed")
         try:
             expected = int(token) if token else 0
         except (TypeError, ValueError):
-            expected = -1  # No revision: it refuses itself.
-        held = _Held(self._node.token(), state)
-        item = self._run(self._set(held, expected))
+            expected = -1  # Not a token of ours: matches no state.
+        stored = _StoredState(self._node.token(), state)
+        item = self._run(self._set(stored, expected))
         if item is None:
             return None
         found = self._read(item)
-        return found.state, item.modified, found.operation == held.operation
+        return found.state, item.modified, found.operation == stored.operation
 
     def _run(self, work: Coroutine[Any, Any, Item | None]) -> Item | None:
         try:
             return self._client.run(work)
         except EngineReset:
-            self._client.renounce()
+            self._client.drop_session()
             self._lease = 0
             raise RendezvousConnectionError(f"engine {self._client.endpoint} is another now, or was emptied") from None
         except (Unreachable, SettingsError) as error:
             raise RendezvousConnectionError(str(error)) from error
 
-    def _read(self, item: Item) -> _Held:
+    def _read(self, item: Item) -> _StoredState:
         try:
             return _decode(item.value)
         except msgspec.MsgspecError as error:
             raise RendezvousStateError(f"the state at {self._key!r} in etcd is not one: {error}") from error
 
-    # ---- in the background thread
-
     async def _get(self) -> Item | None:
         session = await self._client.session()
         return (await session.txn(then=[Get(self._key)])).item(0)
 
-    async def _set(self, held: _Held, expected: int) -> Item | None:
+    async def _set(self, stored: _StoredState, expected: int) -> Item | None:
         session = await self._client.session()
         if expected < 0:
             return await self._get()
         deadline = self._node.now() + self._client.read_timeout_s
         while True:
             try:
-                put = Put(self._key, _encode(held), await self._own_lease())
+                put = Put(self._key, _encode(stored), await self._own_lease())
                 outcome = await session.txn([Modified(self._key, expected)], [put, Get(self._key)], [Get(self._key)])
             except LeaseGone:
                 self._lease = 0
             except Unreachable:
-                # Whether or not it took effect: the same compare decides, and the operation's id tells afterwards.
+                # The write may have taken effect. Then the compare of a retry fails, and the operation's id shows whose it is.
                 if self._node.now() >= deadline:
                     raise
                 await sleep(self._node, RETRY_S)
@@ -126,7 +121,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
                 return outcome.item(1 if outcome.succeeded else 0)
 
     async def _own_lease(self) -> int:
-        """The state hangs on the lease of its last writer, whose time each write starts anew."""
+        """Renew or make this writer's lease, which the state is attached to."""
         session = await self._client.session()
         if self._lease:
             await session.renew(self._lease)
@@ -136,7 +131,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Store]:
-    """A backend and a store on the etcd that the parameters name.
+    """Make a backend and a store on the etcd that the parameters name.
 
     Keys: read_timeout (60 s), protocol (http or https), ssl_cert, ssl_cert_key, ca_cert, token_file.
     """

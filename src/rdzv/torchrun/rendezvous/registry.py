@@ -1,8 +1,10 @@
-"""Which handler a backend's name means: torch's names with our handlers, and the plug-ins that torch would find."""
+"""The handler for each backend name: torch's names with our handlers, and the plug-ins that torch would find."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from .api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
@@ -15,14 +17,8 @@ GROUP = "torchrun.handlers"
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler of `params.backend`. ValueError: there is none of that name."""
+    """Make the handler for `params.backend`. Raises ValueError if there is none of that name."""
     return rendezvous_handler_registry.create_handler(params)
-
-
-def _static(params: RendezvousParameters) -> RendezvousHandler:
-    from .static_tcp_rendezvous import create_rdzv_handler  # noqa: PLC0415
-
-    return create_rdzv_handler(params)
 
 
 def _c10d(params: RendezvousParameters) -> RendezvousHandler:
@@ -33,14 +29,13 @@ def _c10d(params: RendezvousParameters) -> RendezvousHandler:
     return create_handler(store, backend, params)
 
 
-def _etcd(params: RendezvousParameters) -> RendezvousHandler:
-    from .etcd_rendezvous import create_rdzv_handler  # noqa: PLC0415
-
-    return create_rdzv_handler(params)
+def _from_module(name: str, params: RendezvousParameters) -> RendezvousHandler:
+    handler: RendezvousHandler = import_module(f".{name}", __package__).create_rdzv_handler(params)
+    return handler
 
 
 def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
-    """Kept as with `etcd-v3`: torch has one state there and polls it, but an etcd can do more."""
+    """Make the same handler as for `etcd-v3`. torch keeps one state in etcd and polls it; this one uses watches."""
     from ..conf import read_etcd  # noqa: PLC0415
     from ..handler import Handler  # noqa: PLC0415
 
@@ -48,9 +43,11 @@ def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _register() -> None:
-    """Ours first: a plug-in cannot take their names, as with torch. One that is broken must not break the others."""
-    for name, creator in (("etcd", _etcd), ("etcd-v2", _etcd_v2), ("c10d", _c10d), ("static", _static)):
-        rendezvous_handler_registry.register(name, creator)
+    """Register torch's names first, so that no plug-in takes them. A broken plug-in must not break the others."""
+    rendezvous_handler_registry.register("etcd", partial(_from_module, "etcd_rendezvous"))
+    rendezvous_handler_registry.register("etcd-v2", _etcd_v2)
+    rendezvous_handler_registry.register("c10d", _c10d)
+    rendezvous_handler_registry.register("static", partial(_from_module, "static_tcp_rendezvous"))
     for entry in entry_points(group=GROUP):
         try:
             rendezvous_handler_registry.register(entry.name, entry.load()())

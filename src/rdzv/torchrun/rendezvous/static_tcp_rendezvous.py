@@ -1,7 +1,7 @@
-"""Static rendezvous: everybody was told its rank and where rank 0 is, so there is nothing to agree on.
+"""Static rendezvous: every node is given its rank and the address of rank 0, so there is nothing to agree on.
 
-One TCPStore at that place, for the agents and for the workers. Nothing is elastic here: a node that is lost is not
-noticed, and nobody can join. Those who want that keep their ranks with the setting `rank` of `--rdzv-backend=rdzv`.
+Agents and workers share one TCPStore at that address. A lost node is not noticed, and no node can join. For an elastic job with
+fixed ranks, use `--rdzv-backend=rdzv` with the setting `rank`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ TIMEOUT_S = 600
 
 
 class StaticTCPRendezvous(RendezvousHandler):
-    """A handler that gives out what it was told."""
+    """A handler that returns the rank and size that it was given."""
 
-    def __init__(
-        self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
-    ) -> None:
+    def __init__(self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int) -> None:
         self.master_addr = master_addr
         self.master_port = master_port
         self.rank = rank
@@ -33,16 +31,15 @@ class StaticTCPRendezvous(RendezvousHandler):
         self._store: TCPStore | None = None
 
     def get_backend(self) -> str:
-        """Its name."""
         return "static"
 
     @property
     def use_agent_store(self) -> bool:
-        """The workers use the TCPStore of rank 0's agent."""
+        """Return True: workers use the TCPStore of rank 0's agent."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Connect, once; rank 0 serves. Raises RendezvousConnectionError."""
+        """Connect in the first call; rank 0 serves. Raises RendezvousConnectionError."""
         if self._store is None:
             try:
                 self._store = TCPStore(
@@ -58,27 +55,24 @@ class StaticTCPRendezvous(RendezvousHandler):
         return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.world_size, info)
 
     def is_closed(self) -> bool:
-        """There is nothing to close."""
         return False
 
     def set_closed(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: a static run has no state to close."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody can wait."""
+        """Return 0: static runs have no waiting nodes."""
         return 0
 
     def get_run_id(self) -> str:
-        """As given."""
         return self.run_id
 
     def shutdown(self) -> bool:
-        """There is nobody to be told."""
         return True
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler from `rank`, the endpoint and `timeout` (seconds). The size is `max_nodes`. Raises ValueError."""
+    """Make a handler from `rank`, the endpoint and `timeout` (seconds). The size is `max_nodes`. Raises ValueError."""
     if "rank" not in params.config:
         raise ValueError("static rendezvous: the rank of this node is missing; give 'rank' (torchrun: --node-rank)")
     endpoint = (params.endpoint or "").strip()

@@ -1,4 +1,4 @@
-"""Endpoints as torch writes them. Called as torch's module is."""
+"""Endpoints in torch's notation. The module has the name of torch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Host and port of `host`, `host:port`, `[v6]:port` or a bare IPv6 address; nothing: localhost. Raises ValueError."""
+    """Parse `host`, `host:port`, `[v6]:port`, a bare IPv6 address, or nothing (localhost). Raises ValueError."""
     text = (endpoint or "").strip()
     if not text:
         return "localhost", default_port
@@ -34,7 +34,7 @@ def _split(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
         host, end, rest = text[1:].partition("]")
         if not end or (rest and not rest.startswith(":")):
-            return text, None  # Which is no host, brackets and all.
+            return text, None  # The caller refuses it: a host has no brackets.
         return host, rest[1:] if rest else None
     if text.count(":") > 1 and _is_v6(text):
         return text, None

@@ -1,63 +1,45 @@
-"""The client against a real etcd: what it asks for, what it repeats, and what it never does twice."""
+"""The client against a real etcd: its requests, leases and watches, its choice among members, and its retries."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from rdzv.engines.etcd.client import cluster as cluster_module
-from rdzv.engines.etcd.client.client import Client
+from rdzv.engines.etcd.client.client import Client, has_read_crash
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.client.errors import Compacted, EtcdError, LeaderChanged, LeaseNotFound, Unanswered
-from rdzv.engines.etcd.client.messages import (
-    Compare,
-    DeleteRequest,
-    PutRequest,
-    RangeRequest,
-    Sort,
-    Target,
-    WatchEvent,
-    prefix_end,
-)
+from rdzv.engines.etcd.client.messages import PutRequest, RangeRequest, WatchEvent, prefix_end
 from rdzv.engines.etcd.server import free_ports
 from rdzv.errors import LimitExceeded
-from support.etcd_cluster import Cluster
+from support.etcd_cluster import Cluster, Node
 
 SOON_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[Cluster]:
-    with Cluster(1) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    with Cluster(3) as cluster:
-        yield cluster
 
 
 def hosts_of(cluster: Cluster) -> list[tuple[str, int]]:
     return [(node.host, node.port) for node in cluster.nodes]
 
 
-def use(hosts: Cluster | list[tuple[str, int]], work: Callable[[Client], Awaitable[None]], timeout_s: float = 10.0) -> None:
-    async def main() -> None:
-        client = Client(hosts_of(hosts) if isinstance(hosts, Cluster) else hosts, Credentials(), timeout_s)
-        try:
-            await asyncio.wait_for(work(client), 2 * SOON_S)
-        finally:
-            await client.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def client_of(hosts: Cluster | list[tuple[str, int]], timeout_s: float = 10.0) -> AsyncIterator[Client]:
+    client = Client(hosts_of(hosts) if isinstance(hosts, Cluster) else hosts, Credentials(), timeout_s)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
-class Heard:
-    """A listener that can be waited for."""
+def node_in_use(cluster: Cluster, client: Client) -> Node:
+    return next(node for node in cluster.nodes if node.port == client.cluster.current.address[1])
+
+
+class QueueListener:
+    """A listener that queues its changes."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[tuple[bytes, bytes | None] | EtcdError] = asyncio.Queue()
@@ -73,37 +55,16 @@ class Heard:
         return await asyncio.wait_for(self.queue.get(), SOON_S)
 
 
-def test_keys_are_put_read_sorted_limited_and_deleted(one):
-    async def work(client: Client) -> None:
-        for name in (b"s/b", b"s/a", b"s/c"):
-            await client.put(name, b"of " + name)
-        assert (await client.get(b"s/a")).value == b"of s/a"
-        assert await client.get(b"s/none") is None
-        _, found = await client.range(RangeRequest(b"s/", prefix_end(b"s/"), 2, sort=Sort.CREATED, descending=True))
-        assert ([item.key for item in found.items], found.count) == ([b"s/c", b"s/a"], 3)
-        otherwise = [DeleteRequest(b"s/b"), RangeRequest(b"s/b")]
-        done = await client.txn([Compare(b"s/a", Target.CREATED, 0)], [PutRequest(b"s/a", b"")], otherwise)
-        assert not done.succeeded
-        assert done.found[1].items == ()
-        before = await client.put(b"s/z", b"")
-        assert await client.delete(b"s/", prefix_end(b"s/")) == before + 1
-        assert (await client.status()).version.startswith("3.")
-
-    use(one, work)
-
-
-def test_a_transaction_that_etcd_would_not_take_is_not_sent(one):
-    async def work(client: Client) -> None:
+async def test_a_transaction_above_etcds_limits_is_not_sent(one):
+    async with client_of(one) as client:
         with pytest.raises(ValueError, match=r"^a transaction of 129 compares or operations; etcd takes 128$"):
             await client.txn((), [PutRequest(b"%d" % n, b"") for n in range(129)])
         with pytest.raises(LimitExceeded, match=r"^a transaction has \d+ bytes, at most 1572864 are allowed \[RDZV-E16\]$"):
             await client.txn((), [PutRequest(b"k", b"x" * 1024 * 1024 * 2)])
 
-    use(one, work)
 
-
-def test_a_lease_is_granted_once_renewed_and_revoked(one):
-    async def work(client: Client) -> None:
+async def test_a_lease_is_granted_renewed_and_revoked(one):
+    async with client_of(one) as client:
         lease = await client.grant(60)
         assert lease.ttl_s == 60
         assert await client.renew(lease.id) == 60
@@ -115,31 +76,25 @@ def test_a_lease_is_granted_once_renewed_and_revoked(one):
         with pytest.raises(LeaseNotFound):
             await client.revoke(lease.id)
 
-    use(one, work)
 
-
-def test_a_grant_whose_answer_was_lost_is_found_again(one, monkeypatch):
+async def test_a_grant_whose_reply_was_lost_finds_its_lease(one, monkeypatch):
     monkeypatch.setattr("rdzv.engines.etcd.client.client.secrets.randbits", lambda _: 4711)
 
-    async def work(client: Client) -> None:
+    async with client_of(one) as client:
         first = await client.grant(60)
         again = await client.grant(60)
         assert first.id == again.id == 4712
         await client.revoke(first.id)
 
-    use(one, work)
 
-
-def test_many_renewals_at_once_are_all_answered(one):
-    async def work(client: Client) -> None:
+async def test_many_renewals_at_once_are_all_answered(one):
+    async with client_of(one) as client:
         leases = [(await client.grant(60)).id for _ in range(20)]
         assert await asyncio.gather(*(client.renew(lease) for lease in leases * 2)) == [60] * 40
 
-    use(one, work)
 
-
-def test_who_waits_when_the_client_is_closed_is_told(one):
-    async def work(client: Client) -> None:
+async def test_closing_the_client_ends_pending_calls(one):
+    async with client_of(one) as client:
         await client.status()
         one.nodes[0].stop()
         try:
@@ -156,16 +111,14 @@ def test_who_waits_when_the_client_is_closed_is_told(one):
                 await call
             assert (caught.value.problem, caught.value.applied) == ("the client is closed", False)
 
-    use(one, work)
-
 
 # ---- watches
 
 
-def test_those_who_watch_the_same_share_it_and_each_hears_what_it_asked_for(one):
-    async def work(client: Client) -> None:
+async def test_listeners_to_the_same_key_share_a_watch_and_each_gets_its_revisions(one):
+    async with client_of(one) as client:
         first = await client.put(b"w", b"1")
-        early, late, none = Heard(), Heard(), Heard()
+        early, late, none = QueueListener(), QueueListener(), QueueListener()
         client.watch(b"w", b"", first, early)
         assert await early.next() == (b"w", b"1")
         second = await client.put(b"w", b"2")
@@ -173,93 +126,83 @@ def test_those_who_watch_the_same_share_it_and_each_hears_what_it_asked_for(one)
         sharing = client.watch(b"w", b"", second, late)
         client.unwatch(client.watch(b"w", b"", first, none))
         assert await late.next() == (b"w", b"2")
-        assert len(client._watches._watched) == 1
+        assert len(client._watches._watches) == 1
         await client.put(b"w", b"3")
         assert await early.next() == await late.next() == (b"w", b"3")
         client.unwatch(sharing)
         client.unwatch(sharing)
-        for n in range(20):  # More than is remembered: who comes now needs a watch of its own.
+        for n in range(20):  # More than `recent` keeps, so a new listener needs a watch of its own.
             await client.put(b"w", b"%d" % n)
         while await early.next() != (b"w", b"19"):
             pass
-        own = Heard()
+        own = QueueListener()
         client.watch(b"w", b"", first, own)
         assert await own.next() == (b"w", b"1")
-        assert len(client._watches._watched) == 2
+        assert len(client._watches._watches) == 2
         assert none.queue.empty()
 
-    use(one, work)
 
-
-def test_a_watch_goes_on_where_it_was_when_etcd_comes_back(one):
-    async def work(client: Client) -> None:
-        heard = Heard()
-        client.watch(b"r/", prefix_end(b"r/"), await client.put(b"r/0", b""), heard)
-        assert await heard.next() == (b"r/0", b"")
+async def test_a_watch_resumes_where_it_was_when_etcd_comes_back(one):
+    async with client_of(one) as client:
+        listener = QueueListener()
+        client.watch(b"r/", prefix_end(b"r/"), await client.put(b"r/0", b""), listener)
+        assert await listener.next() == (b"r/0", b"")
         for n in range(1, 4):
             await asyncio.to_thread(one.nodes[0].restart)
             await asyncio.to_thread(one.wait_healthy)
-            one.call("kv/put", {"key": "ci8w", "value": ""})  # r/0, by another way than ours.
-            assert await heard.next() == (b"r/0", b""), n
+            one.call("kv/put", {"key": "ci8w", "value": ""})  # The key r/0, not through this client.
+            assert await listener.next() == (b"r/0", b""), n
         await client.put(b"r/1", b"x")
-        assert await heard.next() == (b"r/1", b"x")
-
-    use(one, work)
+        assert await listener.next() == (b"r/1", b"x")
 
 
-def test_a_watch_from_what_was_compacted_ends_so(one):
-    async def work(client: Client) -> None:
+async def test_a_watch_from_a_compacted_revision_ends(one):
+    async with client_of(one) as client:
         first = await client.put(b"c", b"1")
         await client.compact(await client.put(b"c", b"2"))
-        heard = Heard()
-        client.watch(b"c", b"", first, heard)
-        ended = await heard.next()
+        listener = QueueListener()
+        client.watch(b"c", b"", first, listener)
+        ended = await listener.next()
         assert isinstance(ended, Compacted)
         with pytest.raises(Compacted):
             await client.range(RangeRequest(b"c", revision=first))
 
-    use(one, work)
 
-
-def test_a_listener_that_fails_does_not_end_the_watches_of_others(one, caplog):
-    class Broken(Heard):
+async def test_a_listener_that_fails_does_not_end_the_watches_of_others(one, caplog):
+    class Broken(QueueListener):
         def changed(self, changes: list[WatchEvent]) -> None:
             raise RuntimeError("a defect")
 
-    async def work(client: Client) -> None:
+    async with client_of(one) as client:
         start = await client.put(b"b", b"1")
         client.watch(b"b", b"", start, Broken())
-        heard = Heard()
-        client.watch(b"c2", b"", start, heard)
+        listener = QueueListener()
+        client.watch(b"c2", b"", start, listener)
         await client.put(b"c2", b"1")
-        assert await heard.next() == (b"c2", b"1")
-        # Two watches of one stream have no common order, so the other one may hear of its key a moment later.
+        assert await listener.next() == (b"c2", b"1")
+        # Two watches of one stream have no common order, so the broken listener may be called a moment later.
         for _ in range(int(SOON_S / 0.01)):
             if "a defect" in caplog.text:
                 return
             await asyncio.sleep(0.01)
-
-    use(one, work)
     assert "a defect" in caplog.text
 
 
 # ---- the choice among members
 
 
-def test_a_member_that_is_not_there_is_passed_over_also_by_writes(one):
+async def test_a_dead_member_is_skipped_also_by_writes(one):
     dead = ("127.0.0.1", free_ports(1)[0])
 
-    async def work(client: Client) -> None:
+    async with client_of([dead, *hosts_of(one)]) as client:
         for n in range(10):
             client.cluster.current = client.cluster.members[n % 2]
             await client.put(b"n", b"%d" % n)
             assert (await client.get(b"n")).value == b"%d" % n
 
-    use([dead, *hosts_of(one)], work)
 
-
-def test_a_write_without_an_answer_is_not_repeated_and_its_outcome_is_unknown(one):
-    async def work(client: Client) -> None:
+async def test_a_write_without_a_reply_is_not_repeated_and_its_outcome_is_unknown(one):
+    async with client_of(one, timeout_s=1.0) as client:
         before = await client.put(b"u", b"before")
         one.nodes[0].stop()
         try:
@@ -270,26 +213,22 @@ def test_a_write_without_an_answer_is_not_repeated_and_its_outcome_is_unknown(on
             one.nodes[0].cont()
         assert (await client.get(b"u")).modified <= before + 1
 
-    use(one, work, timeout_s=1.0)
 
-
-def test_where_nobody_is_a_write_surely_did_not_happen():
-    async def work(client: Client) -> None:
+async def test_a_write_certainly_did_not_happen_where_no_server_listens():
+    async with client_of([("127.0.0.1", free_ports(1)[0])], timeout_s=0.5) as client:
         with pytest.raises(Unanswered) as caught:
             await client.put(b"k", b"")
         assert caught.value.applied is False
 
-    use([("127.0.0.1", free_ports(1)[0])], work, timeout_s=0.5)
 
-
-def test_a_frozen_member_in_use_is_left_by_calls_watches_and_leases(three):
-    async def work(client: Client) -> None:
-        heard = Heard()
+async def test_calls_watches_and_leases_leave_a_frozen_member(three):
+    async with client_of(three) as client:
+        listener = QueueListener()
         lease = (await client.grant(60)).id
         start = await client.put(b"f", b"0")
-        client.watch(b"f", b"", start + 1, heard)
+        client.watch(b"f", b"", start + 1, listener)
         await client.renew(lease)
-        frozen = next(node for node in three.nodes if node.port == client.cluster.current.address[1])
+        frozen = node_in_use(three, client)
         frozen.stop()
         began_at = time.monotonic()
         try:
@@ -299,23 +238,21 @@ def test_a_frozen_member_in_use_is_left_by_calls_watches_and_leases(three):
             assert caught.value.applied is None
             assert (await reading).value in {b"0", b"maybe"}
             await renewing
-            # 2 s are the aim on an idle machine; three times that leaves room for a busy one.
+            # 2 s is the goal on an idle node; three times that leaves room for a busy one.
             assert time.monotonic() - began_at < 3 * 2.0
             await client.put(b"f", b"1")
-            while await heard.next() != (b"f", b"1"):
+            while await listener.next() != (b"f", b"1"):
                 pass
             assert client.cluster.current.address[1] != frozen.port
         finally:
             frozen.cont()
 
-    use(three, work)
 
-
-def test_an_idle_member_that_is_frozen_is_noticed_by_its_silence(three):
-    async def work(client: Client) -> None:
-        client.watch(b"f", b"", 0, Heard())
+async def test_a_frozen_member_is_noticed_although_no_call_is_pending(three):
+    async with client_of(three) as client:
+        client.watch(b"f", b"", 0, QueueListener())
         await client.status()
-        frozen = next(node for node in three.nodes if node.port == client.cluster.current.address[1])
+        frozen = node_in_use(three, client)
         moved = asyncio.Event()
         client.cluster.on_switch.add(moved.set)
         frozen.stop()
@@ -325,11 +262,9 @@ def test_an_idle_member_that_is_frozen_is_noticed_by_its_silence(three):
             frozen.cont()
         assert client.cluster.current.address[1] != frozen.port
 
-    use(three, work)
 
-
-def test_a_write_that_etcds_dead_leader_took_along_is_given_up_before_etcd_says_so(three):
-    async def work(client: Client) -> None:
+async def test_a_write_lost_with_etcds_leader_is_given_up_before_etcd_reports_it(three):
+    async with client_of(three) as client:
         leader = three.leader()
         member = next(one for one in client.cluster.members if one.address[1] != leader.port)
         client.cluster.current = member
@@ -338,14 +273,14 @@ def test_a_write_that_etcds_dead_leader_took_along_is_given_up_before_etcd_says_
         leader.kill()
 
         async def write() -> None:
-            while True:  # The first that is handed to the dead leader is lost.
+            while True:  # The first write that is forwarded to the dead leader is lost.
                 await client.put(b"t", b"")
 
         try:
             with pytest.raises(LeaderChanged) as caught:
                 await write()
             assert caught.value.applied is None
-            # A second for the election, one for the pulse, a half for the answer; etcd itself says so after six.
+            # 1 s for the election, 1 s until the probe, 0.5 s of grace. etcd itself reports it after 6 s.
             assert time.monotonic() - began_at < 5.5
             assert await client.renew(lease) == 60
             assert client.cluster.current is member
@@ -353,40 +288,42 @@ def test_a_write_that_etcds_dead_leader_took_along_is_given_up_before_etcd_says_
             leader.start()
             await asyncio.to_thread(three.wait_healthy)
 
-    use(three, work)
 
-
-def test_a_caller_that_is_cancelled_is_not_answered_by_the_move_to_another_member(three):
-    async def work(client: Client) -> None:
+async def test_a_cancelled_caller_stays_cancelled_on_a_frozen_member(three):
+    async with client_of(three) as client:
         await client.status()
         member = client.cluster.current
-        frozen = next(node for node in three.nodes if node.port == member.address[1])
+        frozen = node_in_use(three, client)
         frozen.stop()
         try:
             asking = asyncio.create_task(client.get(b"x"))
             await asyncio.sleep(0)
-            assert member.under_way
+            assert member.pending
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            assert not member.under_way
+            assert not member.pending
         finally:
             frozen.cont()
 
-    use(three, work)
 
+async def test_a_pause_of_this_process_does_not_make_a_member_fail(three, monkeypatch):
+    monkeypatch.setattr(cluster_module, "PROBE_AFTER_S", 0.05)
+    monkeypatch.setattr(cluster_module, "PROBE_TIMEOUT_S", 5.0)
 
-def test_a_pause_of_our_own_is_not_held_against_the_member(three, monkeypatch):
-    monkeypatch.setattr(cluster_module, "PULSE_S", 0.05)
-    monkeypatch.setattr(cluster_module, "PULSE_TIMEOUT_S", 5.0)
-
-    async def work(client: Client) -> None:
-        client.watch(b"p", b"", 0, Heard())
+    async with client_of(three) as client:
+        client.watch(b"p", b"", 0, QueueListener())
         await client.status()
         member = client.cluster.current
         for _ in range(3):
-            time.sleep(0.3)  # noqa: ASYNC251  The whole loop stands still.
+            time.sleep(0.3)  # noqa: ASYNC251  Blocks the event loop.
             await asyncio.sleep(0.06)
         assert client.cluster.current is member
 
-    use(three, work)
+
+@pytest.mark.parametrize(
+    ("version", "crashes"),
+    [("3.4.22", True), ("3.4.23", False), ("3.5.1", True), ("3.5.6", True), ("3.5.7", False), ("3.6.0", False), ("", True)],
+)
+def test_versions_that_crash_on_abandoned_reads_are_known(version, crashes):
+    assert has_read_crash(version) is crashes

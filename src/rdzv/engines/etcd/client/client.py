@@ -1,192 +1,169 @@
-"""A thin client for etcd v3: what rendezvous and its store need of it, and nothing else.
+"""A thin client for etcd v3 with what rendezvous and its store need.
 
-    client = Client([("h1", 2379), ("h2", 2379)], Access())
+    client = Client([("h1", 2379), ("h2", 2379)], Credentials())
     await client.put(b"k", b"v")
 
-It belongs to one event loop. Errors are those of `faults`. It is written here because no client for Python has TLS, a choice
-among members that notices a frozen one, watches that resume rightly, renewed tokens, and writes that happen at most once.
+A client belongs to one event loop and raises the errors of `errors`. No known client for Python has all of:
+TLS, a choice among members that notices a frozen one, watches that resume correctly, renewed tokens, and writes that
+happen at most once.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ....errors import LimitExceeded
+from . import messages
 from .cluster import Cluster
 from .counting import KeyCounter
 from .credentials import Credentials
 from .errors import LeaseExists, LeaseNotFound, RequestRefused
 from .keepalive import KeepAlive
-from .messages import (
-    OPERATIONS_MAX,
-    REQUEST_MAX,
-    Compare,
-    DeleteRequest,
-    Header,
-    KeyValue,
-    LeaseResponse,
-    PutRequest,
-    RangeRequest,
-    RangeResponse,
-    Request,
-    StatusResponse,
-    TxnBranch,
-    TxnResponse,
-    decode_header,
-    decode_lease,
-    decode_range,
-    decode_status,
-    decode_txn,
-    encode_compaction,
-    encode_lease,
-    encode_txn,
-)
 from .watches import Listener, Subscription, Watches
 
 _KV = "/etcdserverpb.KV/"
-_LEASE = "/etcdserverpb.Lease/"
-_BARREN = b"\0never there"
-"""Behind a key: deleting that does nothing, but makes a transaction one that etcd has its quorum agree on."""
+_ABSENT_SUFFIX = b"\0never there"
+"""Appended to a key, it names a key that nobody writes: deleting that has no effect."""
 
 
 class Client:
-    """See the module's docstring."""
+    """Requests, leases and watches of one cluster."""
 
-    def __init__(self, hosts: Sequence[tuple[str, int]], access: Credentials, timeout_s: float = 10.0) -> None:
-        self.cluster = Cluster(hosts, access, timeout_s)
-        self.fragile = True
-        """It may be an etcd that crashes when a transaction of nothing but reads is given up; `status` tells."""
-        self._renewals = KeepAlive(self.cluster)
+    def __init__(self, hosts: Sequence[tuple[str, int]], credentials: Credentials, timeout_s: float = 10.0) -> None:
+        self.cluster = Cluster(hosts, credentials, timeout_s)
+        self.reads_can_crash_etcd = True
+        """Whether to work around a bug of old versions (see `has_read_crash`). True until `status` knows the version."""
+        self._call = self.cluster.call
+        self._keepalive = KeepAlive(self.cluster)
         self._watches = Watches(self.cluster)
-        self.census = KeyCounter(lambda ranges: self.txn((), ranges))
-
-    def on_header(self, listener: Callable[[Header], None]) -> Callable[[], None]:
-        """Have it called with the header of every answer, until the function that this gives is called."""
-        self.cluster.on_header.append(listener)
-        return lambda: self.cluster.on_header.remove(listener)
+        self.counter = KeyCounter(self.read)
 
     # ---- keys
 
-    async def range(self, request: RangeRequest, timeout_s: float | None = None) -> tuple[Header, RangeResponse]:
-        """Read keys."""
-        return decode_range(await self._ask(_KV + "Range", request.encode(), repeat=True, timeout_s=timeout_s))
+    async def range(self, request: messages.RangeRequest) -> tuple[messages.Header, messages.RangeResponse]:
+        return messages.decode_range(await self._call(_KV + "Range", request.encode(), retry=True))
 
-    async def get(self, key: bytes) -> KeyValue | None:
-        """Read one key."""
-        _, found = await self.range(RangeRequest(key))
+    async def read(self, ranges: Sequence[messages.RangeRequest]) -> messages.TxnResponse:
+        """Read several ranges in one transaction."""
+        return await self.txn((), ranges)
+
+    async def get(self, key: bytes) -> messages.KeyValue | None:
+        _, found = await self.range(messages.RangeRequest(key))
         return found.items[0] if found.items else None
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
-        """Write a key; the revision it was written at."""
-        return decode_header(await self._ask(_KV + "Put", PutRequest(key, value, lease).encode(), repeat=False)).revision
-
-    async def delete(self, key: bytes, end: bytes = b"") -> int:
-        """Delete a key, or all up to `end`; the revision of the store afterwards."""
-        return decode_header(await self._ask(_KV + "DeleteRange", DeleteRequest(key, end).encode(), repeat=False)).revision
+        """Write a key and return the revision of the write."""
+        request = messages.PutRequest(key, value, lease).encode()
+        return messages.decode_header(await self._call(_KV + "Put", request, retry=False)).revision
 
     async def txn(
         self,
-        compares: Sequence[Compare] = (),
-        then: Sequence[Request] = (),
-        otherwise: Sequence[Request] = (),
+        compares: Sequence[messages.Compare] = (),
+        then: Sequence[messages.Request] = (),
+        otherwise: Sequence[messages.Request] = (),
         timeout_s: float | None = None,
-        instead: Sequence[TxnBranch] = (),
+        instead: Sequence[messages.TxnBranch] = (),
         *,
-        repeat: bool = False,
-    ) -> TxnResponse:
-        """Compare, then do one thing or the other, at one revision.
+        retry: bool = False,
+    ) -> messages.TxnResponse:
+        """Compare, then apply one branch, all at one revision.
 
-        It is repeated freely if it only reads, or if who asks knows that no harm comes of it (`repeat`).
+        A transaction is repeated when no reply comes if it only reads, or if the caller knows that this is harmless (`retry`).
         """
         cases = [part for case in instead for part in (case.compares, case.then)]
         operations = (*then, *otherwise, *(one for case in instead for one in case.then))
-        reads = all(isinstance(one, RangeRequest) for one in operations)
-        if reads and self.fragile and (then or otherwise):
-            otherwise = [*otherwise, DeleteRequest((*then, *otherwise)[0].key + _BARREN)]
-        for what in (compares, then, otherwise, *cases):
-            if len(what) > OPERATIONS_MAX:
-                problem = f"a transaction of {len(what)} compares or operations; etcd takes {OPERATIONS_MAX}"
+        only_reads = all(isinstance(one, messages.RangeRequest) for one in operations)
+        if only_reads and self.reads_can_crash_etcd and (then or otherwise):
+            # A deletion of nothing, in the branch not taken, makes etcd apply the transaction through its log. There a
+            # caller that goes away cannot cancel it, which is what crashes old versions.
+            otherwise = [*otherwise, messages.DeleteRequest((*then, *otherwise)[0].key + _ABSENT_SUFFIX)]
+        for part in (compares, then, otherwise, *cases):
+            if len(part) > messages.OPERATIONS_MAX:
+                problem = f"a transaction of {len(part)} compares or operations; etcd takes {messages.OPERATIONS_MAX}"
                 raise ValueError(problem)
-        request = encode_txn(compares, then, otherwise, instead)
-        if len(request) > REQUEST_MAX:
-            raise LimitExceeded("a transaction", len(request), REQUEST_MAX)
-        return decode_txn(await self._ask(_KV + "Txn", request, repeat=repeat or reads, timeout_s=timeout_s))
+        request = messages.encode_txn(compares, then, otherwise, instead)
+        if len(request) > messages.REQUEST_MAX:
+            raise LimitExceeded("a transaction", len(request), messages.REQUEST_MAX)
+        return messages.decode_txn(await self._call(_KV + "Txn", request, retry=retry or only_reads, timeout_s=timeout_s))
 
     async def compact(self, revision: int) -> None:
-        """Have etcd forget what was before that revision."""
-        await self._ask(_KV + "Compact", encode_compaction(revision), repeat=True)
+        """Make etcd forget all changes before that revision."""
+        await self._call(_KV + "Compact", messages.encode_compaction(revision), retry=True)
 
     # ---- leases
 
-    async def grant(self, ttl_s: int) -> LeaseResponse:
-        """Make a lease. We choose its id, so that one whose answer was lost is found and not made twice."""
+    async def grant(self, ttl_s: int) -> messages.LeaseResponse:
+        """Grant a lease. The client chooses the id, so a retry after a lost reply finds the lease instead of making two."""
         lease = secrets.randbits(62) + 1
-        request = encode_lease(lease, ttl_s)
         try:
-            return decode_lease(await self._ask(_LEASE + "LeaseGrant", request, repeat=True))
+            return await self._lease("LeaseGrant", lease, ttl_s)
         except LeaseExists:
-            return LeaseResponse(Header(), lease, ttl_s)
+            return messages.LeaseResponse(messages.Header(), lease, ttl_s)
 
     async def renew(self, lease: int, timeout_s: float | None = None) -> int:
-        """Start its time anew; how many seconds that is. Raises LeaseNotFound."""
+        """Restart the time of a lease and return it in seconds. Raises LeaseNotFound."""
         limit_s = self.cluster.timeout_s if timeout_s is None else timeout_s
-        ttl_s = await self._renewals.renew(lease, limit_s)
+        ttl_s = await self._keepalive.renew(lease, limit_s)
         if ttl_s <= 0 and await self.time_to_live(lease) > 0:
-            # A member that has just become etcd's leader may not have heard yet of a lease that was granted before.
-            ttl_s = await self._renewals.renew(lease, limit_s)
+            # A member that has just become etcd's leader may not know yet of a lease that was granted before: ask again.
+            ttl_s = await self._keepalive.renew(lease, limit_s)
         if ttl_s <= 0:
             raise LeaseNotFound(f"lease {lease} has ended")
         return ttl_s
 
     async def revoke(self, lease: int) -> None:
-        """End it. Raises LeaseNotFound."""
-        await self._ask(_LEASE + "LeaseRevoke", encode_lease(lease), repeat=True)
+        """End a lease. Raises LeaseNotFound."""
+        await self._lease("LeaseRevoke", lease)
 
     async def time_to_live(self, lease: int) -> int:
-        """How many seconds it has left; at most 0: it has ended."""
-        with suppress(RequestRefused):  # We may not read that, but before it says so the member catches up with the others.
-            await self.range(RangeRequest(b"\0", count_only=True))
+        """Return the seconds that a lease has left; 0 or less: it has ended."""
+        # A linearizable read makes the member catch up with the others first, even if the user may not read this key.
+        with suppress(RequestRefused):
+            await self.range(messages.RangeRequest(b"\0", count_only=True))
         try:
-            return decode_lease(await self._ask(_LEASE + "LeaseTimeToLive", encode_lease(lease), repeat=True)).ttl_s
+            return (await self._lease("LeaseTimeToLive", lease)).ttl_s
         except LeaseNotFound:
             return -1
+
+    async def _lease(self, method: str, lease: int, ttl_s: int = 0) -> messages.LeaseResponse:
+        request = messages.encode_lease(lease, ttl_s)
+        return messages.decode_lease(await self._call("/etcdserverpb.Lease/" + method, request, retry=True))
 
     # ---- watches
 
     def watch(self, key: bytes, end: bytes, start: int, listener: Listener) -> Subscription:
-        """Tell the listener of all changes from revision `start` on."""
+        """Call the listener with all changes from revision `start` on."""
         return self._watches.add(key, end, start, listener)
 
     def unwatch(self, subscription: Subscription) -> None:
-        """No more of it."""
         self._watches.remove(subscription)
 
     # ---- the cluster
 
-    async def status(self, timeout_s: float | None = None) -> StatusResponse:
-        """How the member in use sees itself."""
-        answer = await self._ask("/etcdserverpb.Maintenance/Status", b"", repeat=True, timeout_s=timeout_s)
-        status = decode_status(answer)
-        self.fragile = is_fragile(status.version)
+    async def status(self, timeout_s: float | None = None) -> messages.StatusResponse:
+        """Return the status of the member in use."""
+        method = "/etcdserverpb.Maintenance/Status"
+        status = messages.decode_status(await self._call(method, b"", retry=True, timeout_s=timeout_s))
+        self.reads_can_crash_etcd = has_read_crash(status.version)
         return status
 
     async def close(self) -> None:
-        """Give everything back, except leases: revoke first what should end now."""
+        """Close streams and channels. Leases stay: revoke those that should end now."""
         if self.cluster.forked:
             return
-        self.census.close()
-        await self._renewals.close()
+        self.counter.close()
+        await self._keepalive.close()
         await self._watches.close()
         await self.cluster.close()
 
-    async def _ask(self, method: str, request: bytes, *, repeat: bool, timeout_s: float | None = None) -> bytes:
-        return await self.cluster.ask(method, request, repeat=repeat, timeout_s=timeout_s)
 
+def has_read_crash(version: str) -> bool:
+    """Whether this version of etcd crashes when the caller of a read-only transaction is gone before it is applied.
 
-def is_fragile(version: str) -> bool:
-    """Etcd #14110 and #14891: reads in a transaction whose caller is gone crashed the server. Mended in 3.4.23 and 3.5.7."""
+    etcd #14110 and #14891, fixed in 3.4.23 and 3.5.7. Seen on 3.5.1 as soon as members left while requests were pending.
+    """
     numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
     return numbers < (3, 4, 23) or (3, 5) <= numbers < (3, 5, 7)

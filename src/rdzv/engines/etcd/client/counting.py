@@ -1,7 +1,7 @@
-"""What there is under many keys at one revision, asked together by all who want to know at about the same time.
+"""Counts of keys at one revision, requested together by all callers that ask at about the same time.
 
-A head that is written wakes every member of a run, and each asks at once. What is asked while an answer is under way goes out
-together after it, and every key is read once, however many want it.
+A new head wakes every member of a run, and each asks at once. Requests that come while a reply is pending are merged
+and sent after it, and every key range is read once, however many callers want it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TypeAlias
 import msgspec
 
 from .errors import Compacted
-from .messages import OPERATIONS_MAX, RangeRequest, RangeResponse, Sort, TxnResponse
+from .messages import OPERATIONS_MAX, Header, RangeRequest, RangeResponse, Sort, TxnResponse
 
 Span: TypeAlias = "tuple[bytes, bytes]"
-"""The first key, and the first behind those that are meant; empty: the one key."""
+"""A range of keys: the first key and the first key behind the range; an empty end means the one key."""
 Reader: TypeAlias = "Callable[[Sequence[RangeRequest]], Awaitable[TxnResponse]]"
 
 READS_MAX = OPERATIONS_MAX - 1
-"""Per transaction; the client may need one operation for itself."""
+"""Reads in one transaction. `Client.txn` may need one operation for itself (see `reads_can_crash_etcd`)."""
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """At `revision`: how many keys each span has, and which of them was written last.
+class KeyCounts(msgspec.Struct, frozen=True):
+    """The number of keys of each span at `revision`, and the key of each that was written last.
 
-    `before`: how many it had earlier; not for a single key that is there, since its own revision tells more.
+    `before` has the number of keys at an earlier revision. A single key that exists is left out: its own revision tells more.
     """
 
     revision: int
@@ -34,92 +34,93 @@ class Counted(msgspec.Struct, frozen=True):
     before: dict[Span, int]
 
 
-class _Question(msgspec.Struct):
+class _CountRequest(msgspec.Struct):
     spans: Sequence[Span]
     before: Sequence[Span]
     since: int
-    tell: Callable[[Counted | Exception], None]
+    callback: Callable[[KeyCounts | Exception], None]
 
 
 class KeyCounter:
-    """See the module's docstring."""
+    """Merges concurrent requests for counts into few transactions."""
 
     def __init__(self, read: Reader) -> None:
         self._read = read
-        self._questions: list[_Question] = []
-        self._asking: asyncio.Task[None] | None = None
+        self._requests: list[_CountRequest] = []
+        self._task: asyncio.Task[None] | None = None
 
     def count(
-        self, spans: Sequence[Span], before: Sequence[Span], since: int, tell: Callable[[Counted | Exception], None]
+        self, spans: Sequence[Span], before: Sequence[Span], since: int, callback: Callable[[KeyCounts | Exception], None]
     ) -> None:
-        """Of all `spans` now, and of those `before` at revision `since`. `tell` gets it, or why not: Unanswered, Refused.
+        """Count the keys of all `spans` now, and of those in `before` also at revision `since`.
 
-        Told by a call and not awaited: a task for each of a thousand who ask at once would cost more than the answer.
+        `callback` gets the counts or the error: Unanswered or RequestRefused. A callback instead of a coroutine, because a
+        task for each of a thousand callers would cost more than the reply.
         """
-        self._questions.append(_Question(spans, before, since, tell))
-        if self._asking is None:
-            loop = asyncio.get_running_loop()
-            self._asking = loop.create_task(self._ask(), name="rdzv counts keys of etcd")
+        self._requests.append(_CountRequest(spans, before, since, callback))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="rdzv counts keys of etcd")
 
     def close(self) -> None:
-        """Whoever still waits is not waited for."""
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
-    async def _ask(self) -> None:
+    async def _run(self) -> None:
         try:
-            while self._questions:
-                questions, self._questions = self._questions, []
+            while self._requests:
+                requests, self._requests = self._requests, []
                 try:
-                    answers = await self._answer(questions)
-                except Exception as fault:  # noqa: BLE001  Whatever it is, they are waiting for an answer.
-                    answers = [fault] * len(questions)
-                for question, answer in zip(questions, answers, strict=True):
-                    question.tell(answer)
+                    results = await self._count_all(requests)
+                except Exception as fault:  # noqa: BLE001  Every caller must get a result, or it waits forever.
+                    results = [fault] * len(requests)
+                for request, result in zip(requests, results, strict=True):
+                    request.callback(result)
         finally:
-            self._asking = None
+            self._task = None
 
-    async def _answer(self, questions: list[_Question]) -> list[Counted | Exception]:
-        spans = dict.fromkeys(span for question in questions for span in question.spans)
-        revision, found = await self._all(map(_newest, spans))
+    async def _count_all(self, requests: list[_CountRequest]) -> list[KeyCounts | Exception]:
+        spans = dict.fromkeys(span for request in requests for span in request.spans)
+        header, found = await read_all(self._read, map(_newest, spans))
         now = dict(zip(spans, found, strict=True))
         wanted = [
-            [(question.since, span) for span in question.before if span[1] or not now[span].count] for question in questions
+            [(request.since, span) for span in request.before if span[1] or not now[span].count] for request in requests
         ]
-        earlier = dict.fromkeys(one for some in wanted for one in some)
         counts: dict[tuple[int, Span], int] | None
         try:
-            counts = await self._earlier(earlier)
+            counts = await self._count_before(dict.fromkeys(one for some in wanted for one in some))
         except Compacted:
-            counts = None  # Of somebody's revision; whose, is found out one by one.
-        answers: list[Counted | Exception] = []
+            counts = None  # etcd does not say which revision is compacted: ask for each request separately.
+        results: list[KeyCounts | Exception] = []
         for some in wanted:
             try:
-                known = await self._earlier(some) if counts is None else counts
+                known = await self._count_before(some) if counts is None else counts
             except Compacted as fault:
-                answers.append(fault)
+                results.append(fault)
             else:
-                answers.append(Counted(revision, now, {one[1]: known[one] for one in some}))
-        return answers
+                results.append(KeyCounts(header.revision, now, {one[1]: known[one] for one in some}))
+        return results
 
-    async def _earlier(self, asked: Iterable[tuple[int, Span]]) -> dict[tuple[int, Span], int]:
-        asked = tuple(asked)
-        _, found = await self._all(RangeRequest(key, end, revision=since, count_only=True) for since, (key, end) in asked)
-        return {one: answer.count for one, answer in zip(asked, found, strict=True)}
+    async def _count_before(self, wanted: Iterable[tuple[int, Span]]) -> dict[tuple[int, Span], int]:
+        wanted = tuple(wanted)
+        ranges = (RangeRequest(key, end, revision=since, count_only=True) for since, (key, end) in wanted)
+        _, found = await read_all(self._read, ranges)
+        return {one: reply.count for one, reply in zip(wanted, found, strict=True)}
 
-    async def _all(self, ranges: Iterable[RangeRequest]) -> tuple[int, list[RangeResponse]]:
-        """At one revision: that of the first transaction."""
-        left = list(ranges)
-        found: list[RangeResponse] = []
-        revision = 0
-        while left:
-            some, left = left[:READS_MAX], left[READS_MAX:]
-            if revision:
-                some = [one if one.revision else msgspec.structs.replace(one, revision=revision) for one in some]
-            done = await self._read(some)
-            revision = revision or done.header.revision
-            found += done.found[: len(some)]
-        return revision, found
+
+async def read_all(read: Reader, ranges: Iterable[RangeRequest]) -> tuple[Header, list[RangeResponse]]:
+    """Read any number of ranges at one revision: that of the first transaction."""
+    left = list(ranges)
+    found: list[RangeResponse] = []
+    header = Header()
+    while left:
+        some, left = left[:READS_MAX], left[READS_MAX:]
+        if found:
+            revision = header.revision
+            some = [one if one.revision else msgspec.structs.replace(one, revision=revision) for one in some]
+        done = await read(some)
+        header = header if found else done.header
+        found += done.found[: len(some)]
+    return header, found
 
 
 def _newest(span: Span) -> RangeRequest:

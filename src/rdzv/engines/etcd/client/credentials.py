@@ -1,4 +1,4 @@
-"""By which right we talk to a cluster: certificates, a name and a password. Nothing of it is ever shown."""
+"""Credentials for a cluster: certificates, a user name and a password. No representation shows a secret."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 from ....errors import SettingsError
 
 PASSWORD_MAX = 4096
+"""Bytes. A larger file is hardly a password: more likely the wrong file was named."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Files are named here and read when they are used, so that a renewed certificate is found."""
+    """Names of files, read at every use, so that renewed certificates and passwords are found."""
 
     tls: bool = False
     ca: str = ""
@@ -23,32 +24,33 @@ class Credentials(msgspec.Struct, frozen=True):
     user: str = ""
     password_file: str = ""
     password: str = ""
-    """If there is no file: from the environment."""
+    """The password from the environment; used if there is no file."""
 
     def __repr__(self) -> str:
         return f"Credentials(tls={self.tls}, user={self.user!r})"
 
     __str__ = __repr__
 
-    def credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel; None: no TLS. Raises SettingsError."""
+    def for_channel(self) -> grpc.ChannelCredentials | None:
+        """Return the credentials of a gRPC channel; None without TLS. Raises SettingsError."""
         if not self.tls:
             return None
+        # The default roots of gRPC are a list of its own, without the authorities that an operator added to the node's.
         return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca or _system_roots(), "tls_ca"),
+            root_certificates=_read(self.ca or ssl.get_default_verify_paths().cafile or "", "tls_ca"),
             private_key=_read(self.key, "tls_key"),
             certificate_chain=_read(self.cert, "tls_cert"),
         )
 
-    def context(self) -> ssl.SSLContext:
-        """The same for the standard library, which tells better what is wrong."""
+    def ssl_context(self) -> ssl.SSLContext:
+        """Return the same for the standard library, whose errors say better what is wrong."""
         context = ssl.create_default_context(cafile=self.ca or None)
         if self.cert:
             context.load_cert_chain(self.cert, self.key)
         return context
 
     def login(self) -> tuple[str, str] | None:
-        """Name and password; None: we have none. Raises SettingsError."""
+        """Return user name and password, or None without a user. Raises SettingsError."""
         if not self.user:
             return None
         if not self.password_file:
@@ -66,8 +68,3 @@ def _read(name: str, setting: str) -> bytes | None:
         return Path(name).read_bytes()
     except OSError as error:
         raise SettingsError(f"{setting} is {name!r}, which cannot be read: {error.strerror}") from None
-
-
-def _system_roots() -> str:
-    """GRPC brings a list of its own, which knows nothing of what an operator added to the machine's."""
-    return ssl.get_default_verify_paths().cafile or ""

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, told apart by what the caller may do about it."""
+"""Errors of requests to etcd, distinguished by what the caller may do about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import grpc
 
 
 class EtcdError(Exception):
-    """The base. `problem` is what etcd or gRPC said."""
+    """The base class. `problem` is the message of etcd or gRPC."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -14,7 +14,7 @@ class EtcdError(Exception):
 
 
 class Unanswered(EtcdError):
-    """No answer. `applied` is False if the request surely had no effect, None if that is unknown."""
+    """No reply came. `applied` is False if the request certainly had no effect, None if that is unknown."""
 
     def __init__(self, problem: str, applied: bool | None = None) -> None:
         super().__init__(problem)
@@ -22,11 +22,11 @@ class Unanswered(EtcdError):
 
 
 class LeaderChanged(Unanswered):
-    """The member is well, but etcd's leader changed while the request was under way, and may have taken it along."""
+    """The member is healthy, but etcd's leader changed while the request was pending. The request may be lost with it."""
 
 
 class Forked(Unanswered):
-    """gRPC's threads and connections stayed in the process that this one was forked from."""
+    """The process was forked from one that used gRPC, whose threads do not survive a fork."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class Forked(Unanswered):
 
 
 class RequestRefused(EtcdError):
-    """etcd's answer is no, and nothing happened. `code` is gRPC's name for the kind of refusal."""
+    """etcd refused the request, which had no effect. `code` is the name of the gRPC status."""
 
     def __init__(self, problem: str, code: str = "") -> None:
         super().__init__(problem)
@@ -45,27 +45,27 @@ class RequestRefused(EtcdError):
 
 
 class LeaseNotFound(RequestRefused):
-    """The lease has ended, or never was."""
+    """The lease has ended or never existed."""
 
 
 class LeaseExists(RequestRefused):
-    """A lease with that id was granted before."""
+    """A lease with this id exists already."""
 
 
 class Compacted(RequestRefused):
-    """The revision is older than what etcd keeps."""
+    """The revision is older than the oldest that etcd keeps."""
 
 
 class Denied(RequestRefused):
-    """The user may not do that."""
+    """The user lacks the permission."""
 
 
 class WrongLogin(RequestRefused):
-    """The name or the password is wrong."""
+    """The user name or the password is wrong."""
 
 
 class TokenInvalid(RequestRefused):
-    """The token has expired, or the rights have changed since: a new one is needed."""
+    """The token has expired, or permissions have changed since it was issued. A new login helps."""
 
 
 _BY_TEXT: tuple[tuple[str, type[RequestRefused]], ...] = (
@@ -79,8 +79,8 @@ _BY_TEXT: tuple[tuple[str, type[RequestRefused]], ...] = (
     ("invalid user ID or password", WrongLogin),
 )
 _NEVER_SENT = ("failed to connect to all", "connections to all backends failing", "DNS resolution failed", "no leader")
-"""gRPC's words when it had no connection to send a request on, and etcd's when it did not look at it."""
-_MAYBE = {
+"""Parts of messages that prove that etcd did not process the request: gRPC had no connection, or etcd no leader."""
+_OUTCOME_UNKNOWN = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -90,11 +90,11 @@ _MAYBE = {
 
 
 def error_of(code: grpc.StatusCode, text: str) -> EtcdError:
-    """The error for a status."""
+    """Return the error for a gRPC status."""
     refusal = refusal_of(text, code.name)
     if type(refusal) is not RequestRefused:
         return refusal
-    if code in _MAYBE or (code is grpc.StatusCode.UNKNOWN and not text.startswith("etcdserver:")):
+    if code in _OUTCOME_UNKNOWN or (code is grpc.StatusCode.UNKNOWN and not text.startswith("etcdserver:")):
         if "etcdserver: leader changed" in text:
             return LeaderChanged(text)
         never = any(words in text for words in _NEVER_SENT)
@@ -103,6 +103,6 @@ def error_of(code: grpc.StatusCode, text: str) -> EtcdError:
 
 
 def refusal_of(text: str, code: str = "") -> RequestRefused:
-    """The refusal that etcd expresses by these words."""
+    """Return the refusal for a message of etcd. The message is more specific than the status code."""
     kind = next((kind for words, kind in _BY_TEXT if words in text), RequestRefused)
     return kind(text, code)

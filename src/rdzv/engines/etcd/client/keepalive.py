@@ -1,4 +1,4 @@
-"""Keeping leases alive: one stream for all leases of a client."""
+"""Renewal of leases: one stream for all leases of a client."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .stream import Stream
 
 
 class KeepAlive:
-    """A renewal does no harm when it is repeated, so each is until it is answered or its time is up."""
+    """Sends renewals and repeats each, which is harmless, until it is answered or its timeout has passed."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._waiting: dict[int, list[asyncio.Future[int]]] = {}
-        self._stream = Stream(cluster, "/etcdserverpb.Lease/LeaseKeepAlive", self._greet, self._hear)
+        self._stream = Stream(cluster, "/etcdserverpb.Lease/LeaseKeepAlive", self._pending, self._receive)
 
     async def renew(self, lease: int, timeout_s: float) -> int:
-        """The seconds it has from now on; at most 0: it has ended. Raises Unanswered."""
-        self._cluster.check()
+        """Return the seconds that the lease has from now on; 0 or less: it has ended. Raises Unanswered."""
+        self._cluster.check_usable()
         waiter: asyncio.Future[int] = self._cluster.loop.create_future()
         waiters = self._waiting.setdefault(lease, [])
         waiters.append(waiter)
@@ -30,7 +30,7 @@ class KeepAlive:
         try:
             return await asyncio.wait_for(waiter, timeout_s)
         except asyncio.TimeoutError:
-            # A stream that swallows renewals may be one that nobody reads at the other end.
+            # A stream that takes renewals and does not answer may be dead at the other end: try a fresh one.
             self._stream.reopen()
             raise Unanswered(f"no answer to a renewal within {timeout_s:g} s", applied=None) from None
         finally:
@@ -40,19 +40,18 @@ class KeepAlive:
                 del self._waiting[lease]
 
     async def close(self) -> None:
-        """Whoever still waits is told."""
         await self._stream.close()
         for waiters in self._waiting.values():
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_exception(Unanswered("the client is closed", applied=None))
 
-    def _greet(self) -> Iterator[bytes]:
+    def _pending(self) -> Iterator[bytes]:
         return map(encode_lease, tuple(self._waiting))
 
-    def _hear(self, message: bytes) -> Header:
-        answer = decode_lease(message)
-        for waiter in self._waiting.pop(answer.id, ()):
+    def _receive(self, message: bytes) -> Header:
+        reply = decode_lease(message)
+        for waiter in self._waiting.pop(reply.id, ()):
             if not waiter.done():
-                waiter.set_result(answer.ttl_s)
-        return answer.header
+                waiter.set_result(reply.ttl_s)
+        return reply.header

@@ -1,4 +1,4 @@
-"""etcd's messages, those that we send and read. Numbers are those of etcd's `rpc.proto` and `kv.proto`."""
+"""The etcd messages that rdzv sends and reads. Field numbers come from etcd's `rpc.proto` and `kv.proto`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import lru_cache
 import msgspec
 
 from ....errors import Incompatible
-from .protobuf import block, fields, number, signed, some, varint
+from .protobuf import block, collect, fields, nonempty, number, signed, varint
 
 REQUEST_MAX = 1024 * 1024 * 3 // 2
-"""Bytes: what etcd takes unless it was told otherwise (--max-request-bytes)."""
+"""Bytes in a request: etcd's default limit (--max-request-bytes)."""
 OPERATIONS_MAX = 128
-"""Per branch of a transaction, and as many compares (--max-txn-ops)."""
+"""Operations in one branch of a transaction, and compares: etcd's default limit (--max-txn-ops)."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """Who answered, and how far the store was."""
+    """The cluster and member that replied, the revision of the store and the term of etcd's leader."""
 
     cluster: int = 0
     member: int = 0
@@ -27,7 +27,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeyValue(msgspec.Struct, frozen=True, gc=False):
-    """A key as it was at one revision. A deleted one has its name and the revision it was deleted at."""
+    """A key at one revision. A deleted key has only its name and, in `modified`, the revision of its deletion."""
 
     key: bytes
     value: bytes = b""
@@ -37,17 +37,17 @@ class KeyValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
-    """What a watch tells of one key."""
+    """One change of one key."""
 
     deleted: bool
     kv: KeyValue
 
 
-# ---- what is asked for
+# ---- requests
 
 
 class Sort(IntEnum):
-    """By what a range is sorted."""
+    """Sort orders of a range."""
 
     KEY = 0
     CREATED = 2
@@ -55,7 +55,7 @@ class Sort(IntEnum):
 
 
 class RangeRequest(msgspec.Struct, frozen=True, gc=False):
-    """Read keys. `end` is the first key that is not meant; empty: the one key only."""
+    """Read the keys from `key` up to but not including `end`; an empty `end` means the one key."""
 
     key: bytes
     end: bytes = b""
@@ -70,8 +70,7 @@ class RangeRequest(msgspec.Struct, frozen=True, gc=False):
     created_max: int = 0
 
     def encode(self) -> bytes:
-        """As a RangeRequest."""
-        data = some(1, self.key) + some(2, self.end)
+        data = nonempty(1, self.key) + nonempty(2, self.end)
         if self.limit:
             data += number(3, self.limit)
         if self.revision:
@@ -86,38 +85,34 @@ class RangeRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutRequest(msgspec.Struct, frozen=True, gc=False):
-    """Write a key."""
-
     key: bytes
     value: bytes
     lease: int = 0
 
     def encode(self) -> bytes:
-        """As a PutRequest."""
-        return some(1, self.key) + some(2, self.value) + number(3, self.lease)
+        return nonempty(1, self.key) + nonempty(2, self.value) + number(3, self.lease)
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, gc=False):
-    """Delete a key, or all up to `end`."""
+    """Delete the keys from `key` up to but not including `end`; an empty `end` means the one key."""
 
     key: bytes
     end: bytes = b""
 
     def encode(self) -> bytes:
-        """As a DeleteRangeRequest."""
-        return some(1, self.key) + some(2, self.end)
+        return nonempty(1, self.key) + nonempty(2, self.end)
 
 
 Request = RangeRequest | PutRequest | DeleteRequest
 _REQUEST_FIELD: dict[type[Request], int] = {RangeRequest: 1, PutRequest: 2, DeleteRequest: 3}
-_WITHIN = 4
-"""The field of a transaction within another, of its request and of its answer."""
-_WITHIN_MAX = 8
-"""How deep they may be."""
+_NESTED = 4
+"""The field number of a transaction inside a transaction, in requests and in replies."""
+_NESTED_MAX = 8
+"""Depth up to which a reply is decoded. rdzv nests far less; the bound keeps a hostile reply from exhausting the stack."""
 
 
 class Target(IntEnum):
-    """Which of a key's revisions is compared, or its value; also the field this stands in, less four."""
+    """The property of a key that is compared. The operand stands in field number 4 + this value."""
 
     CREATED = 1
     MODIFIED = 2
@@ -125,9 +120,9 @@ class Target(IntEnum):
 
 
 class Compare(msgspec.Struct, frozen=True, gc=False):
-    """The revision or value equals the one given, or (`less`) is below it; of every key up to `end`, if there is one.
+    """Test that a revision or value equals `wanted` or, with `less`, is below it; with `end`, for every key of the range.
 
-    A key that does not exist has revision 0, and no value.
+    A key that does not exist has revision 0 and no value.
     """
 
     key: bytes
@@ -137,16 +132,15 @@ class Compare(msgspec.Struct, frozen=True, gc=False):
     end: bytes = b""
 
     def encode(self) -> bytes:
-        """As a Compare."""
         field, wanted = 4 + self.target, self.wanted
         return b"".join((
-            number(1, 2 if self.less else 0), number(2, self.target), some(3, self.key),
-            block(field, wanted) if isinstance(wanted, bytes) else varint(field << 3) + varint(wanted), some(64, self.end),
+            number(1, 2 if self.less else 0), number(2, self.target), nonempty(3, self.key),
+            block(field, wanted) if isinstance(wanted, bytes) else varint(field << 3) + varint(wanted), nonempty(64, self.end),
         ))  # fmt: skip
 
 
 class TxnBranch(msgspec.Struct, frozen=True):
-    """What is compared and done where what was compared before did not hold."""
+    """An else-if of a transaction: compares that are tried when all earlier ones failed, and its operations."""
 
     compares: Sequence[Compare]
     then: Sequence[Request]
@@ -158,53 +152,52 @@ def encode_txn(
     otherwise: Iterable[Request],
     instead: Sequence[TxnBranch] = (),
 ) -> bytes:
-    """A TxnRequest. The other cases are transactions within it, each in the branch not taken of the one before."""
+    """Encode a TxnRequest. Each further case is a transaction nested in the else branch of the case before."""
     parts = [block(1, compare.encode()) for compare in compares]
     parts += [block(2, block(_REQUEST_FIELD[type(one)], one.encode())) for one in then]
     if instead:
-        inner = encode_txn(instead[0].compares, instead[0].then, otherwise, instead[1:])
-        return b"".join((*parts, block(3, block(_WITHIN, inner))))
+        nested = encode_txn(instead[0].compares, instead[0].then, otherwise, instead[1:])
+        return b"".join((*parts, block(3, block(_NESTED, nested))))
     parts += [block(3, block(_REQUEST_FIELD[type(one)], one.encode())) for one in otherwise]
     return b"".join(parts)
 
 
 def encode_watch(watch: int, key: bytes, end: bytes, start: int) -> bytes:
-    """A WatchRequest that makes a watch, with a sign of life from time to time of how far it is."""
-    return block(1, some(1, key) + some(2, end) + number(3, start) + number(4, 1) + number(7, watch))
+    """Encode a WatchRequest that creates a watch with progress messages."""
+    return block(1, nonempty(1, key) + nonempty(2, end) + number(3, start) + number(4, 1) + number(7, watch))
 
 
 def encode_unwatch(watch: int) -> bytes:
-    """A WatchRequest that ends a watch."""
+    """Encode a WatchRequest that cancels a watch."""
     return block(2, number(1, watch))
 
 
 def encode_lease(lease: int, ttl_s: int = 0) -> bytes:
-    """A LeaseGrantRequest; without a time, any other request that only names a lease."""
+    """Encode a LeaseGrantRequest or, without a time, any of the requests that only name a lease."""
     return number(1, ttl_s) + number(2, lease) if ttl_s else number(1, lease)
 
 
 def encode_login(name: str, password: str) -> bytes:
-    """An AuthenticateRequest."""
-    return some(1, name.encode()) + some(2, password.encode())
+    return nonempty(1, name.encode()) + nonempty(2, password.encode())
 
 
 def encode_compaction(revision: int) -> bytes:
-    """A CompactionRequest that answers when it is done."""
+    """Encode a CompactionRequest. `physical` is set, so that etcd replies when it is done."""
     return number(1, revision) + number(2, 1)
 
 
-# ---- what is answered
+# ---- replies
 
 
 class RangeResponse(msgspec.Struct, frozen=True, gc=False):
-    """What one operation of a transaction, or a range by itself, answered. `count`: also of those beyond the limit."""
+    """The keys that a range found. `count` includes those beyond the limit."""
 
     items: tuple[KeyValue, ...] = ()
     count: int = 0
 
 
 class TxnResponse(msgspec.Struct, frozen=True, gc=False):
-    """A transaction's answer; `case` counts those that did not hold before the one that did."""
+    """The reply to a transaction. `case` is the index of the case that held; 0 is the first."""
 
     header: Header
     succeeded: bool
@@ -213,7 +206,7 @@ class TxnResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaseResponse(msgspec.Struct, frozen=True, gc=False):
-    """A lease and the time it has left, in seconds; at most 0: it has ended."""
+    """A lease and the seconds it has left. 0 or less means that it has ended."""
 
     header: Header
     id: int
@@ -221,7 +214,7 @@ class LeaseResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusResponse(msgspec.Struct, frozen=True):
-    """A member of the cluster about itself. `leader` is 0 if it knows of none."""
+    """The status of one member. `leader` is 0 if the member knows no leader."""
 
     header: Header
     version: str
@@ -229,8 +222,6 @@ class StatusResponse(msgspec.Struct, frozen=True):
 
 
 class WatchResponse(msgspec.Struct, frozen=True, gc=False):
-    """What a watch stream says."""
-
     header: Header
     watch: int
     changes: tuple[WatchEvent, ...] = ()
@@ -241,138 +232,77 @@ class WatchResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_header(data: bytes) -> Header:
-    """The header of any answer, which is always its first field."""
+    """Decode the header of any reply. The header is always the first field, so the rest is not parsed."""
     for field, _, part in fields(data):
         return _header(part) if field == 1 else Header()
     return Header()
 
 
 def decode_range(data: bytes) -> tuple[Header, RangeResponse]:
-    """A RangeResponse."""
-    return decode_header(data), _found(data)
+    return decode_header(data), _range(data)
 
 
 def decode_txn(data: bytes, depth: int = 0) -> TxnResponse:
-    """A TxnResponse."""
-    if depth > _WITHIN_MAX:
-        raise Incompatible("an answer of etcd", f"it is a transaction more than {_WITHIN_MAX} deep")
-    header, succeeded, found = Header(), False, []
-    for field, value, part in fields(data):
-        if field == 1:
-            header = _header(part)
-        elif field == 2:
-            succeeded = bool(value)
-        elif field == 3:
-            kind, _, answer = next(fields(part), (0, 0, b""))
-            if kind == _WITHIN:
-                within = decode_txn(answer, depth + 1)
-                return TxnResponse(header, within.succeeded, within.found, within.case + 1)
-            found.append(_found(answer) if kind == _REQUEST_FIELD[RangeRequest] else RangeResponse())
-    return TxnResponse(header, succeeded, tuple(found))
+    if depth > _NESTED_MAX:
+        raise Incompatible("an answer of etcd", f"it is a transaction more than {_NESTED_MAX} deep")
+    numbers, blocks, replies = collect(data, repeated=3)
+    header, found = _header(blocks[1]), []
+    for part in replies:
+        kind, _, reply = next(fields(part), (0, 0, b""))
+        if kind == _NESTED:
+            nested = decode_txn(reply, depth + 1)
+            return TxnResponse(header, nested.succeeded, nested.found, nested.case + 1)
+        found.append(_range(reply) if kind == _REQUEST_FIELD[RangeRequest] else RangeResponse())
+    return TxnResponse(header, bool(numbers[2]), tuple(found))
 
 
 def decode_lease(data: bytes) -> LeaseResponse:
-    """The answer to a grant, a renewal or a question for the time left."""
-    header, lease, ttl_s = Header(), 0, 0
-    for field, value, part in fields(data):
-        if field == 1:
-            header = _header(part)
-        elif field == 2:
-            lease = signed(value)
-        elif field == 3:
-            ttl_s = signed(value)
-    return LeaseResponse(header, lease, ttl_s)
+    """Decode the reply to a grant, a renewal or a request for the time left."""
+    numbers, blocks, _ = collect(data)
+    return LeaseResponse(_header(blocks[1]), signed(numbers[2]), signed(numbers[3]))
 
 
 def decode_status(data: bytes) -> StatusResponse:
-    """A StatusResponse."""
-    header, version, leader = Header(), "", 0
-    for field, value, part in fields(data):
-        if field == 1:
-            header = _header(part)
-        elif field == 2:
-            version = part.decode(errors="replace")
-        elif field == 4:
-            leader = value
-    return StatusResponse(header, version, leader)
+    numbers, blocks, _ = collect(data)
+    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"), numbers[4])
 
 
 def decode_login(data: bytes) -> str:
-    """The token of an AuthenticateResponse."""
-    return next((part.decode() for field, _, part in fields(data) if field == 2), "")
+    """Return the token of an AuthenticateResponse."""
+    return collect(data)[1][2].decode()
 
 
 def decode_watch(data: bytes) -> WatchResponse:
-    """A WatchResponse."""
-    header, watch, compacted, reason = Header(), 0, 0, ""
-    created = canceled = False
-    changes = []
-    for field, value, part in fields(data):
-        if field == 11:
-            changes.append(_change(part))
-        elif field == 1:
-            header = _header(part)
-        elif field == 2:
-            watch = signed(value)
-        elif field == 3:
-            created = bool(value)
-        elif field == 4:
-            canceled = bool(value)
-        elif field == 5:
-            compacted = value
-        elif field == 6:
-            reason = part.decode(errors="replace")
-    return WatchResponse(header, watch, tuple(changes), created, canceled, compacted, reason)
+    numbers, blocks, events = collect(data, repeated=11)
+    return WatchResponse(
+        _header(blocks[1]), signed(numbers[2]), tuple(map(_event, events)), created=bool(numbers[3]),
+        canceled=bool(numbers[4]), compacted=numbers[5], reason=blocks[6].decode(errors="replace"),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
 def _header(data: bytes) -> Header:
-    """Remembered: each is read twice, and all answers of one revision have the same."""
-    values = [0] * 5
-    for field, value, _ in fields(data):
-        if field < 5:
-            values[field] = value
-    return Header(values[1], values[2], values[3], values[4])
+    """Decode a header. Cached: each is decoded twice, and all replies of one revision have equal headers."""
+    numbers, _, _ = collect(data)
+    return Header(numbers[1], numbers[2], numbers[3], numbers[4])
 
 
 def _key_value(data: bytes) -> KeyValue:
-    key = content = b""
-    created = modified = lease = 0
-    for field, value, part in fields(data):
-        if field == 1:
-            key = part
-        elif field == 2:
-            created = value
-        elif field == 3:
-            modified = value
-        elif field == 5:
-            content = part
-        elif field == 6:
-            lease = signed(value)
-    return KeyValue(key, content, created, modified, lease)
+    numbers, blocks, _ = collect(data)
+    return KeyValue(blocks[1], blocks[5], numbers[2], numbers[3], signed(numbers[6]))
 
 
-def _change(data: bytes) -> WatchEvent:
-    deleted, kv = False, KeyValue(b"")
-    for field, value, part in fields(data):
-        if field == 1:
-            deleted = bool(value)
-        elif field == 2:
-            kv = _key_value(part)
-    return WatchEvent(deleted, kv)
+def _event(data: bytes) -> WatchEvent:
+    numbers, blocks, _ = collect(data)
+    return WatchEvent(bool(numbers[1]), _key_value(blocks[2]))
 
 
-def _found(data: bytes) -> RangeResponse:
-    items, count = [], 0
-    for field, value, part in fields(data):
-        if field == 2:
-            items.append(_key_value(part))
-        elif field == 4:
-            count = value
-    return RangeResponse(tuple(items), count)
+def _range(data: bytes) -> RangeResponse:
+    numbers, _, items = collect(data, repeated=2)
+    return RangeResponse(tuple(map(_key_value, items)), numbers[4])
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key behind all that begin so; for an empty prefix the end of everything."""
+    """Return the first key after all keys with this prefix. An empty prefix gives etcd's sign for no end."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"

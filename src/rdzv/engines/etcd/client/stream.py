@@ -1,10 +1,9 @@
-"""A stream in both directions that is opened anew, on whichever member is in use, whenever it breaks."""
+"""A bidirectional stream that reopens on the member in use whenever it breaks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,91 +18,91 @@ logger = logging.getLogger("rdzv.etcd")
 
 
 class Stream:
-    """Opened with the first `send`. `greet` gives what must be said on every new connection, `hear` gets every message."""
+    """A stream that opens with the first `send`.
+
+    `on_open` returns the messages to send first on every new connection. `on_message` gets every message received.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         method: str,
-        greet: Callable[[], Iterable[bytes]],
-        hear: Callable[[bytes], Header],
+        on_open: Callable[[], Iterable[bytes]],
+        on_message: Callable[[bytes], Header],
     ) -> None:
         self._cluster = cluster
         self._method = method
-        self._greet = greet
-        self._hear = hear
-        self._outbox: deque[bytes] = deque()
-        self._more: asyncio.Future[None] | None = None
-        self._talking: asyncio.Task[tuple[bool, EtcdError | None]] | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._on_open = on_open
+        self._on_message = on_message
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._connection: asyncio.Task[tuple[bool, EtcdError | None]] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
-        """Say it soon, if the connection lasts until then; what must survive is said by `greet`."""
-        if self._keeping is None:
+        """Queue a message for the current connection. If that breaks first, only `on_open` can send it again."""
+        if self._task is None:
             if not self._cluster.closed:
-                self._keeping = self._cluster.loop.create_task(self._keep_open(), name=f"rdzv {self._method}")
+                self._task = self._cluster.loop.create_task(self._run(), name=f"rdzv {self._method}")
             return
-        self._outbox.append(message)
-        self._wake()
+        self._outbox.put_nowait(message)
 
     def reopen(self) -> None:
-        """This connection is no good."""
-        if self._talking is not None:
-            self._talking.cancel()
+        if self._connection is not None:
+            self._connection.cancel()
 
     async def close(self) -> None:
-        """Never again."""
-        keeping = self._keeping
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _keep_open(self) -> None:
+    async def _run(self) -> None:
         cluster = self._cluster
-        cluster.use()
+        cluster.start_use()
         cluster.on_switch.add(self.reopen)
         failures = 0
         try:
             while True:
                 member = cluster.current
-                self._talking = cluster.loop.create_task(self._talk(member), name=f"rdzv {self._method}")
-                await asyncio.wait([self._talking])
-                heard, fault = (False, None) if self._talking.cancelled() else self._talking.result()
+                self._connection = cluster.loop.create_task(self._connect(member), name=f"rdzv {self._method}")
+                await asyncio.wait([self._connection])
+                received, fault = (False, None) if self._connection.cancelled() else self._connection.result()
                 if fault is None:
-                    continue  # We moved to another member.
-                failures = 1 if heard else failures + 1
+                    continue  # The cluster switched to another member.
+                failures = 1 if received else failures + 1
                 if not isinstance(fault, TokenInvalid):
-                    cluster.fail(member)
-                await cluster.pause(failures - 1)
+                    cluster.mark_failed(member)
+                await cluster.back_off(failures - 1)
         finally:
             cluster.on_switch.discard(self.reopen)
-            cluster.unuse()
-            if self._talking is not None:
-                self._talking.cancel()
+            cluster.end_use()
+            if self._connection is not None:
+                self._connection.cancel()
 
-    async def _talk(self, member: ClusterMember) -> tuple[bool, EtcdError | None]:
-        """Until it breaks: whether anything was heard, and why it broke."""
-        cluster, heard = self._cluster, False
+    async def _connect(self, member: ClusterMember) -> tuple[bool, EtcdError | None]:
+        """Use one connection until it breaks. Return whether anything was received, and why it broke."""
+        cluster, received = self._cluster, False
         token, fault = cluster.token, None
         call: Any = None
         writing: asyncio.Task[None] | None = None
         try:
             await cluster.log_in()
             token = cluster.token
-            # A member without a leader ends the stream then, instead of leaving us in silence.
+            # "hasleader" makes a member without a leader end the stream. Otherwise it would stay open and silent.
             call = member.channel.stream_stream(self._method)(metadata=cluster.metadata(hasleader="true"))
-            self._outbox = deque(self._greet())  # What was to be said on the last connection is void.
+            self._outbox = asyncio.Queue()  # Messages for the previous connection are void: `on_open` repeats the valid ones.
+            for message in self._on_open():
+                self._outbox.put_nowait(message)
             writing = cluster.loop.create_task(self._write(call), name=f"rdzv {self._method}")
             while (message := await call.read()) is not grpc.aio.EOF:
-                cluster.heard(member, self._hear(message))
-                heard = True
+                cluster.note_reply(member, self._on_message(message))
+                received = True
             fault = error_of(await call.code(), await call.details() or "the stream was ended")
         except grpc.aio.AioRpcError as error:
             fault = error_of(error.code(), error.details() or "")
         except EtcdError as error:
             fault = error
         except Exception as error:
-            # A message that we cannot read, or a defect of ours: it must not end all watches without a word.
+            # An unreadable message or a bug in a listener must not end all other watches silently.
             logger.exception("etcd %s: %s", member.name, self._method)
             fault = EtcdError(repr(error))
         finally:
@@ -113,19 +112,13 @@ class Stream:
                 call.cancel()
         if isinstance(fault, TokenInvalid):
             cluster.forget_token(token)
-        return heard, fault
+        return received, fault
 
     async def _write(self, call: Any) -> None:
-        """One after the other: gRPC takes no second message before the first is on its way."""
+        """Write the queued messages one by one: gRPC accepts no second message before the first is on its way."""
         while True:
-            while self._outbox:
-                try:
-                    await call.write(self._outbox.popleft())
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # Whoever reads finds out why.
-            self._more = self._cluster.loop.create_future()
-            await self._more
-
-    def _wake(self) -> None:
-        if self._more is not None and not self._more.done():
-            self._more.set_result(None)
+            message = await self._outbox.get()
+            try:
+                await call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # The reading side of `_connect` gets the reason.

@@ -1,10 +1,12 @@
-"""Watching: one stream for all watches of a client, each resumed where it was when the stream breaks.
+"""Watches: one stream for all watches of a client. Each resumes where it was when the stream breaks.
 
-Where a watch resumes is never taken from the header of a message that carries events or says that the watch was made: while a
-watch catches up, that header is ahead of it. It is the last event's revision, or what a progress message says.
+A watch resumes after the revision of its last event, or after the revision that a progress message reports. The header
+of a message that carries events, or that says that the watch was created, must not be used for this: while a watch
+catches up, that header is ahead of it.
 
-Those who watch the same keys share one watch of etcd's, if what they missed of it is remembered. Members of a run in one
-process all watch its head, and each its predecessor, which watches itself; etcd would tell each of them by itself.
+Listeners to the same keys share one watch in etcd, if the changes that a later listener missed are still in memory.
+Members of a run in one process all watch its head, and each watches its predecessor, which watches itself. Without
+sharing, etcd would send each change to each of them.
 """
 
 from __future__ import annotations
@@ -20,73 +22,75 @@ from .messages import Header, WatchEvent, decode_watch, encode_unwatch, encode_w
 from .stream import Stream
 
 RECENT_MAX = 16
-"""Changes remembered for those who join a watch a little later than the first."""
+"""Changes kept in memory for listeners that join a watch a little later than the first."""
 
 
 class Listener(Protocol):
-    """Who is told of changes."""
+    """The receiver of a watch's changes."""
 
     def changed(self, changes: Sequence[WatchEvent]) -> None:
-        """What changed next: whole revisions, in their order."""
+        """Take the next changes: whole revisions, in order."""
 
     def ended(self, fault: EtcdError) -> None:
-        """There will be no more: Compacted, or a refusal."""
+        """Take the reason why there will be no more changes: Compacted, or a refusal."""
 
 
 class Subscription:
     """One listener's interest in all changes from revision `start` on."""
 
-    __slots__ = ("end", "key", "listener", "over", "start", "watched")
+    __slots__ = ("end", "key", "listener", "removed", "start", "watch")
 
     def __init__(self, key: bytes, end: bytes, start: int, listener: Listener) -> None:
         self.key = key
         self.end = end
         self.start = start
         self.listener = listener
-        self.watched: _Watched | None = None
-        self.over = False
+        self.watch: _SharedWatch | None = None
+        self.removed = False
 
-    def tell(self, changes: Sequence[WatchEvent]) -> None:
-        """Only what the listener asked for."""
-        if changes and changes[0].kv.modified < self.start:
-            changes = [change for change in changes if change.kv.modified >= self.start]
-        if changes:
+    def deliver(self, changes: Sequence[WatchEvent]) -> None:
+        if changes := _from(self.start, changes):
             self.listener.changed(changes)
 
 
-class _Watched:
-    """A watch of etcd's. `next` is the revision from which it goes on."""
+class _SharedWatch:
+    """A watch in etcd with all its subscribers. `next` is the revision from which it goes on."""
 
-    __slots__ = ("denied", "end", "floor", "key", "next", "number", "recent", "subscribers")
+    __slots__ = ("denied", "end", "id", "key", "next", "recent", "recent_from", "subscribers")
 
-    def __init__(self, number: int, key: bytes, end: bytes, start: int) -> None:
-        self.number = number
+    def __init__(self, watch_id: int, key: bytes, end: bytes, start: int) -> None:
+        self.id = watch_id
         self.key = key
         self.end = end
         self.next = start
         self.subscribers: dict[Subscription, None] = {}
         self.recent: deque[WatchEvent] = deque()
+        self.recent_from = start
+        """All changes from this revision on are in `recent` or still to come."""
         self.denied = False
-        """etcd refused to make it once, since it last was made."""
-        self.floor = start
-        """All changes from this revision on are in `recent`, or still to come."""
+        """etcd has refused to create this watch once since it was last created."""
 
-    def request(self) -> bytes:
-        """What makes it, from where it is."""
-        return encode_watch(self.number, self.key, self.end, self.next)
+    def create_request(self) -> bytes:
+        return encode_watch(self.id, self.key, self.end, self.next)
 
-    def tell(self, changes: Sequence[WatchEvent]) -> None:
-        """After a break a member may tell again what another had told; that is left out."""
-        if changes[0].kv.modified < self.next:
-            changes = [change for change in changes if change.kv.modified >= self.next]
-            if not changes:
-                return
+    def deliver(self, changes: Sequence[WatchEvent]) -> None:
+        # After a break, the new member may repeat changes that the former one has sent.
+        changes = _from(self.next, changes)
+        if not changes:
+            return
         self.next = changes[-1].kv.modified + 1
         self.recent.extend(changes)
         while len(self.recent) > RECENT_MAX:
-            self.floor = self.recent.popleft().kv.modified + 1
+            self.recent_from = self.recent.popleft().kv.modified + 1
         for subscriber in tuple(self.subscribers):
-            subscriber.tell(changes)
+            subscriber.deliver(changes)
+
+
+def _from(start: int, changes: Sequence[WatchEvent]) -> Sequence[WatchEvent]:
+    """Return the changes from revision `start` on. The usual case, all of them, costs no copy."""
+    if changes and changes[0].kv.modified < start:
+        return [change for change in changes if change.kv.modified >= start]
+    return changes
 
 
 class Watches:
@@ -94,92 +98,91 @@ class Watches:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._watched: dict[int, _Watched] = {}
-        self._by_span: dict[tuple[bytes, bytes], _Watched] = {}
-        self._numbers = count(1)
-        self._stream = Stream(cluster, "/etcdserverpb.Watch/Watch", self._greet, self._hear)
+        self._watches: dict[int, _SharedWatch] = {}
+        self._by_span: dict[tuple[bytes, bytes], _SharedWatch] = {}
+        self._ids = count(1)
+        self._stream = Stream(cluster, "/etcdserverpb.Watch/Watch", self._create_requests, self._receive)
 
     def add(self, key: bytes, end: bytes, start: int, listener: Listener) -> Subscription:
-        """Watch from revision `start` on. The listener hears nothing before this has returned."""
+        """Watch from revision `start` on. The listener is not called before this returns."""
         subscription = Subscription(key, end, start, listener)
-        if self._to_share(subscription) is None:
-            self._make(subscription)
+        if self._shareable(subscription) is None:
+            self._create(subscription)
         else:
             self._cluster.loop.call_soon(self._share, subscription)
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Tell it nothing any more. Harmless when it has ended."""
-        subscription.over = True
-        watched, subscription.watched = subscription.watched, None
-        if watched is None:
+        """Stop calling the listener. Harmless when the watch has ended."""
+        subscription.removed = True
+        watch, subscription.watch = subscription.watch, None
+        if watch is None:
             return
-        watched.subscribers.pop(subscription, None)
-        if not watched.subscribers and watched.number in self._watched:
-            self._forget(watched)
-            self._stream.send(encode_unwatch(watched.number))
+        watch.subscribers.pop(subscription, None)
+        if not watch.subscribers and watch.id in self._watches:
+            self._forget(watch)
+            self._stream.send(encode_unwatch(watch.id))
 
     async def close(self) -> None:
-        """End them all; whoever listens knows."""
-        self._watched.clear()
+        self._watches.clear()
         self._by_span.clear()
         await self._stream.close()
 
-    def _to_share(self, subscription: Subscription) -> _Watched | None:
-        watched = self._by_span.get((subscription.key, subscription.end))
-        return None if watched is None or watched.floor > subscription.start else watched
+    def _shareable(self, subscription: Subscription) -> _SharedWatch | None:
+        watch = self._by_span.get((subscription.key, subscription.end))
+        return None if watch is None or watch.recent_from > subscription.start else watch
 
     def _share(self, subscription: Subscription) -> None:
-        if subscription.over:
+        if subscription.removed:
             return
-        watched = self._to_share(subscription)
-        if watched is None:
-            self._make(subscription)
+        watch = self._shareable(subscription)
+        if watch is None:
+            self._create(subscription)
             return
-        subscription.watched = watched
-        watched.subscribers[subscription] = None
-        subscription.tell(tuple(watched.recent))
+        subscription.watch = watch
+        watch.subscribers[subscription] = None
+        subscription.deliver(tuple(watch.recent))
 
-    def _make(self, subscription: Subscription) -> None:
+    def _create(self, subscription: Subscription) -> None:
         key, end = subscription.key, subscription.end
-        watched = subscription.watched = _Watched(next(self._numbers), key, end, subscription.start)
-        watched.subscribers[subscription] = None
-        self._watched[watched.number] = self._by_span[key, end] = watched
-        self._stream.send(watched.request())
+        watch = subscription.watch = _SharedWatch(next(self._ids), key, end, subscription.start)
+        watch.subscribers[subscription] = None
+        self._watches[watch.id] = self._by_span[key, end] = watch
+        self._stream.send(watch.create_request())
 
-    def _forget(self, watched: _Watched) -> None:
-        self._watched.pop(watched.number, None)
-        if self._by_span.get((watched.key, watched.end)) is watched:
-            del self._by_span[watched.key, watched.end]
+    def _forget(self, watch: _SharedWatch) -> None:
+        self._watches.pop(watch.id, None)
+        if self._by_span.get((watch.key, watch.end)) is watch:
+            del self._by_span[watch.key, watch.end]
 
-    def _greet(self) -> Iterator[bytes]:
-        return (watched.request() for watched in tuple(self._watched.values()))
+    def _create_requests(self) -> Iterator[bytes]:
+        return (watch.create_request() for watch in tuple(self._watches.values()))
 
-    def _hear(self, message: bytes) -> Header:
-        told = decode_watch(message)
-        watched = self._watched.get(told.watch)
-        if watched is None:
-            return told.header  # Removed while this was under way.
-        if told.canceled:
-            self._canceled(watched, told.compacted, told.reason)
-        elif told.changes:
-            watched.tell(told.changes)
-        elif told.created:
-            watched.denied = False
-        else:
-            watched.next = max(watched.next, told.header.revision + 1)
-        return told.header
+    def _receive(self, message: bytes) -> Header:
+        reply = decode_watch(message)
+        watch = self._watches.get(reply.watch)
+        if watch is None:
+            return reply.header  # Removed while this message was on its way.
+        if reply.canceled:
+            self._canceled(watch, reply.compacted, reply.reason)
+        elif reply.changes:
+            watch.deliver(reply.changes)
+        elif reply.created:
+            watch.denied = False
+        else:  # A progress message: all events up to this revision have been sent.
+            watch.next = max(watch.next, reply.header.revision + 1)
+        return reply.header
 
-    def _canceled(self, watched: _Watched, compacted: int, reason: str) -> None:
+    def _canceled(self, watch: _SharedWatch, compacted: int, reason: str) -> None:
         if compacted:
-            fault: EtcdError = Compacted(f"revision {watched.next} is older than {compacted}, the oldest that etcd keeps")
+            fault: EtcdError = Compacted(f"revision {watch.next} is older than {compacted}, the oldest that etcd keeps")
         else:
             fault = refusal_of(reason or "etcd ended the watch without a reason")
-        if isinstance(fault, Denied) and self._cluster.access.user and not watched.denied:
-            watched.denied = True  # Some versions say this of a token that has expired, too.
+        if isinstance(fault, Denied) and self._cluster.credentials.user and not watch.denied:
+            watch.denied = True  # Some versions of etcd say "permission denied" for an expired token: try a new token once.
             fault = TokenInvalid(fault.problem)
         if isinstance(fault, TokenInvalid):
-            raise fault  # The stream is opened anew, with another token.
-        self._forget(watched)
-        for subscriber in tuple(watched.subscribers):
+            raise fault  # The stream reopens with another token.
+        self._forget(watch)
+        for subscriber in tuple(watch.subscribers):
             subscriber.listener.ended(fault)

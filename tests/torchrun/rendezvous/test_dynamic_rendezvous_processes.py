@@ -1,4 +1,4 @@
-"""Nodes that are processes, over torch's stores; one is killed. And, in the soak, torch's own handler beside ours."""
+"""Nodes as processes, over torch's stores; one is killed. In the soak, torch's own handler is compared with ours."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ while True:
 
 
 class Node:
-    """A process, and what it says."""
+    """A process and its output."""
 
     def __init__(self, *arguments):
         command = [sys.executable, "-c", NODE, *arguments]
@@ -110,7 +110,7 @@ def form(count, handlers, backends):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_64_threads_form_ten_times_faster_than_with_torchs_handler():
-    """By turns, so that both meet the same load; the medians of three."""
+    """Both run by turns, under the same load; the medians of three count."""
     turns = [(form(64, ours, ours), form(64, torchs, torchs_c10d)) for _ in range(3)]
     mine, theirs = (statistics.median(pair[which][0] for pair in turns) for which in (0, 1))
     assert theirs > 10 * mine, f"ours {mine:.2f} s, torch's {theirs:.2f} s: {turns}"

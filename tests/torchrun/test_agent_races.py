@@ -1,4 +1,4 @@
-"""Losses and arrivals when torch's agent cannot be told: giving out ranks, stopping workers, the last barrier."""
+"""Losses and arrivals while torch's agent polls nothing: assigning ranks, stopping workers, in the last barrier."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import time
 
 import pytest
 
-from support.torchrun_jobs import Job
-
 QUICK = {"last_call": 1, "settle": 0.3, "grow_every": 0}
 TOGETHER = {"last_call": 10}
 """Long enough for all to be in the first round."""
 
 
-def end_with_success(training: Job, nodes) -> None:
-    assert {node: training.agents[node].ends() for node in nodes} == dict.fromkeys(nodes, 0), training.tell()
+def form_with_one_done(training):
+    """Form a round of three. Return its rows, a node in the last barrier, another node, and the one that serves."""
+    training.start("a", "b", "c")
+    rows = training.world("abc", 3)
+    server = training.server()
+    done, other = [node for node in "abc" if node != server]
+    order_and_wait(training, done)
+    return rows, done, other, server
+
+
+def order_and_wait(training, node):
+    training.order(node)
+    training.row("order", node)
+    time.sleep(0.5)  # Its agent is in the barrier by now; if it is not yet, the same must hold.
 
 
 @pytest.mark.parametrize("victim", ["a", "c"])
 def test_a_member_killed_while_ranks_are_given_out_costs_the_others_no_restart(job, victim):
-    """Rank 0, whom all wait for, or another, for whom rank 0 waits."""
+    """The victim is rank 0, which all wait for, or another, which rank 0 waits for."""
     training = job("2:3", max_restarts=0, **TOGETHER)
     training.hold(victim)
     for rank, node in enumerate("abc"):
@@ -32,39 +42,25 @@ def test_a_member_killed_while_ranks_are_given_out_costs_the_others_no_restart(j
     killed_at = training.agents[victim].kill()
     after = training.world(survivors, 2, after=killed_at)
     assert {(row.restarts, row.round) for row in after.values()} == {(0, 2)}
-    training.finish()
-    end_with_success(training, survivors)
+    training.finish_all(survivors)
 
 
 def test_a_loss_while_one_is_done_leaves_that_one_with_success_and_lets_the_others_re_form(job):
     training = job("1:3", **TOGETHER)
-    training.start("a", "b", "c")
-    rows = training.world("abc", 3)
-    done, lost = [node for node in "abc" if node != training.server()]
-    left = training.server()
-    training.order(done)
-    training.row("order", done)
-    time.sleep(0.5)  # Its agent is in the barrier by now; if it is not yet, the same must hold.
+    rows, done, lost, left = form_with_one_done(training)
     assert training.agents[done].code is None, "it waits for the others"
     killed_at = training.agents[lost].kill()
     training.world([left], 1, after=killed_at)
-    end_with_success(training, [done])
+    training.check_success([done])
     assert training.rows("start", node=done) == [rows[done]], "its workers were not started again"
-    training.finish()
-    end_with_success(training, [left])
+    training.finish_all([left])
 
 
 def test_a_loss_after_which_too_few_are_not_done_is_told_at_once(job):
     training = job("2:3", **TOGETHER)
-    training.start("a", "b", "c")
-    training.world("abc", 3)
-    left = training.server()
-    done, lost = [node for node in "abc" if node != left]
-    training.order(done)
-    training.row("order", done)
-    time.sleep(0.5)
+    _, done, lost, left = form_with_one_done(training)
     training.agents[lost].kill()
-    end_with_success(training, [done])
+    training.check_success([done])
     assert training.agents[left].ends(30) == 1
     sentence = "RendezvousClosedError: run 'job' is closed: "
     assert sentence in training.agents[left].out
@@ -73,33 +69,23 @@ def test_a_loss_after_which_too_few_are_not_done_is_told_at_once(job):
 
 def test_those_done_end_with_success_when_one_of_them_is_killed_in_the_last_barrier(job):
     training = job("1:3", **TOGETHER)
-    training.start("a", "b", "c")
-    training.world("abc", 3)
-    left = training.server()
-    done, killed = [node for node in "abc" if node != left]
-    for node in (done, killed):
-        training.order(node)
-        training.row("order", node)
-    time.sleep(0.5)
+    _, done, killed, left = form_with_one_done(training)
+    order_and_wait(training, killed)
     training.agents[killed].kill()
-    training.finish()
-    end_with_success(training, [done, left])
+    training.finish_all([done, left])
 
 
 def test_a_newcomer_restarts_nobody_once_a_member_is_done(job):
     training = job("1:3", **QUICK)
     training.start("a", "b")
     rows = training.world("ab", 2)
-    training.order("a")
-    training.row("order", "a")
-    time.sleep(0.5)
+    order_and_wait(training, "a")
     training.start("c")
     training.row("joins", "c")
-    time.sleep(2)  # Several times the time in which a newcomer is let in: nothing that could be waited for may happen.
+    time.sleep(2)  # Several times as long as it takes to let a newcomer in.
     assert training.rows("told") == []
     assert training.rows("start") == sorted(rows.values(), key=lambda row: row.at)
-    training.finish()
-    end_with_success(training, "abc")
+    training.finish_all("abc")
 
 
 def test_a_spare_takes_the_place_of_a_lost_node_and_ends_with_success(job):
@@ -120,8 +106,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_ends_with_success(job):
     assert len(names & {"c", "d"}) == 1
     assert promoted is None or "c" in names
     assert rows[left].rank == training.rows("start", node=left)[-1].rank
-    training.finish()
-    end_with_success(training, [left, "c", "d"])
+    training.finish_all([left, "c", "d"])
 
 
 def test_a_slow_worker_reads_nothing_of_the_attempt_before(job):
@@ -132,8 +117,7 @@ def test_a_slow_worker_reads_nothing_of_the_attempt_before(job):
     training.order("a", 3)
     second = training.row("met", "b", after=first.at)
     assert (first.value, second.value) == ("1", "2")
-    training.finish()
-    end_with_success(training, "ab")
+    training.finish_all("ab")
 
 
 @pytest.mark.soak
@@ -154,5 +138,4 @@ def test_a_worker_that_takes_thirty_seconds_to_stop_restarts_the_others_once(job
     assert min(row.at for row in after.values()) - killed_at > 25, "it did take that long"
     assert {row.round for row in after.values()} == {before["slow"].round + 1}
     assert len(training.rows("start", node=server, after=killed_at)) == 1
-    training.finish()
-    end_with_success(training, [server, "slow"])
+    training.finish_all([server, "slow"])

@@ -1,4 +1,4 @@
-"""The shell tools within this process: what they say and how they end, where no second process is needed."""
+"""Commands within this process: their messages and exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def invoke(*words):
 
 
 def alone():
-    """Options of a run of one, of an id that nobody else has."""
+    """Return the options of a run of one member, with an id of its own."""
     run_id = f"inside-{next(_numbers)}"
     return ["memory://", "--run-id", run_id, "--nnodes", "1", "--conf", "last_call=0.1"]
 
@@ -79,7 +79,10 @@ def test_every_error_has_its_code(error, code):
         (["join", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "x"], "--conf is 'x'"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1"], "rdzv run needs a program"),
         (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "last_cal=1"], "did you mean 'last_call'?"),
+        (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], "unknown scheme 'nonsense'"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
+        (["serve", "--bind", "nowhere"], "--bind is 'nowhere': it must be HOST:PORT"),
         (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
         (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
         (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
@@ -91,12 +94,12 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     done = invoke(*words)
     assert done.exit_code == ExitCode.USAGE
     assert sentence in done.stderr
+    assert done.stderr.startswith("rdzv: ")
     assert done.stderr.count("\n") == 1
     assert "4711" not in done.stderr
 
 
-def test_nobody_is_let_over_to_another_engine_without_force():
-    """And it is said what would be done."""
+def test_adopt_without_force_changes_nothing_and_says_what_it_would_do():
     done = invoke("adopt", "memory://", "--run-id", "t")
     assert done.exit_code == ExitCode.USAGE
     assert re.fullmatch(
@@ -108,7 +111,7 @@ def test_nobody_is_let_over_to_another_engine_without_force():
     assert re.fullmatch(r"members of run 't' may follow to memory\S+ for 3600 s from now\n", done.stdout)
 
 
-def test_who_waits_in_vain_is_told_for_what():
+def test_a_join_timeout_says_what_was_missing():
     done = invoke("join", "memory://", "--run-id", "vain", "--nnodes", "2", "--conf", "join_timeout=0.2", "--json")
     assert done.exit_code == ExitCode.TIMEOUT
     assert "waiting for 1 more" in done.stderr
@@ -124,7 +127,6 @@ def test_a_program_that_succeeds_ends_the_run():
 
 
 def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
-    """Its exit code is ours."""
     program = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit(7)"
     done = invoke("run", *alone(), "--max-restarts", "2", "--", sys.executable, "-c", program)
     assert done.exit_code == 7

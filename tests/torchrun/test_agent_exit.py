@@ -1,10 +1,13 @@
-"""Agents that are told to go, fail for good, or are killed alone: what the others hear of it, and how soon."""
+"""Agents that get a signal, fail for good, or are killed alone: what the others are told, and how soon."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from pathlib import Path
+
+import pytest
 
 from support.torchrun_jobs import Job, children_of, wait_for
 
@@ -17,19 +20,11 @@ def form(training: Job, nodes, **options):
     return training.world(nodes, len(nodes))
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_the_others_hear_of_sigterm_while_the_workers_ignore_it(job):
     """torch takes 30 s to end such an agent, and would tell nobody before that."""
     training = job("1:3", **TOGETHER)
     form(training, "abc", mode="ignores SIGTERM")
-    going = next(node for node in "abc" if node != training.server())
+    going, _ = training.other_than_server("abc")
     others = [node for node in "abc" if node != going]
     sent_at = training.agents[going].signal(signal.SIGTERM)
     for node in others:
@@ -61,19 +56,17 @@ def test_sigterm_ends_an_agent_that_waits_as_process_1(job):
 
 
 def test_sigterm_ends_an_agent_in_the_last_barrier_at_once_and_disturbs_nobody(job):
-    """Its workers have succeeded: what they did counts, however their agent ends."""
+    """The workers of that agent have succeeded, so it counts as done however it ends."""
     training = job("1:2", **TOGETHER)
     form(training, "ab")
-    done = next(node for node in "ab" if node != training.server())
+    done, left = training.other_than_server()
     training.order(done)
     training.row("order", done)
     time.sleep(0.5)
     training.agents[done].signal(signal.SIGTERM)
     training.agents[done].ends(TOLD_S)
     time.sleep(1.5)  # Longer than the others need to notice a lost connection.
-    training.finish()
-    (left,) = {"a", "b"} - {done}
-    assert training.agents[left].ends() == 0, training.tell()
+    training.finish_all(left)
     assert training.rows("told") == []
 
 
@@ -81,40 +74,29 @@ def test_an_agent_killed_alone_is_lost_and_its_workers_are_orphans(job):
     """torch does not end script workers with their agent. They run on at the old address, and harm nobody."""
     training = job("1:2", **TOGETHER)
     rows = form(training, "ab")
-    lost = next(node for node in "ab" if node != training.server())
-    (left,) = {"a", "b"} - {lost}
+    lost, left = training.other_than_server()
     killed_at = training.agents[lost].signal(signal.SIGKILL)
     after = training.world([left], 1, after=killed_at)[left]
-    assert not is_gone(rows[lost].pid)
+    orphan = Path(f"/proc/{rows[lost].pid}")
+    assert orphan.exists()
     assert after.master != rows[left].master
-    training.finish()
-    assert training.agents[left].ends() == 0
-    wait_for(lambda: is_gone(rows[lost].pid), "the orphan ends by itself")
+    training.finish_all(left)
+    wait_for(lambda: not orphan.exists(), "the orphan ends by itself")
 
 
-def test_the_other_of_two_is_told_which_rank_failed_and_how(job):
-    """It would otherwise wait for a quorum that cannot come."""
-    training = job("2:2", max_restarts=0)
+@pytest.mark.parametrize("nnodes", ["2:2", "1:2"])
+def test_the_other_of_two_is_told_which_rank_failed_or_goes_on_if_one_is_enough(job, nnodes):
+    """A node of 2:2 would otherwise wait for a quorum that cannot come."""
+    training = job(nnodes, max_restarts=0, **TOGETHER)
     rows = form(training, "ab")
-    failing = next(node for node in "ab" if node != training.server())
-    (left,) = {"a", "b"} - {failing}
+    failing, left = training.other_than_server()
     training.order(failing, 17)
     failed_at = training.row("order", failing).at
     assert training.agents[failing].ends() == 1
-    assert training.agents[left].ends(3 * 10) == 1
-    assert time.monotonic() - failed_at < 3 * 10
-    assert f"rank {rows[failing].rank} failed: exit code 17" in training.agents[left].out
-
-
-def test_the_other_goes_on_if_one_is_enough(job):
-    training = job("1:2", max_restarts=0, **TOGETHER)
-    form(training, "ab")
-    failing = next(node for node in "ab" if node != training.server())
-    (left,) = {"a", "b"} - {failing}
-    training.order(failing, 17)
-    failed_at = training.row("order", failing).at
-    assert training.agents[failing].ends() == 1
-    after = training.world([left], 1, after=failed_at)[left]
-    assert after.restarts == 0
-    training.finish()
-    assert training.agents[left].ends() == 0
+    if nnodes == "2:2":
+        assert training.agents[left].ends(3 * 10) == 1
+        assert time.monotonic() - failed_at < 3 * 10
+        assert f"rank {rows[failing].rank} failed: exit code 17" in training.agents[left].out
+    else:
+        assert training.world([left], 1, after=failed_at)[left].restarts == 0
+        training.finish_all(left)

@@ -1,4 +1,4 @@
-"""The contract of torch's `RendezvousBackend`, on every backend there is; and what is c10d's own."""
+"""The contract of torch's `RendezvousBackend`, on every backend; and the rest of the c10d backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from rdzv.engines.register.file import FileBackend
 from rdzv.torchrun.rendezvous import (
     C10dRendezvousBackend,
     EtcdRendezvousBackend,
-    EtcdServer,
     RendezvousBackend,
     RendezvousConnectionError,
     RendezvousParameters,
@@ -48,20 +47,10 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def etcd():
-    server = EtcdServer()
-    server.start()
-    client = server.get_client()
-    yield client
-    client.close()
-    server.stop()
-
-
 @pytest.fixture(params=[*BACKENDS, "etcd"])
 def backend(request, tmp_path):
     if request.param == "etcd":
-        return EtcdRendezvousBackend(request.getfixturevalue("etcd"), "run", key_prefix=tmp_path.name)
+        return EtcdRendezvousBackend(request.getfixturevalue("etcd_client"), "run", key_prefix=tmp_path.name)
     return BACKENDS[request.param](tmp_path)
 
 
@@ -86,7 +75,7 @@ def test_a_fresh_token_replaces_the_state_and_is_stale_then(backend):
     assert backend.get_state()[0] == b"three"
 
 
-def test_of_many_who_swap_one_wins(backend):
+def test_one_of_many_swaps_wins(backend):
     _, token, _ = backend.set_state(b"start")
     wins = []
 
@@ -262,7 +251,7 @@ def test_the_first_on_the_right_machine_serves_and_the_others_connect():
     assert DEFAULT_PORT == 29400
 
 
-def test_who_is_told_to_serve_and_cannot_says_so():
+def test_a_node_that_must_serve_and_cannot_says_so():
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""docs/cli.md and the commands agree: options, defaults, lines, variables and exit codes."""
+"""docs/cli.md agrees with the commands: options, defaults, lines, variables and exit codes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COMMANDS = sorted(GROUP.commands)
 
 
 def section(title):
-    """From its heading to the next one of the same or a higher level."""
+    """Return the text from a heading to the next one of the same or a higher level."""
     found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^\1 |^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found, title
     return found[2]
 
 
 def rows(text, heading):
-    """The rows of the table whose first column has that heading, as lists of cells."""
+    """Return the rows of the table whose first column has that heading, as lists of cells."""
     found = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in found[1].splitlines()] if found else []
 
@@ -63,7 +63,7 @@ def test_every_option_is_explained_and_every_option_explained_exists(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_may_come_from_the_environment_does_in_every_command(name):
+def test_the_environment_variables_are_those_of_the_page_in_every_command(name):
     variables = {
         word: row[1].strip("`") for row in rows(section("Options that several commands share"), "option")
         for word in words(row[0]) if row[1].startswith("`")
@@ -87,17 +87,17 @@ def test_the_exit_codes_are_those_of_the_code():
 
 
 class FakeWorld:
-    """What a line needs of one."""
+    """The attributes that a line shows."""
 
     run_id = incarnation = digest = "x"
     era, round, rank, size, bootstrap = Era(1, "e"), 1, 0, 2, Bootstrap("h", 1)
 
 
 def test_the_lines_have_the_fields_that_are_shown(capsys):
-    voice = Printer(as_json=True)
-    voice.world(FakeWorld())
-    voice.changed(1, Change(ChangeKind.ROUND, "x"))
-    voice.notice(Notice("sealed", "run", 1, "m", "x"))
+    printer = Printer(as_json=True)
+    printer.world(FakeWorld())
+    printer.changed(1, Change(ChangeKind.ROUND, "x"))
+    printer.notice(Notice("sealed", "run", 1, "m", "x"))
     printed = {}
     for line in capsys.readouterr().out.splitlines():
         said = msgspec.json.decode(line)

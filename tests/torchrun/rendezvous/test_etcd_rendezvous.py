@@ -1,62 +1,56 @@
-"""torch's names on etcd v3: EtcdStore, EtcdRendezvousBackend, EtcdRendezvousHandler, EtcdServer.."""
+"""torch's names on etcd v3: EtcdStore, EtcdRendezvousBackend, EtcdRendezvousHandler, EtcdClient and EtcdServer.
+
+test_dist_store.py and test_c10d_rendezvous_backend.py test the contracts that stores and backends share.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
-from torch.distributed import DistNetworkError, DistStoreError  # noqa: E402
-from torch.distributed.elastic.rendezvous import (  # noqa: E402
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousParameters,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-import rdzv  # noqa: E402
-from rdzv.engines.etcd.driver import EtcdDriver  # noqa: E402
-from rdzv.engines.etcd.server import EtcdServer as Server  # noqa: E402
-from rdzv.engines.etcd.server import free_ports  # noqa: E402
-from rdzv.engines.port import List, Put  # noqa: E402
-from rdzv.errors import SettingsError  # noqa: E402
-from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend  # noqa: E402
-from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of  # noqa: E402
-from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend  # noqa: E402
-from rdzv.torchrun.rendezvous.etcd_server import EtcdServer  # noqa: E402
-from rdzv.torchrun.rendezvous.etcd_store import EtcdSpace, EtcdStore  # noqa: E402
+from rdzv.engines.etcd.driver import EtcdDriver
+from rdzv.engines.etcd.server import EtcdServer as Server
+from rdzv.engines.etcd.server import free_ports
+from rdzv.engines.port import List, Put
+from rdzv.errors import SettingsError
+from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend
+from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of
+from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
+from rdzv.torchrun.rendezvous.etcd_server import EtcdServer
+from rdzv.torchrun.rendezvous.etcd_store import EtcdSpace, EtcdStore
+from support.torchrun_jobs import wait_for
 
-SRC = Path(rdzv.__file__).parent.parent
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    server = EtcdServer()
-    server.start()
-    yield server
-    server.stop()
+@pytest.fixture
+def server(etcd_server):
+    return etcd_server
 
 
 @pytest.fixture
-def client(server: EtcdServer) -> Iterator[EtcdClient]:
-    client = server.get_client()
-    yield client
-    client.close()
+def client(etcd_client):
+    return etcd_client
 
 
 @pytest.fixture
@@ -75,34 +69,12 @@ def requests(server: EtcdServer) -> int:
 # ---- the store
 
 
-def test_a_store_has_all_that_torch_asks_of_one(client, prefix):
-    store = EtcdStore(client, prefix, timedelta(seconds=30))
-    store.set("text", "one")
-    store.set("with/slashes/", b"\x00\xff")
-    assert (store.get("text"), store.get("with/slashes/")) == (b"one", b"\x00\xff")
-    assert (store.add("n", 2), store.add("n", 40), store.get("n")) == (2, 42, b"42")
-    assert store.compare_set("c", "", "first") == b"first"
-    assert store.compare_set("c", "wrong", "second") == b"first"
-    assert store.compare_set("c", "first", "second") == b"second"
-    store.append("c", " and more")
-    assert store.get("c") == b"second and more"
-    store.multi_set(["a", "b"], ["1", "2"])
-    assert store.multi_get(["b", "a"]) == [b"2", b"1"]
-    assert (store.check(["a", "b"]), store.check(["a", "absent"])) == (True, False)
-    store.wait(["a", "b"], timedelta(seconds=1))
-    assert store.num_keys() == 6
-    assert (store.delete_key("a"), store.delete_key("a"), store.num_keys()) == (True, False, 5)
-    other = store.clone()
-    assert other.get("n") == b"42"
-    assert other.timeout == timedelta(seconds=30)
-    assert EtcdStore(client, prefix + "2").num_keys() == 0
-
-
 def test_ten_thousand_keys_are_written_waited_for_and_counted(client, prefix):
     store = EtcdStore(client, prefix, timedelta(seconds=60))
     names = [f"key/{n}" for n in range(10_000)]
     store.multi_set(names, [name.encode() * 2 for name in names])
     assert store.num_keys() == 10_000
+    assert EtcdStore(client, prefix + "2").num_keys() == 0
     assert store.multi_get(names) == [name.encode() * 2 for name in names]
     store.wait(names)
 
@@ -124,7 +96,7 @@ def test_a_wait_is_woken_by_a_watch_and_asks_nothing_meanwhile(server, client, p
     other.client.close()
 
 
-def test_what_does_not_come_in_time_is_torchs_error_and_names_the_store_and_the_key(client, prefix):
+def test_a_timeout_is_torchs_error_and_names_the_store_and_the_key(client, prefix):
     store = EtcdStore(client, prefix, timedelta(seconds=0.3))
     for wait in (lambda: store.get("absent"), lambda: store.wait(["absent"], timedelta(seconds=0.3))):
         with pytest.raises(DistStoreError) as caught:
@@ -153,10 +125,7 @@ def test_a_store_that_nobody_uses_any_more_expires(server, client, prefix):
     assert space.multi_get(["k"]) == [b"v"]
     assert client.run(keys()) >= 2
     short.close()
-    deadline = time.monotonic() + DEADLINE_S
-    while client.run(keys()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not client.run(keys()), "the keys expire")
 
 
 def test_an_etcd_that_comes_back_empty_is_told_and_then_used(prefix):
@@ -189,54 +158,15 @@ def until_answered(ask: Callable[[], Any]) -> Any:
         return ask()
 
 
-GLOO = """
-import sys
-import torch, torch.distributed as dist
-from datetime import timedelta
-from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
-from rdzv.torchrun.rendezvous.etcd_store import EtcdStore
-
-endpoint, rank = sys.argv[1], int(sys.argv[2])
-store = EtcdStore(EtcdClient(endpoint), "gloo", timedelta(seconds=60))
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-tensor = torch.tensor([rank + 1.0])
-dist.all_reduce(tensor)
-dist.barrier()
-print(tensor.item(), flush=True)
-dist.destroy_process_group()
-"""
-
-
-def test_gloo_bootstraps_over_it_in_two_processes(server, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(GLOO)
-    environ = {**os.environ, "PYTHONPATH": str(SRC), "GLOO_SOCKET_IFNAME": "lo"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(program), server.url, str(rank)], stdout=subprocess.PIPE, text=True, env=environ
-        )
-        for rank in range(2)
-    ]
-    assert [worker.communicate(timeout=DEADLINE_S)[0] for worker in workers] == ["3.0\n"] * 2
-    assert [worker.returncode for worker in workers] == [0, 0]
-
-
 # ---- the backend
 
 
-def test_the_token_fences_the_state(client, prefix):
-    one, other = (EtcdRendezvousBackend(client, "run", key_prefix=prefix) for _ in range(2))
-    assert one.name == "etcd-v3"
-    assert one.get_state() is None
-    assert one.set_state(b"x", token=7) is None, "nothing is there, so no token can be its"
-    state, first, has_set = one.set_state(b"first")
-    assert (state, has_set) == (b"first", True)
-    assert other.set_state(b"me too") == (b"first", first, False)
-    state, second, has_set = other.set_state(b"second", first)
-    assert (state, has_set) == (b"second", True)
-    assert one.set_state(b"late", first) == (b"second", second, False)
-    assert one.set_state(b"late", "no token") == (b"second", second, False)
-    assert one.get_state() == other.get_state() == (b"second", second)
+def test_a_backend_of_another_run_or_a_foreign_token_has_no_effect(client, prefix):
+    backend = EtcdRendezvousBackend(client, "run", key_prefix=prefix)
+    assert backend.name == "etcd-v3"
+    assert backend.set_state(b"x", token=7) is None, "there is no state, so no token can match"
+    state, token, _ = backend.set_state(b"first")
+    assert backend.set_state(b"late", "no token") == (state, token, False)
     assert EtcdRendezvousBackend(client, "run2", key_prefix=prefix).get_state() is None
 
 
@@ -282,8 +212,7 @@ def test_torchs_own_dynamic_rendezvous_runs_on_the_backend(server, prefix):
     """The code that users have today, with only the import of the backend changed."""
     made = [etcd_rendezvous_backend.create_backend(parameters(server, prefix)) for _ in range(2)]
     handlers = [
-        DynamicRendezvousHandler.from_backend(prefix, store, backend, 2, 2, local_addr="127.0.0.1")
-        for backend, store in made
+        DynamicRendezvousHandler.from_backend(prefix, store, backend, 2, 2, local_addr="127.0.0.1") for backend, store in made
     ]
     found = both([handler.next_rendezvous for handler in handlers])
     assert sorted((info.rank, info.world_size) for info in found) == [(0, 2), (1, 2)]
@@ -316,19 +245,14 @@ def test_the_etcd_rendezvous_gives_ranks_a_store_and_extra_data(server, prefix):
     assert both([handler.shutdown for handler in handlers]) == [True, True]
 
 
-def test_who_waits_is_counted_and_a_closed_run_refuses(server, client, prefix):
-    members = [
-        etcd_rendezvous.EtcdRendezvous(client, "/torchelastic/p2p", prefix, 1, 1, 30, 0.1) for _ in range(2)
-    ]
+def test_waiting_members_are_counted_and_a_closed_run_refuses(server, client, prefix):
+    members = [etcd_rendezvous.EtcdRendezvous(client, "/torchelastic/p2p", prefix, 1, 1, 30, 0.1) for _ in range(2)]
     assert members[0].get_rdzv_state()["status"] == "setup"
     version, rank, size = members[0].rendezvous_barrier()
     assert (version, rank, size) == (1, 0, 1)
     pool = ThreadPoolExecutor(1)
     waiting = pool.submit(members[1].rendezvous_barrier)
-    deadline = time.monotonic() + DEADLINE_S
-    while members[0].get_rdzv_state()["num_workers_waiting"] != 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: members[0].get_rdzv_state()["num_workers_waiting"] == 1, "the second member waits")
     members[0].set_closed()
     with pytest.raises(RendezvousClosedError):
         waiting.result(DEADLINE_S)
