@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 
 import pytest
 
@@ -80,9 +80,8 @@ def come(pair, lease=7):
 
 @pytest.mark.parametrize("module", [client_protocol, frames, limits, run, server_core, session])
 def test_what_the_simulator_runs_does_no_io_by_itself(module):
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
-        assert not {"asyncio", "socket", "threading", "time"} & set(names)
+    imported = re.findall(r"^ *(?:import|from) (\w+)", inspect.getsource(module), re.MULTILINE)
+    assert not {"asyncio", "socket", "threading", "time"} & set(imported)
 
 
 def test_requests_are_answered_and_errors_are_raised():
