@@ -95,7 +95,7 @@ READS_IT = {"system/node.py"}
 """Where a stamp for people is made."""
 SHOWS_IT = {
     "stamp": {"system/node.py", "member/presence.py", "operate/commands.py"},
-    "http_date": {"system/node.py", "operate/doctor.py", "engines/embedded/server_connection.py"},
+    "http_date": {"system/node.py", "operate/doctor.py", "engines/embedded/session.py"},
 }
 """Who may ask for one: to write it into the journal, and to tell it to the doctor, who only shows it."""
 

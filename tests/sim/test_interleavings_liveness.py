@@ -191,13 +191,13 @@ async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its
     await hands.all(b.join())
     await hands.until(lambda: a.is_in and c.is_in)
     session = b.member.presence.session
-    connection = session._link
+    connection = session._link.transport.connection
     hands.fault("half open", b)
     hands.engine.hung_up(connection)
     await hands.until(lambda: b.key is None)
     assert b.member.presence.is_fresh
     assert b.member.changed is None
-    hands.loop.call_soon(connection.lose, context=b.node.context)
+    hands.loop.call_soon(connection.client_lost, "the connection is lost", context=b.node.context)
     await hands.pass_time(0.0001)
     assert session._link is None
     await hands.raises(Evicted, b.done())

@@ -134,13 +134,14 @@ class HandSession(SimSession):
 class HandDriver(SimDriver):
     """Gives sessions that know their player."""
 
+    session_type = HandSession
+
     def __init__(self, player: Player) -> None:
         super().__init__(player.hands.network, player.node)
         self.player = player
 
     async def connect(self) -> HandSession:
-        connection, welcome = await self.dial()
-        session = HandSession(self, connection, welcome)
+        session = await super().connect()
         session.player = self.player
         return session
 
