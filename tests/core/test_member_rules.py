@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.member_rules import (
-    Change,
-    ChangeKind,
-    TakeResult,
-    WaitingStep,
-    change_for,
-    report,
-    still_ours,
-    take_result,
-    waiting_step,
-)
+from rdzv.core import member_rules
+from rdzv.core.member_rules import Change, ChangeKind, TakeResult, change_for, report, still_ours, take_result
 from rdzv.core.model import NO_ROUND, Call, Cause, CauseKind, Era, Head, Phase, RoundId
 from support.views import ERA, entry, sealed, told
 
@@ -32,28 +23,27 @@ def head(phase=Phase.SEALED, **fields):
 @pytest.mark.parametrize(
     ("seen", "left", "examined", "expected"),
     [
-        (head(), NO_ROUND, "", WaitingStep.EXAMINE),
-        (head(Phase.BROKEN), NO_ROUND, "", WaitingStep.EXAMINE),
-        (head(), RoundId(ERA, 2), "t2", WaitingStep.EXAMINE),
-        (head(number=1, era=Era(2, "e0")), RoundId(ERA, 9), "", WaitingStep.EXAMINE),
+        (head(), NO_ROUND, "", True),
+        (head(Phase.BROKEN), NO_ROUND, "", True),
+        (head(), RoundId(ERA, 2), "t2", True),
+        (head(number=1, era=Era(2, "e0")), RoundId(ERA, 9), "", True),
         # Nothing to take.
-        (None, NO_ROUND, "", WaitingStep.WAIT),
-        (head(Phase.OPEN, number=0, table=""), NO_ROUND, "x", WaitingStep.WAIT),
-        (head(Phase.CLOSED), NO_ROUND, "", WaitingStep.WAIT),
+        (head(Phase.OPEN, number=0, table=""), NO_ROUND, "x", False),
+        (head(Phase.CLOSED), NO_ROUND, "", False),
         # Kept for those who hold it.
-        (head(adopted=True), NO_ROUND, "", WaitingStep.WAIT),
-        (head(Phase.BROKEN, adopted=True), NO_ROUND, "", WaitingStep.WAIT),
+        (head(adopted=True), NO_ROUND, "", False),
+        (head(Phase.BROKEN, adopted=True), NO_ROUND, "", False),
         # Asked already.
-        (head(), NO_ROUND, "t3", WaitingStep.WAIT),
+        (head(), NO_ROUND, "t3", False),
         # G3: at or below what we gave up.
-        (head(), RoundId(ERA, 3), "", WaitingStep.WAIT),
-        (head(), RoundId(ERA, 4), "", WaitingStep.WAIT),
-        (head(number=9), RoundId(Era(2, "e0"), 1), "", WaitingStep.WAIT),
+        (head(), RoundId(ERA, 3), "", False),
+        (head(), RoundId(ERA, 4), "", False),
+        (head(number=9), RoundId(Era(2, "e0"), 1), "", False),
     ],
 )
 def test_a_table_is_examined_once_and_only_if_its_round_could_be_ours(seen, left, examined, expected):
     """T3.1."""
-    assert waiting_step(seen, left, examined) is expected
+    assert member_rules.worth_examining(seen, left, examined) is expected
 
 
 MINE = entry("a", 0, created=11)

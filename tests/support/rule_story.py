@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
-from rdzv.core.member_rules import TakeResult, WaitingStep, change_for, report, still_ours, take_result, waiting_step
+from rdzv.core.member_rules import TakeResult, change_for, report, still_ours, take_result, worth_examining
 from rdzv.core.model import (
     NO_ROUND,
     Cause,
@@ -120,9 +120,8 @@ class Story:
         if person.holds is not None:
             told = change_for(person.holds, head)
             return f"told {told.kind.value}: {told.reason}" if told else f"runs round {person.holds.number}"
-        if waiting_step(head, person.left, person.examined) is WaitingStep.WAIT:
+        if head is None or not worth_examining(head, person.left, person.examined):
             return "waits"
-        assert head is not None
         entry = self.tables.get(head.table, {}).get(person.id)
         result = take_result(head, head.table, entry, live.created)
         person.examined = head.table

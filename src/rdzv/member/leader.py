@@ -22,21 +22,8 @@ from ..core.acts import Act, Evict, Seal, Sweep, WriteHead
 from ..core.model import Head, Phase
 from ..core.rules import lead
 from ..core.view import View
-from ..engines.port import (
-    AllCreated,
-    Batch,
-    Compare,
-    Delete,
-    DeletePrefix,
-    Empty,
-    Gap,
-    LeaseGone,
-    List,
-    Modified,
-    Operation,
-    Outcome,
-    Put,
-)
+from ..engines import port
+from ..engines.port import Compare, DeletePrefix, LeaseGone, Modified, Operation, Outcome, Put
 from ..errors import Unreachable
 from ..system.timers import Wakeup, sleep
 from .run_mirror import RunMirror
@@ -76,7 +63,7 @@ class Leader:
         self._node = presence.node
         self._keys = presence.keys
         self._bell = Wakeup(presence.node)
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[port.Batch] = deque()
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
         self._listed_at = 0.0
@@ -92,7 +79,7 @@ class Leader:
         while True:
             try:
                 await self._reign()
-            except (Gap, _Stale):
+            except (port.Gap, _Stale):
                 pass
             except _Over:
                 return
@@ -125,7 +112,7 @@ class Leader:
 
     async def _list(self) -> Outcome:
         """List the run at one revision. Settings that this member has just made are put under the run's lease too."""
-        presence, everything = self._presence, List(self._keys.group)
+        presence, everything = self._presence, port.List(self._keys.group)
         founds, self._founds = self._founds, False
         if not founds:
             return await self._session.txn(then=[everything])
@@ -255,7 +242,7 @@ class Leader:
         if head.phase is Phase.CLOSED:
             # A close is final, so it must not overlook a member that came meanwhile and could have made up the quorum
             # (T11.9, seed 1216).
-            guard.append(Empty(self._keys.members, view.revision))
+            guard.append(port.Empty(self._keys.members, view.revision))
         return await self._sure(self._presence.write_head(head, reason, guard))
 
     async def _seal(self, act: Seal, reason: str, view: View) -> Outcome:
@@ -296,13 +283,13 @@ class Leader:
         first = self._keys.member(act.first)
         if len(chosen) + 3 > self._session.compares_max:
             chosen = {first: chosen[first]}
-        return [AllCreated(chosen), Modified(first, view.members[act.first].modified)]
+        return [port.AllCreated(chosen), Modified(first, view.members[act.first].modified)]
 
     async def _evict(self, act: Evict, view: View) -> Outcome:
         for id in act.ids:
             key = self._keys.member(id)
             unchanged = Modified(key, view.members[id].modified)
-            outcome = await self._txn([*self.guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
+            outcome = await self._txn([*self.guard(view), unchanged], [port.Delete(key), port.Delete(self._keys.ask(id))])
         return outcome
 
     async def _sweep(self, act: Sweep, view: View) -> Outcome:

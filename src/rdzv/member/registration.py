@@ -18,23 +18,8 @@ from ..core import wire
 from ..core.member import closed_error
 from ..core.model import Ban, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
-from ..engines.port import (
-    Case,
-    Compare,
-    Created,
-    Delete,
-    Empty,
-    Equals,
-    Get,
-    Item,
-    List,
-    Modified,
-    Operation,
-    Order,
-    Outcome,
-    Put,
-    Session,
-)
+from ..engines import port
+from ..engines.port import Compare, Empty, Equals, Get, Item, List, Modified, Operation, Order, Outcome, Put
 from ..errors import Banned, SettingsError
 from ..system.node import Node
 
@@ -75,7 +60,7 @@ class Registration:
         self._own = presence.keys.member(presence.id)
         self._ban = presence.keys.ban(presence.record.host)
         self._entrance = Put(self._own, wire.encode(presence.record), presence.lease)
-        self._welcome: tuple[Compare, ...] = (Created(self._own, 0), Created(self._ban, 0))
+        self._welcome: tuple[Compare, ...] = (port.Created(self._own, 0), port.Created(self._ban, 0))
         """The id is new, and the host is not banned."""
         self._entry: tuple[str, RankEntry] | None = None
         """Key and entry of the round that is held, to be put with the own key (T13.4)."""
@@ -92,7 +77,7 @@ class Registration:
         before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
         seen: Outcome | None = None
         while True:
-            ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self.ways(seen)]
+            ways = [port.Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self.ways(seen)]
             outcome = await self._session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
             if outcome.succeeded:
                 founds = any(isinstance(one, Put) and one.key == keys.settings for one in ways[outcome.case].then)
@@ -167,7 +152,7 @@ class Registration:
             self._show_head(item, seen.revision)
             raise closed_error(self._me, head)
         compares += [Empty(self._keys.members), Modified(self._keys.head, item.modified)]
-        return [Delete(self._keys.head)]
+        return [port.Delete(self._keys.head)]
 
     def _settle(self, settings: Item | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
         """The settings, if they are this member's to make: there are none, or no member is here that agreed on them.
@@ -194,7 +179,7 @@ def member_name(settings: Settings, node: Node) -> str:
     return clip(f"{node.host}/{settings.slot}" if settings.slot else node.host, NAME_MAX)
 
 
-def record_for(settings: Settings, node: Node, session: Session) -> MemberRecord:
+def record_for(settings: Settings, node: Node, session: port.Session) -> MemberRecord:
     """This member as the others see it."""
     return MemberRecord(
         name=member_name(settings, node),
