@@ -50,14 +50,9 @@ class Presence:
     """
 
     def __init__(
-        self,
-        session: port.Session,
-        settings: Settings,
-        node: Node,
-        record: MemberRecord,
-        state: MemberState,
+        self, session: port.Session, settings: Settings, node: Node, record: MemberRecord, state: MemberState,
         emit: Callable[[MemberEvent], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.session = session
         self.settings = settings
         self.agreed = settings.agreed()
@@ -443,25 +438,13 @@ class Presence:
                 raise await self.why_gone()
 
     async def write_head(
-        self,
-        head: Head,
-        reason: str,
-        guard: Iterable[Compare],
-        *,
-        came: Iterable[str] = (),
-        gone: Iterable[str] = (),
-        **operations: Iterable[Operation],
-    ) -> Outcome:
+        self, head: Head, reason: str, guard: Iterable[Compare], *,
+        came: Iterable[str] = (), gone: Iterable[str] = (), **operations: Iterable[Operation],
+    ) -> Outcome:  # fmt: skip
         """Write a head, with this member's journal entry. `operations`: as for the function of this name."""
         lasted_s, stamp = self.tracker.lasted_s(), self.node.stamp()
         entry = journal_line(head, self.record.name, reason, came=came, gone=gone, lasted_s=lasted_s, stamp=stamp)
         return await write_head(
-            self.session,
-            self.settings.run_id,
-            head,
-            entry,
-            guard,
-            run_lease=self.run_lease,
-            closed_for=self.agreed.closed_for,
-            **operations,
-        )
+            self.session, self.settings.run_id, head, entry, guard,
+            run_lease=self.run_lease, closed_for=self.agreed.closed_for, **operations,
+        )  # fmt: skip
