@@ -1,7 +1,7 @@
 """Elastic rendezvous for distributed training: which nodes take part, which rank each has, and why.
 
-The names below are loaded when they are first used, because asyncio and msgspec take longer to import than all the rest. A
-program that imports rdzv but makes no rendezvous does not pay for them.
+The names below are loaded when they are first used, because asyncio and msgspec take longer to import than all the
+rest. A program that imports rdzv but makes no rendezvous does not pay for them.
 """
 
 from __future__ import annotations

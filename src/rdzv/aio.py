@@ -36,16 +36,9 @@ class AsyncRendezvous(Member):
     """
 
     def __init__(
-        self,
-        endpoint: str | Endpoint,
-        *,
-        run_id: str,
-        min_nodes: int | str,
-        max_nodes: int | str,
-        observer: Observer | None = None,
-        driver: Driver | None = None,
-        **options: object,
-    ) -> None:
+        self, endpoint: str | Endpoint, *, run_id: str, min_nodes: int | str, max_nodes: int | str,
+        observer: Observer | None = None, driver: Driver | None = None, **options: object,
+    ) -> None:  # fmt: skip
         put_aside(os.environ)
         settings = Settings.make(
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options

@@ -152,25 +152,13 @@ class Rendezvous:
     """
 
     def __init__(
-        self,
-        endpoint: str | Endpoint,
-        *,
-        run_id: str,
-        min_nodes: int | str,
-        max_nodes: int | str,
-        observer: Observer | None = None,
-        driver: Driver | None = None,
-        **options: object,
-    ) -> None:
+        self, endpoint: str | Endpoint, *, run_id: str, min_nodes: int | str, max_nodes: int | str,
+        observer: Observer | None = None, driver: Driver | None = None, **options: object,
+    ) -> None:  # fmt: skip
         self._aio = aio.AsyncRendezvous(
-            endpoint,
-            run_id=run_id,
-            min_nodes=min_nodes,
-            max_nodes=max_nodes,
-            observer=observer,
-            driver=driver,
-            **options,
-        )
+            endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes,
+            observer=observer, driver=driver, **options,
+        )  # fmt: skip
         self._handle = _MemberHandle(self._aio)
         self.run_id = self._aio.run_id
 

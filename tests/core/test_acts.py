@@ -44,17 +44,9 @@ def test_closing_stops_the_call_and_names_the_cause(call, call_seq):
 def test_the_journal_keeps_what_a_post_mortem_needs():
     head = sealed("a b", call=Call.SETTLE, cause=CAUSE).head
     assert journal_line(head, "a", "c waiting to come in") == JournalEntry(
-        seq=7,
-        run="r1",
-        era=head.era,
-        number=3,
-        phase=Phase.SEALED,
-        size=2,
-        call=Call.SETTLE,
-        by="a",
-        reason="c waiting to come in",
-        cause=CAUSE,
-    )
+        seq=7, run="r1", era=head.era, number=3, phase=Phase.SEALED, size=2, call=Call.SETTLE, by="a",
+        reason="c waiting to come in", cause=CAUSE,
+    )  # fmt: skip
 
 
 def test_a_seal_names_some_of_those_who_came_and_went_and_how_long_the_former_head_stood():

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.member_rules import (
-    Change,
-    ChangeKind,
-    TakeResult,
-    WaitingStep,
-    change_for,
-    report,
-    still_ours,
-    take_result,
-    waiting_step,
-)
+from rdzv.core import member_rules
+from rdzv.core.member_rules import Change, ChangeKind, TakeResult, change_for, report, still_ours, take_result
 from rdzv.core.model import NO_ROUND, Call, Cause, CauseKind, Era, Head, Phase, RoundId
-from support.views import ERA, entry, sealed, told
+from support.views import ERA, entry, told
 
 LOST = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
 
@@ -32,28 +23,27 @@ def head(phase=Phase.SEALED, **fields):
 @pytest.mark.parametrize(
     ("seen", "left", "examined", "expected"),
     [
-        (head(), NO_ROUND, "", WaitingStep.EXAMINE),
-        (head(Phase.BROKEN), NO_ROUND, "", WaitingStep.EXAMINE),
-        (head(), RoundId(ERA, 2), "t2", WaitingStep.EXAMINE),
-        (head(number=1, era=Era(2, "e0")), RoundId(ERA, 9), "", WaitingStep.EXAMINE),
+        (head(), NO_ROUND, "", True),
+        (head(Phase.BROKEN), NO_ROUND, "", True),
+        (head(), RoundId(ERA, 2), "t2", True),
+        (head(number=1, era=Era(2, "e0")), RoundId(ERA, 9), "", True),
         # Nothing to take.
-        (None, NO_ROUND, "", WaitingStep.WAIT),
-        (head(Phase.OPEN, number=0, table=""), NO_ROUND, "x", WaitingStep.WAIT),
-        (head(Phase.CLOSED), NO_ROUND, "", WaitingStep.WAIT),
+        (head(Phase.OPEN, number=0, table=""), NO_ROUND, "x", False),
+        (head(Phase.CLOSED), NO_ROUND, "", False),
         # Kept for those who hold it.
-        (head(adopted=True), NO_ROUND, "", WaitingStep.WAIT),
-        (head(Phase.BROKEN, adopted=True), NO_ROUND, "", WaitingStep.WAIT),
+        (head(adopted=True), NO_ROUND, "", False),
+        (head(Phase.BROKEN, adopted=True), NO_ROUND, "", False),
         # Asked already.
-        (head(), NO_ROUND, "t3", WaitingStep.WAIT),
+        (head(), NO_ROUND, "t3", False),
         # G3: at or below what we gave up.
-        (head(), RoundId(ERA, 3), "", WaitingStep.WAIT),
-        (head(), RoundId(ERA, 4), "", WaitingStep.WAIT),
-        (head(number=9), RoundId(Era(2, "e0"), 1), "", WaitingStep.WAIT),
+        (head(), RoundId(ERA, 3), "", False),
+        (head(), RoundId(ERA, 4), "", False),
+        (head(number=9), RoundId(Era(2, "e0"), 1), "", False),
     ],
 )
 def test_a_table_is_examined_once_and_only_if_its_round_could_be_ours(seen, left, examined, expected):
     """T3.1."""
-    assert waiting_step(seen, left, examined) is expected
+    assert member_rules.worth_examining(seen, left, examined) is expected
 
 
 MINE = entry("a", 0, created=11)
@@ -135,12 +125,6 @@ def test_h24_what_a_holder_is_told_is_a_function_of_its_round_and_the_head(seen,
     assert change_for(HOLDS, seen) == expected
 
 
-def test_h24_it_is_level_and_not_edge():
-    """T10.5: who missed the break and the next seal is told by the head there is, and as often as it asks."""
-    newest = head(number=5, table="t5")
-    assert change_for(HOLDS, newest) == change_for(HOLDS, newest) == Change(ChangeKind.ROUND, "round 5 has replaced round 3")
-
-
 def test_h15_a_round_of_another_incarnation_is_not_ours_though_its_number_is():
     """T10.4: paused since a former life, it finds the same number and, by accident, even the same table."""
     assert change_for(told(rank=0, run="r0"), head()).kind is ChangeKind.EVICTED
@@ -182,17 +166,5 @@ def test_what_is_told_is_all_that_makes_the_head_again():
         Phase.BROKEN, digest="d", boot="node-a:29500", top=4, grown=2, incarnation=5, next_era=Era(2, "e2"), cause=LOST
     )
     assert report(seen, 1) == told(
-        phase=Phase.BROKEN,
-        rank=1,
-        boot="node-a:29500",
-        top=4,
-        grown=2,
-        incarnation=5,
-        next_era=Era(2, "e2"),
-        cause=LOST,
+        phase=Phase.BROKEN, rank=1, boot="node-a:29500", top=4, grown=2, incarnation=5, next_era=Era(2, "e2"), cause=LOST
     )
-
-
-def test_whoever_never_learned_its_rank_tells_none():
-    """T13.2."""
-    assert report(sealed("a b").head, -1).rank == -1

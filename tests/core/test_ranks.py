@@ -37,8 +37,6 @@ def ranked(chosen, kept=None, vacant=()):
         ([who("n10", "n10", created=1), who("n9", "n9", created=2), who("n1", "n1", created=3)], "n1 n9 n10"),
         # One host together, then by name.
         ([who("x/1", "x"), who("y/0", "y"), who("x/10", "x"), who("x/2", "x")], "x/1 x/2 x/10 y/0"),
-        # Two members of one name: who came first.
-        ([Candidate("B", "a", "h", "", 2), Candidate("A", "a", "h", "", 1)], "a a"),
         # The order key comes before all that.
         ([who("a", order="10"), who("b", order="9"), who("c", order="8")], "c b a"),
         # With an order key before without.

@@ -259,7 +259,7 @@ LATE = "c and d did not stop within 75 s: evicted | evict C D"
      "x, y and z did not stop within 75 s: evicted | evict Z Y X"),
     ("T8.1 T6.5 when they are gone the round is sealed", broken("a:ready b:ready c:lost d:lost", call=REGROUP, age=75.1),
      "2 of 2..4 nodes: all who live are ready | seal a b"),
-    *[(f"T8.2 a ban takes effect at once: {make.__name__}",
+    *[(f"T8.2 a ban takes effect at once: {make.args[0].value}",
        make("a b c d", banned={"node-c": BAD, "node-b": BAD}, orphans=["t1"]), f"b and c banned: {BAD} | evict B C")
       for make in (opened, sealed, broken)],
     ("T8.2 before a seal", broken("a:ready b:ready c:ready", call=REGROUP, banned={"node-b": BAD}),
@@ -434,13 +434,13 @@ DONE = "all 2 members of round 3 are done | phase=closed cause=success()"
 def closes(cites, people, text, about, **given):
     """Rows in which the run is closed, whether its round is sealed or broken."""
     expected = f"{text} | phase=closed cause={about}"
-    return [(f"{cites} {make.__name__} {people}", make(people, **given), expected) for make in (sealed, broken)]
+    return [(f"{cites} {make.args[0].value} {people}", make(people, **given), expected) for make in (sealed, broken)]
 
 
 def goes_on(cites, people, *, breaks_for, reforms, **given):
     """Rows in which the run is not closed: a sealed round is broken for that reason, and a broken one is re-formed."""
     rows = (sealed, breaks_for), (broken, reforms)
-    return [(f"{cites} {make.__name__} {people}", make(people, **given), expected) for make, expected in rows]
+    return [(f"{cites} {make.args[0].value} {people}", make(people, **given), expected) for make, expected in rows]
 
 
 ONE_LEFT = "1 of at least 2 nodes remain"
@@ -448,7 +448,7 @@ MORE = "1 of 2..4 nodes: waiting for 1 more"
 
 
 @table(
-    *[(f"T11.1 all are done: {make.__name__} {people}", make(people), DONE) for make in (sealed, broken)
+    *[(f"T11.1 all are done: {make.args[0].value} {people}", make(people), DONE) for make in (sealed, broken)
       for people in ("a:done b:done", "a:gone b:done", "a:gone b:gone c:new", "a:done b:done c:new")],
     ("T11.1 not while one is not", sealed("a:done b:done c", max=3), "round 3 runs with 3 nodes"),
     ("T11.1 nor in a broken round", broken("a:done b:done c", max=3),

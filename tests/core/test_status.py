@@ -66,14 +66,7 @@ def test_a_former_life_gives_nobody_a_rank():
 
 @pytest.mark.parametrize(
     "view",
-    [
-        no_head("a"),
-        opened("a b"),
-        sealed("a b"),
-        sealed("a b:lost"),
-        broken("a b:ready"),
-        closed("a"),
-    ],
+    [no_head("a"), opened("a b"), sealed("a b"), sealed("a b:lost"), broken("a b:ready"), closed("a")],
 )
 def test_the_reason_is_the_leaders(view):
     """S4: the same words everywhere."""

@@ -23,6 +23,7 @@ from rdzv.core.view import View
 from support.rule_story import Story
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"))
+assert len(TRANSCRIPTS) >= 8, "they are found"
 _SHOWN = ["run", "era", "next_era", "number", "phase", "table", "size", "boot", "call", "adopted", "top", "grown", "flaps"]
 
 
@@ -187,10 +188,6 @@ def test_the_story_goes_as_it_was_told(path, request):
         path.write_text(told)
     else:
         assert told.splitlines() == text.splitlines()
-
-
-def test_there_are_stories():
-    assert len(TRANSCRIPTS) >= 8
 
 
 @pytest.mark.parametrize("text", ["join a\n", "join a\n----", "----\n", "# only a remark\n"])

@@ -11,34 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core import model, wire
-from rdzv.core.model import (
-    Ban,
-    Call,
-    Cause,
-    CauseKind,
-    DrainRequest,
-    Era,
-    Head,
-    JournalEntry,
-    MemberRecord,
-    Phase,
-    RankEntry,
-    Record,
-    RoundId,
-    RoundReport,
-    RunSettings,
-)
+from rdzv.core.model import Ban, Call, Cause, DrainRequest, Era, Head, MemberRecord, Phase, RoundId
 from rdzv.errors import Incompatible, LimitExceeded
 
 ERA = Era(2, "f00d")
-CAUSE = Cause(kind=CauseKind.LOST, text="node7 was lost", members=("node7",))
-TOLD = RoundReport(
+CAUSE = Cause(kind=model.CauseKind.LOST, text="node7 was lost", members=("node7",))
+TOLD = model.RoundReport(
     run="r1", era=ERA, number=3, table="t1", phase=Phase.BROKEN, size=2, rank=1, digest="d", boot="h:1", top=4, grown=2,
     incarnation=1, next_era=Era(3, "beef"), cause=CAUSE,
 )  # fmt: skip
 
 # One of each kind with nothing left at its default, so that a field that is lost on the way is missed.
-FULL: list[Record] = [
+FULL: list[model.Record] = [
     Head(
         run="r1", era=ERA, number=3, phase=Phase.SEALED, table="t1", size=2, digest="d", boot="h:1", seen=17,
         call=Call.SETTLE, call_seq=5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
@@ -48,17 +32,17 @@ FULL: list[Record] = [
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
         info={"gpus": "8"}, boot="10.0.0.7:29500", left=RoundId(ERA, 2), drain="SIGTERM", done=True, holds=TOLD, heard=TOLD,
     ),
-    RankEntry(
+    model.RankEntry(
         rank=1, created=12, name="node7/0", host="node7", order="7", sealed_as="m1", since=2, done=True, gave_up="exit code 1",
         went="drained",
     ),
-    RunSettings(
+    model.RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, grow_every=5.5,
         replace_wait=6.5, drain_settle=7.5, on_failure="wait", closed_for=8.5,
     ),
     DrainRequest(reason="maintenance"),
     Ban(reason="bad memory"),
-    JournalEntry(
+    model.JournalEntry(
         seq=6, run="r1", era=ERA, number=3, phase=Phase.BROKEN, size=2, call=Call.REGROUP, by="node1", reason="node7 was lost",
         cause=CAUSE, came=("node8",), gone=("node7",), lasted_s=1.5, stamp="2026-01-01T00:00:00Z",
     ),
@@ -71,7 +55,7 @@ def test_every_kind_that_has_a_limit_is_tried_here_and_every_tagged_kind_has_one
     tagged = {
         kind
         for kind in vars(model).values()
-        if isinstance(kind, type) and issubclass(kind, Record) and kind.__struct_config__.tag is not None
+        if isinstance(kind, type) and issubclass(kind, model.Record) and kind.__struct_config__.tag is not None
     }
     assert set(KINDS) == set(wire.SIZES_MAX) == tagged
 
@@ -97,7 +81,7 @@ def test_an_operator_can_read_a_record_and_sees_its_version_and_kind_first(recor
 
 
 def test_what_is_at_its_default_is_not_sent():
-    assert wire.encode(RunSettings(min_nodes=1, max_nodes=2)) == b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":2}'
+    assert wire.encode(model.RunSettings(min_nodes=1, max_nodes=2)) == b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":2}'
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -113,7 +97,7 @@ STRATEGIES = {
     RoundId: st.builds(RoundId, eras, counts),
     Phase: st.sampled_from(Phase),
     Call: st.sampled_from(Call),
-    CauseKind: st.sampled_from(CauseKind),
+    model.CauseKind: st.sampled_from(model.CauseKind),
     tuple[str, ...]: st.lists(texts, max_size=8).map(tuple),
     dict[str, str]: st.dictionaries(texts, texts, max_size=4),
     dict[str, int]: st.dictionaries(texts, counts, max_size=4),
@@ -126,7 +110,7 @@ def any_of(kind):
 
 
 STRATEGIES[Cause | None] = st.none() | any_of(Cause)
-STRATEGIES[RoundReport | None] = st.none() | any_of(RoundReport)
+STRATEGIES[model.RoundReport | None] = st.none() | any_of(model.RoundReport)
 records = st.one_of(*map(any_of, KINDS))
 
 
@@ -234,7 +218,7 @@ def test_a_field_that_is_not_known_could_mean_anything(record):
 @pytest.mark.parametrize("value", [b'"2"', b"2.5", b"2.0", b"true", b"null", b"[2]"])
 def test_a_number_is_a_number(value):
     data = b'{"v":1,"type":"settings","min_nodes":' + value + b',"max_nodes":4}'
-    assert "Expected `int`, got " in refusal(RunSettings, data)
+    assert "Expected `int`, got " in refusal(model.RunSettings, data)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +226,7 @@ def test_a_number_is_a_number(value):
     [
         (DrainRequest, b'{"v":1,"type":"ask","reason":1}'),
         (DrainRequest, b'{"v":1,"type":"ask"}'),
-        (RankEntry, b'{"v":1,"type":"entry","rank":1,"name":"a","host":"h","sealed_as":"x","done":1}'),
+        (model.RankEntry, b'{"v":1,"type":"entry","rank":1,"name":"a","host":"h","sealed_as":"x","done":1}'),
         (MemberRecord, b'{"v":1,"type":"member","name":"a","host":"h","info":{"a":1}}'),
         (Head, b'{"v":1,"type":"head","run":"r","era":[1,"x"],"next_era":[1,"x"],"phase":"melted"}'),
         (Head, b'{"v":1,"type":"head","run":"r","era":{"level":1},"next_era":[1,"x"]}'),

@@ -33,15 +33,6 @@ def test_a_full_world_is_sealed_at_once():
     run(scenario)
 
 
-def test_a_quorum_waits_for_the_last_call_and_no_longer():
-    async def scenario():
-        async with Party(2, 8) as party:
-            _, worlds = await party.form("a", "b", "c")
-            assert_one_world(worlds, 1)
-
-    run(scenario)
-
-
 def test_members_on_one_host_are_told_apart_by_their_slots():
     async def scenario():
         async with Party(2, 2) as party:

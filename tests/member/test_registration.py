@@ -6,7 +6,6 @@ import collections
 
 import pytest
 
-from rdzv.errors import SettingsError
 from rdzv.member.registration import Registration
 from support.memory_members import Party, join, run
 
@@ -44,17 +43,6 @@ def test_who_brings_more_than_itself_looks_first(attempts):
         async with Party(2, 2) as party:
             await join(party.member("a", incarnation=1), party.member("b", incarnation=1))
             assert sorted(attempts.values()) == [1, 2]
-
-    run(scenario)
-
-
-def test_who_was_told_other_settings_is_refused_by_name(attempts):
-    async def scenario():
-        async with Party(1, 3) as party:
-            await party.form("a")
-            with pytest.raises(SettingsError, match=r"settle is 9 here and 0\.1 in the run"):
-                await party.member("b", settle=9).join()
-            assert attempts["b"] == 2
 
     run(scenario)
 

@@ -43,58 +43,36 @@ def an_era() -> Era:
 def an_agreement() -> RunSettings:
     unit, low = pick([1, 1, 2, 3]), pick([1, 2, 2, 3])
     return RunSettings(
-        min_nodes=low,
-        max_nodes=max(low, math.ceil(low / unit) * unit + chance.randint(0, 4)),
-        unit=unit,
-        last_call=pick(TIMES),
-        regroup=pick(TIMES[1:]),
-        settle=pick(TIMES),
-        grow=pick(["settle", "settle", "now", "never"]),
-        grow_every=pick(TIMES),
-        replace_wait=pick(TIMES),
-        drain_settle=pick(TIMES),
-        on_failure=pick(["close", "wait"]),
-    )
+        min_nodes=low, max_nodes=max(low, math.ceil(low / unit) * unit + chance.randint(0, 4)), unit=unit,
+        last_call=pick(TIMES), regroup=pick(TIMES[1:]), settle=pick(TIMES), grow=pick(["settle", "settle", "now", "never"]),
+        grow_every=pick(TIMES), replace_wait=pick(TIMES), drain_settle=pick(TIMES), on_failure=pick(["close", "wait"]),
+    )  # fmt: skip
 
 
 def a_told() -> RoundReport:
     return RoundReport(
-        run=pick(["r1", "r1", "r2"]),
-        era=an_era(),
-        number=chance.randint(0, 6),
-        table=pick(["t3", "t3", "t4"]),
-        phase=pick([Phase.OPEN, Phase.SEALED, Phase.SEALED, Phase.BROKEN, Phase.CLOSED]),
-        size=chance.randint(0, 3),
-        rank=chance.randint(-1, 2),
-        digest=pick(["d", "d", "d2"]),
-        incarnation=chance.randint(0, 1),
-        next_era=an_era(),
+        run=pick(["r1", "r1", "r2"]), era=an_era(), number=chance.randint(0, 6), table=pick(["t3", "t3", "t4"]),
+        phase=pick([Phase.OPEN, Phase.SEALED, Phase.SEALED, Phase.BROKEN, Phase.CLOSED]), size=chance.randint(0, 3),
+        rank=chance.randint(-1, 2), digest=pick(["d", "d", "d2"]), incarnation=chance.randint(0, 1), next_era=an_era(),
         cause=pick([None, CAUSE]),
-    )
+    )  # fmt: skip
 
 
 def a_head(phase: Phase) -> dict[str, Any]:
     era = an_era()
     fields = {
-        "era": era,
-        "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
-        "call": pick(CALLS[phase]),
-        "cause": pick([None, CAUSE]),
-        "flaps": pick([{}, {"node-f": 1, "node-g": 30}]),
-    }
+        "era": era, "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
+        "call": pick(CALLS[phase]), "cause": pick([None, CAUSE]), "flaps": pick([{}, {"node-f": 1, "node-g": 30}]),
+    }  # fmt: skip
     if phase is not Phase.OPEN:
         fields |= {"adopted": pick([False, True]), "grown": pick([0, 2]), "number": chance.randint(1, 5)}
     return fields
 
 
-def some_ages() -> dict[str, float]:
-    return {age: pick(AGE) for age in AGES}
-
-
 AGREED = [an_agreement() for _ in range(300)]
 TOLDS = [a_told() for _ in range(300)]
 HEADS = {phase: [a_head(phase) for _ in range(100)] for phase in Phase}
-MANY_AGES = [some_ages() for _ in range(300)]
+MANY_AGES = [{age: pick(AGE) for age in AGES} for _ in range(300)]
 MOODS = ["in", "ready", "ready", "in ready", "in in ready done gone", "in ready drains lost went", " ".join(STATES)]
 """Sets of states that the members of one table are drawn from: most runs are not in all of them at once."""
 
@@ -107,9 +85,8 @@ def views(draw):
     if phase not in (None, Phase.OPEN):
         mood = draw(st.sampled_from(MOODS)).split()
     states = draw(st.lists(st.sampled_from(mood), max_size=5)) + draw(st.sampled_from([[], ["new"], ["new", "new"]]))
-    people = [f"{name}:{state}" for name, state in zip("edcbafg", states, strict=False)][
-        :: draw(st.sampled_from([1, -1]))
-    ]
+    people = [f"{name}:{state}" for name, state in zip("edcbafg", states, strict=False)]
+    people = people[:: draw(st.sampled_from([1, -1]))]
     given = {} if phase is None else draw(st.sampled_from(HEADS[phase]))
     here = NO_ROUND if phase is None else RoundId(given["era"], given.get("number", 0))
     before = RoundId(Era(1, "e0"), 1)
@@ -122,20 +99,14 @@ def views(draw):
         said[name] |= {draw(st.sampled_from(["holds", "heard"])): draw(st.sampled_from(TOLDS))}
     agreed = msgspec.structs.asdict(draw(st.sampled_from(AGREED)))
     return view(
-        phase,
-        " ".join(people),
-        records=said,
+        phase, " ".join(people), records=said,
         entries={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
         durable=draw(st.booleans()),
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),
         banned=draw(st.sampled_from([{}, {}, {}, {"node-a": "bad memory"}, {"node-e": "bad memory"}])),
-        min=agreed.pop("min_nodes"),
-        max=agreed.pop("max_nodes"),
-        **agreed,
-        **given,
-        **draw(st.sampled_from(MANY_AGES)),
-    )
+        min=agreed.pop("min_nodes"), max=agreed.pop("max_nodes"), **agreed, **given, **draw(st.sampled_from(MANY_AGES)),
+    )  # fmt: skip
 
 
 def later(view: View, seconds: float) -> View:

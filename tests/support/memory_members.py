@@ -90,7 +90,6 @@ async def kill(member: Member) -> None:
     await asyncio.wait([task])
 
 
-
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
     """Poll until the condition holds, where there is nothing to wait on. `run` bounds it."""
     while not await holds():  # noqa: ASYNC110

@@ -11,20 +11,10 @@ from typing import Any
 
 import msgspec
 
+from rdzv.core import model
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
-from rdzv.core.member_rules import TakeResult, WaitingStep, change_for, report, still_ours, take_result, waiting_step
-from rdzv.core.model import (
-    NO_ROUND,
-    Cause,
-    CauseKind,
-    Head,
-    MemberRecord,
-    Phase,
-    RankEntry,
-    RoundId,
-    RoundReport,
-    RunSettings,
-)
+from rdzv.core.member_rules import TakeResult, change_for, report, still_ours, take_result, worth_examining
+from rdzv.core.model import NO_ROUND, CauseKind, Head, MemberRecord, Phase, RankEntry, RoundReport, RunSettings
 from rdzv.core.rules import lead
 from rdzv.core.view import LiveMember, View
 from support.views import member
@@ -41,7 +31,7 @@ class Person:
     id: str
     holds: RoundReport | None = None
     entry: RankEntry | None = None
-    left: RoundId = NO_ROUND
+    left: model.RoundId = NO_ROUND
     heard: Head | None = None
     heard_rank: int = -1
     examined: str = ""
@@ -120,9 +110,8 @@ class Story:
         if person.holds is not None:
             told = change_for(person.holds, head)
             return f"told {told.kind.value}: {told.reason}" if told else f"runs round {person.holds.number}"
-        if waiting_step(head, person.left, person.examined) is WaitingStep.WAIT:
+        if head is None or not worth_examining(head, person.left, person.examined):
             return "waits"
-        assert head is not None
         entry = self.tables.get(head.table, {}).get(person.id)
         result = take_result(head, head.table, entry, live.created)
         person.examined = head.table
@@ -148,7 +137,7 @@ class Story:
     def close(self, reason: str) -> None:
         """An operator closes the run."""
         if self.head is not None and self.head.phase is not Phase.CLOSED:
-            self._set_head(close_head(self.head, Cause(kind=CauseKind.CLOSED, text=reason)))
+            self._set_head(close_head(self.head, model.Cause(kind=CauseKind.CLOSED, text=reason)))
 
     def forget(self) -> None:
         """The engine comes back empty, and nobody is there yet."""

@@ -63,7 +63,6 @@ class Request:
 
 
 def seal(request: Request) -> bool:
-    """It seals a round."""
     return request.head is not None and request.head.phase is Phase.SEALED and not request.head.adopted
 
 
@@ -73,7 +72,6 @@ def take(request: Request) -> bool:
 
 
 def closing(request: Request) -> bool:
-    """It closes the run."""
     return request.head is not None and request.head.phase is Phase.CLOSED
 
 
@@ -83,7 +81,6 @@ def leading(request: Request) -> bool:
 
 
 def record(request: Request) -> bool:
-    """A member writes its own record."""
     return request.record is not None
 
 
@@ -103,7 +100,6 @@ class Gate:
         self._opened: asyncio.Future[None] = player.node.loop.create_future()
 
     async def pass_by(self) -> None:
-        """Wait until it is open."""
         self.held += 1
         try:
             await asyncio.shield(self._opened)
@@ -174,12 +170,10 @@ class Player:
 
     @property
     def world(self) -> AsyncWorld:
-        """The latest it was given."""
         return self.worlds[-1]
 
     @property
     def rounds(self) -> list[int]:
-        """Numbers of the rounds it was given."""
         return [world.round for world in self.worlds]
 
     @property
@@ -189,12 +183,10 @@ class Player:
 
     @property
     def key(self) -> Item | None:
-        """Its key on the engine."""
         return self.hands.present.get(self.name)
 
     @property
     def record(self) -> Record:
-        """Its record on the engine."""
         assert self.key is not None, f"{self.name} is not present"
         return wire.decode(Record, self.key.value)
 
@@ -261,14 +253,11 @@ class Player:
             told = ClosedTold(actor=self.name, member=self.name, reason=closed.reason, success=closed.success)
             self.hands.history.add(told)
             raise
-        self._given(world)
-        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
-        return world
-
-    def _given(self, world: AsyncWorld) -> None:
         self.worlds.append(world)
         self._holds = RoundId(world.era, world.round)
         self.hands.history.add(Given.of(self.name, world))
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
+        return world
 
     async def _watch(self) -> None:
         """Put on record the moment it is told, whatever its workers are doing."""
@@ -296,22 +285,18 @@ class Player:
         self.hands.history.add(Acted(actor=self.name, what=what, detail=detail, round=self._holds))
 
     def done(self) -> asyncio.Future[None]:
-        """Its work succeeded."""
         self._act("done")
         return self.on(self.member.done())
 
     def drain(self, reason: str = "SIGTERM") -> asyncio.Future[None]:
-        """It is about to go."""
         self._act("drained")
         return self.on(self.member.drain(reason))
 
     def close(self, reason: str = "finished") -> asyncio.Future[None]:
-        """It ends the run for everybody."""
         self._act("closing")
         return self.on(self.member.close_run(reason))
 
     def leave(self, *, failed: bool = False, reason: str = "") -> asyncio.Future[None]:
-        """It goes."""
         self._act("failed" if failed else "left")
         return self.on(self.member.leave(failed=failed, reason=reason))
 
@@ -346,7 +331,6 @@ class Player:
         self.hands.network.cut(self.node, self.hands.server_of(self), *ways)
 
     def heal(self, *ways: Way) -> None:
-        """It gets through again."""
         self.hands.network.heal(self.node, self.hands.server_of(self), *ways)
         self.hands.fault("cut", self, stop=True)
 

@@ -47,20 +47,15 @@ EPSILON_S = 0.5
 """What every bound in time is allowed on top, as by the checkers."""
 
 OPTIONS: dict[str, Any] = {
-    "last_call": 3.0,
-    "regroup": 30.0,
-    "lease": 6.0,
-    "settle": 0.5,
-    "grow_every": 0.0,
-    "join_timeout": 100_000.0,
-}
+    "last_call": 3.0, "regroup": 30.0, "lease": 6.0, "settle": 0.5, "grow_every": 0.0, "join_timeout": 100_000.0,
+}  # fmt: skip
 """What every player is started with, if the test does not say otherwise."""
 
 Bug = str | Callable[[], list[Patch]]
 
 
 class Hands:
-    """One run. See the module's docstring."""
+    """One run."""
 
     def __init__(
         self, seed: int = 1, *, durable: bool = False, writes_max: int = 100_000, stars: bool = True, **options: Any
@@ -145,7 +140,6 @@ class Hands:
 
     @property
     def head(self) -> Head | None:
-        """As it stands."""
         item = self.read(Get(KEYS.head)).item(0)
         return None if item is None else wire.decode(Head, item.value)
 
@@ -157,7 +151,6 @@ class Hands:
 
     @property
     def phase(self) -> Phase | None:
-        """Of the head."""
         return None if self.head is None else self.head.phase
 
     @property
@@ -192,26 +185,22 @@ class Hands:
     @property
     def heads(self) -> list[tuple[float, Head]]:
         """All that were ever written, and when."""
-        return [
-            (commit.at, wire.decode(Head, event.item.value))
-            for commit in self.history.of(Commit)
-            for event in commit.events
-            if event.key == KEYS.head and event.item is not None
-        ]
+        events = [(commit.at, event) for commit in self.history.of(Commit) for event in commit.events]
+        written = [(at, event.item) for at, event in events if event.key == KEYS.head and event.item is not None]
+        return [(at, wire.decode(Head, item.value)) for at, item in written]
 
     def seals(self) -> list[tuple[float, Head]]:
         """The heads that sealed a round, and when."""
-        found: dict[str, tuple[float, Head]] = {}
-        for at, head in self.heads:
-            if head.phase is Phase.SEALED and not head.adopted:
-                found.setdefault(head.table, (at, head))
-        return list(found.values())
+        return self._first_of_each_table(lambda head: head.phase is Phase.SEALED and not head.adopted)
 
     def breaks(self) -> list[tuple[float, Head]]:
         """The heads that broke a round, and when."""
+        return self._first_of_each_table(lambda head: head.phase is Phase.BROKEN)
+
+    def _first_of_each_table(self, holds: Callable[[Head], bool]) -> list[tuple[float, Head]]:
         found: dict[str, tuple[float, Head]] = {}
         for at, head in self.heads:
-            if head.phase is Phase.BROKEN:
+            if holds(head):
                 found.setdefault(head.table, (at, head))
         return list(found.values())
 
@@ -219,11 +208,9 @@ class Hands:
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
         return self.loop.time()
 
     async def pass_time(self, seconds: float) -> None:
-        """Let it pass."""
         await asyncio.sleep(seconds)
 
     async def until(self, holds: Callable[[], object], limit_s: float = LIMIT_S, what: str = "") -> float:
@@ -303,7 +290,6 @@ class Hands:
     def wrong(self) -> list[str]:
         """What the checkers of all guarantees say."""
         players = self.players
-        lease_s = self.options["lease"]
         case = CheckContext(
             keys=KEYS,
             owners={(one.node.host, one.node.pid): name for name, one in players.items()},
@@ -311,7 +297,7 @@ class Hands:
             slow_stop=frozenset(name for name, one in players.items() if one.stop_s > 10.0),
             loss=0.0,
         )
-        case.calm = Calm(self.history.of(Fault), 10.0 + lease_s * 1.1 + 5.0)
+        case.calm = Calm(self.history.of(Fault), 10.0 + self.options["lease"] * 1.1 + 5.0)
         said = run(case, self.history, [kind(case) for kind in CHECKERS])
         return [one for one in said if not any(re.search(accepted, one) for accepted in self.accepted)]
 

@@ -10,6 +10,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,7 +45,6 @@ STATES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
 
 
 def member(called: str, **record: Any) -> MemberRecord:
-    """A record as its member would write it."""
     values = {"name": called, "host": f"node-{called}", "boot": f"node-{called}:29500", **record}
     return MemberRecord(**values)
 
@@ -55,13 +55,11 @@ def live(called: str, created: int = FIRST_CREATED, **record: Any) -> LiveMember
 
 
 def entry(name: str, rank: int, created: int = 0, **fields: Any) -> RankEntry:
-    """An entry of a rank table."""
     values = {"host": f"node-{name}", "sealed_as": name.upper(), "since": 1, **fields}
     return RankEntry(rank=rank, name=name, created=created, **values)
 
 
 def settings(min: int = 2, max: int = 4, **others: Any) -> RunSettings:
-    """The settings of a run."""
     return RunSettings(min_nodes=min, max_nodes=max, **others)
 
 
@@ -83,41 +81,19 @@ def view(phase: Phase | None, people: str = "", **given: Any) -> View:
     given = {_AGES.get(name, name): value for name, value in given.items()}
     if given.pop("young", False):
         given = {"durable": False, "known_s": 1.0, **given}
-    base = {
-        "settings": agreed,
-        "me": next(iter(members), ""),
-        "revision": REVISION,
-        "head": head(phase, entries, **in_head),
-        "members": members,
-        "entries": entries,
-        "fresh": "fresh",
-    }
-    return View(**{**base, **given})
+    base = {"settings": agreed, "me": next(iter(members), ""), "revision": REVISION, "fresh": "fresh"}
+    return View(**{**base, "head": head(phase, entries, **in_head), "members": members, "entries": entries, **given})
 
 
-def no_head(people: str = "", **given: Any) -> View:
-    """A view without a head: the run is new, or the engine forgot it."""
-    return view(None, people, **given)
-
-
-def opened(people: str = "", **given: Any) -> View:
-    """A view before the first round."""
-    return view(Phase.OPEN, people, **given)
-
-
-def sealed(people: str = "", **given: Any) -> View:
-    """A view in which round 3 runs."""
-    return view(Phase.SEALED, people, **given)
-
-
-def broken(people: str = "", **given: Any) -> View:
-    """A view in which round 3 is over and the next is being formed."""
-    return view(Phase.BROKEN, people, **given)
-
-
-def closed(people: str = "", **given: Any) -> View:
-    """A view of a closed run."""
-    return view(Phase.CLOSED, people, **given)
+no_head = partial(view, None)
+"""A view without a head: the run is new, or the engine forgot it."""
+opened = partial(view, Phase.OPEN)
+"""A view before the first round."""
+sealed = partial(view, Phase.SEALED)
+"""A view in which round 3 runs."""
+broken = partial(view, Phase.BROKEN)
+"""A view in which round 3 is over and the next is being formed."""
+closed = partial(view, Phase.CLOSED)
 
 
 def _people(
@@ -161,7 +137,6 @@ def after(before: View, **changes: Any) -> Head:
 
 
 def seal_of(verdict: Verdict) -> Seal:
-    """The seal that a verdict asks for."""
     assert isinstance(verdict.act, Seal), verdict
     return verdict.act
 

@@ -74,30 +74,14 @@ def close_head(head: Head, cause: Cause) -> Head:
 
 
 def journal_line(
-    head: Head,
-    by: str,
-    reason: str,
-    *,
-    came: Iterable[str] = (),
-    gone: Iterable[str] = (),
-    lasted_s: float | None = None,
-    stamp: str = "",
-) -> JournalEntry:
+    head: Head, by: str, reason: str, *,
+    came: Iterable[str] = (), gone: Iterable[str] = (), lasted_s: float | None = None, stamp: str = "",
+) -> JournalEntry:  # fmt: skip
     """Return the journal's record of a head write."""
     # All texts are cut to size: a record too large to write would stop the leader, and then each of its successors.
     return JournalEntry(
-        seq=head.seq,
-        run=head.run,
-        era=head.era,
-        number=head.number,
-        phase=head.phase,
-        size=head.size,
-        call=head.call,
-        by=by,
-        reason=clip(reason),
-        cause=head.cause,
-        came=tuple(sorted(came)[:CAUSE_MEMBERS_MAX]),
-        gone=tuple(sorted(gone)[:CAUSE_MEMBERS_MAX]),
-        lasted_s=None if lasted_s is None else round(lasted_s, 3),
-        stamp=stamp,
-    )
+        seq=head.seq, run=head.run, era=head.era, number=head.number, phase=head.phase, size=head.size, call=head.call,
+        by=by, reason=clip(reason), cause=head.cause,
+        came=tuple(sorted(came)[:CAUSE_MEMBERS_MAX]), gone=tuple(sorted(gone)[:CAUSE_MEMBERS_MAX]),
+        lasted_s=None if lasted_s is None else round(lasted_s, 3), stamp=stamp,
+    )  # fmt: skip

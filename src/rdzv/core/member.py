@@ -37,54 +37,11 @@ from typing import Any
 import msgspec
 
 from ..errors import Closed, Drained, EngineMoved, Evicted, LeftAlready, RdzvError
-from .member_actions import (
-    WAKE,
-    Actions,
-    Bind,
-    Connect,
-    EndPresence,
-    EndWorld,
-    Examine,
-    GiveRound,
-    MoveWorld,
-    Overlook,
-    PutReady,
-    Raise,
-    Tell,
-    TellHead,
-)
-from .member_events import (
-    Connected,
-    DrainAsked,
-    Draining,
-    Elsewhere,
-    EngineAway,
-    Examined,
-    Failed,
-    HeadSeen,
-    Join,
-    KeyGone,
-    Leads,
-    Leave,
-    Left,
-    MemberEvent,
-    ReadyPut,
-    Registered,
-    RenewalFailed,
-    Renewed,
-    WorkDone,
-)
-from .member_rules import (
-    Change,
-    ChangeKind,
-    TakeResult,
-    WaitingStep,
-    change_for,
-    report,
-    still_ours,
-    take_result,
-    waiting_step,
-)
+from . import member_actions as do
+from . import member_events as events
+from .member_actions import Actions
+from .member_events import MemberEvent
+from .member_rules import Change, ChangeKind, TakeResult, change_for, report, still_ours, take_result, worth_examining
 from .member_state import HOLDINGS, TRANSITIONS, Holding, Identity, MemberState, Standing
 from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundReport
 
@@ -123,28 +80,26 @@ def reports(state: MemberState) -> tuple[RoundReport | None, RoundReport | None,
 
 
 def closed_error(me: Identity, head: Head) -> Closed:
-    """The error for a closed head."""
     cause = head.cause
     text = cause.text if cause else "no reason was given"
     return Closed(me.run_id, text, cause is not None and cause.kind is CauseKind.SUCCESS, me.closed_for)
 
 
-def next_step(state: MemberState, now: float) -> Examine | PutReady | Raise | None:
+def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.Raise | None:
     """The next step of a waiting join; None: wait until something changes."""
     if state.standing is not Standing.PRESENT:
         return None
     if state.asked or state.drain:
-        return Raise(Drained(state.me.run_id, state.me.name, state.asked or state.drain))
+        return do.Raise(Drained(state.me.run_id, state.me.name, state.asked or state.drain))
     head = state.head
     if head is not None and head.phase is Phase.CLOSED:
-        return Raise(closed_error(state.me, head))
+        return do.Raise(closed_error(state.me, head))
     if state.holding is Holding.OWING:
-        return PutReady()
+        return do.PutReady()
     # A member whose lease may have ended waits: what it read could be of a time when its key stood (scenario H4).
     if head is None or not is_fresh(state, now):
         return None
-    worth_it = waiting_step(head, state.left, state.examined) is WaitingStep.EXAMINE
-    return Examine(head.table) if worth_it else None
+    return do.Examine(head.table) if worth_examining(head, state.left, state.examined) else None
 
 
 def unusable(state: MemberState, call: str) -> Exception | None:
@@ -196,7 +151,7 @@ def step(state: MemberState, event: MemberEvent, now: float) -> Actions:
         _tell_of_silence(state, now, actions)
     change = _change(state, now)
     if change is not None and state.change is None and state.holding is Holding.HOLDING:
-        actions.append(EndWorld(change.reason))
+        actions.append(do.EndWorld(change.reason))
     state.change = change
     return actions
 
@@ -223,24 +178,22 @@ def _change(state: MemberState, now: float) -> Change | None:
 def _tell_of_silence(state: MemberState, now: float, actions: Actions) -> None:
     """Tell of an engine that does not answer; connecting notices one that is gone, or is another."""
     present = state.standing is Standing.PRESENT
-    silent = present and away_s(state, now) > 0
-    if silent is not state.silent:
-        state.silent = silent
-        if silent:
-            actions.append(Tell("engine away", state.trouble))
-        elif present:
-            actions.append(Tell("engine back", "it answers again"))
+    was_silent, state.silent = state.silent, present and away_s(state, now) > 0
+    if state.silent and not was_silent:
+        actions.append(do.Tell("engine away", state.trouble))
+    elif was_silent and present and not state.silent:
+        actions.append(do.Tell("engine back", "it answers again"))
 
 
 def _end(state: MemberState, error: Exception) -> Actions:
     state.standing, state.end = Standing.ENDED, error
-    told: Actions = [Tell("ended", error.sentence)] if isinstance(error, RdzvError) else []
-    return [EndPresence(), *told, WAKE]
+    told: Actions = [do.Tell("ended", error.sentence)] if isinstance(error, RdzvError) else []
+    return [do.EndPresence(), *told, do.WAKE]
 
 
 def _evict(state: MemberState, reason: str) -> Actions:
     state.standing, state.end = Standing.EVICTED, Evicted(state.me.run_id, state.me.name, reason)
-    return [EndPresence(), Tell("evicted", reason), WAKE]
+    return [do.EndPresence(), do.Tell("evicted", reason), do.WAKE]
 
 
 def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
@@ -248,17 +201,17 @@ def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
     state.trouble = trouble
     if state.away_at is None:
         state.away_at = now
-    told: Actions = [] if state.complained else [Tell("engine away", trouble)]
+    told: Actions = [] if state.complained else [do.Tell("engine away", trouble)]
     state.complained = True
-    return [*told, WAKE]
+    return [*told, do.WAKE]
 
 
-def _join(state: MemberState, _event: Join, now: float) -> Actions:
+def _join(state: MemberState, _event: events.Join, now: float) -> Actions:
     """T4: give up the round that is held, and be present."""
-    actions: Actions = [Overlook()]
+    actions: Actions = [do.Overlook()]
     running = state.standing in (Standing.AWAY, Standing.PRESENT)
     if state.holds is not None:
-        actions.append(EndWorld(state.change.reason if state.change else "this member joined again"))
+        actions.append(do.EndWorld(state.change.reason if state.change else "this member joined again"))
         state.left = max(state.left, state.holds.round)
         state.holds = None
         # A presence that has ended has no entry that the others could wait for.
@@ -268,62 +221,64 @@ def _join(state: MemberState, _event: Join, now: float) -> Actions:
     may_return = state.end is None or (isinstance(state.end, RdzvError) and not isinstance(state.end, Closed))
     if may_return and not running:
         state.standing, state.end, state.away_at = Standing.AWAY, None, now
-        actions.append(Connect())
-    return [*actions, WAKE]
+        actions.append(do.Connect())
+    return [*actions, do.WAKE]
 
 
-def _connected(state: MemberState, event: Connected, _now: float) -> Actions:
+def _connected(state: MemberState, event: events.Connected, _now: float) -> Actions:
     """A new presence has no entry in any table of this instance yet, and announces a fresh bootstrap socket."""
     state.head, state.examined, state.asked = None, "", ""
     if state.holding is Holding.OWING:
         state.holding = Holding.NOTHING
-    return [Bind(event.addr)]
+    return [do.Bind(event.addr)]
 
 
-def _elsewhere(state: MemberState, event: Elsewhere, now: float) -> Actions:
+def _elsewhere(state: MemberState, event: events.Elsewhere, now: float) -> Actions:
     """T16: refuse it and keep the world. After `outage_grace` the member fails."""
     moved = EngineMoved(state.me.run_id, state.place, event.place)
     actions = _lose_touch(state, moved.sentence, now)
     if state.refused != event.place:
         # Told at once, whatever else was: only an operator can help, and the workers go on for outage_grace at most.
         state.refused = event.place
-        actions.append(Tell("engine away", moved.sentence))
+        actions.append(do.Tell("engine away", moved.sentence))
     if away_s(state, now) >= state.me.outage_grace:
         return [*actions, *_end(state, moved)]
     return actions
 
 
-def _engine_away(state: MemberState, event: EngineAway, now: float) -> Actions:
+def _engine_away(state: MemberState, event: events.EngineAway, now: float) -> Actions:
     state.standing = Standing.AWAY
     return _lose_touch(state, event.trouble, now)
 
 
-def _registered(state: MemberState, event: Registered, _now: float) -> Actions:
+def _registered(state: MemberState, event: events.Registered, _now: float) -> Actions:
     state.standing, state.place = Standing.PRESENT, event.place
     state.away_at, state.complained = None, False
-    # Counted from when the lease was asked for: on a slow engine the time that answers take is part of it (seed
-    # 101358).
+    # Counted from when the lease was asked for: on a slow engine, the time of the answers is part of it (seed 101358).
     state.renewed_at, state.silent_at = event.asked_at, None
-    told = Tell("present", f"on engine {state.me.endpoint}")
+    told = do.Tell("present", f"on engine {state.me.endpoint}")
     if state.holds is None:
         # It came with a round that was given up meanwhile, and the others do not know that yet.
         state.holding = Holding.OWING if event.brought else Holding.NOTHING
     if state.entry is None or not event.brought:
         state.entry = None if state.holds is None else state.entry
-        return [told, WAKE]
+        return [told, do.WAKE]
     # The entry was put in one transaction with the key, so it bears the key's revision (T13.4).
     state.entry = msgspec.structs.replace(state.entry, created=event.created)
-    return [told, MoveWorld(), WAKE] if state.holds is not None else [told, WAKE]
+    return [told, do.MoveWorld(), do.WAKE] if state.holds is not None else [told, do.WAKE]
 
 
-def _head_seen(state: MemberState, event: HeadSeen, _now: float) -> Actions:
+def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actions:
     """The head changed. Some changes end the presence."""
     old, new = state.head, event.head
     state.head = new
     if state.standing is Standing.LEAVING:
-        return [] if new is None else [TellHead(old, new)]
+        return [] if new is None else [do.TellHead(old, new)]
     if new is None:
-        return _head_gone(state, old)
+        # T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life.
+        if old is not None and old.phase is Phase.CLOSED:
+            return _end(state, closed_error(state.me, old))
+        return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone")
     actions: Actions = []
     if state.heard is not None and state.heard.run != new.run:
         state.heard_rank, state.left = -1, NO_ROUND
@@ -336,128 +291,98 @@ def _head_seen(state: MemberState, event: HeadSeen, _now: float) -> Actions:
     state.heard = new
     if state.holds is not None and old is None and not still_ours(state.holds, new):
         return _evict(state, f"the others went on to round {new.number} while it was away")
-    actions.append(TellHead(old, new))
+    actions.append(do.TellHead(old, new))
     if old is not None or new.phase is not Phase.OPEN:
-        actions.append(WAKE)  # Else the run begins: nothing to do for anybody, and thousands may hear of it at once.
+        actions.append(do.WAKE)  # Else the run begins: nothing to do for anybody, and thousands may hear of it at once.
     return actions
-
-
-def _head_gone(state: MemberState, old: Head | None) -> Actions:
-    """T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life."""
-    if old is not None and old.phase is Phase.CLOSED:
-        return _end(state, closed_error(state.me, old))
-    return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone")
 
 
 def _replaced(state: MemberState) -> Actions:
     """Come in again, as a new member of the run's next life."""
     state.standing = Standing.AWAY
-    return [EndPresence(), WAKE]
+    return [do.EndPresence(), do.WAKE]
 
 
-def _key_gone(state: MemberState, event: KeyGone, _now: float) -> Actions:
-    return _evict(state, event.reason)
-
-
-def _renewed(state: MemberState, event: Renewed, _now: float) -> Actions:
+def _renewed(state: MemberState, event: events.Renewed, _now: float) -> Actions:
     state.renewed_at, state.silent_at = event.sent_at, None
-    return [WAKE]
+    return [do.WAKE]
 
 
-def _renewal_failed(state: MemberState, event: RenewalFailed, _now: float) -> Actions:
+def _renewal_failed(state: MemberState, event: events.RenewalFailed, _now: float) -> Actions:
     state.trouble = event.trouble
     if state.silent_at is None and not event.paused:
         state.silent_at = event.sent_at
-    return [WAKE]
+    return [do.WAKE]
 
 
-def _drain_asked(state: MemberState, event: DrainAsked, _now: float) -> Actions:
+def _drain_asked(state: MemberState, event: events.DrainAsked, _now: float) -> Actions:
     state.asked = event.reason
-    return [WAKE]
+    return [do.WAKE]
 
 
-def _leads(_state: MemberState, _event: Leads, _now: float) -> Actions:
-    return [Tell("leading", "of those who are here it came first")]
-
-
-def _examined(state: MemberState, event: Examined, now: float) -> Actions:
+def _examined(state: MemberState, event: events.Examined, now: float) -> Actions:
     """T3 and T4.1: take the round, give it up, or note that it is not this member's."""
     head, entry = event.head, event.entry
     if state.holding is Holding.HOLDING:
-        return [WAKE]  # Another join that is under way was given it, for all of them.
+        return [do.WAKE]  # Another join that is under way was given it, for all of them.
     result = take_result(head, event.table, entry, event.created)
     # An answer that came too late may be of a time when the member's key stood. Ask again once that is certain.
     stale = not is_fresh(state, now) or (head is not None and head.round <= state.left)
     if head is None or stale or result is TakeResult.LOOK_AGAIN:
-        return [WAKE]
+        return [do.WAKE]
     if result is TakeResult.GIVEN and entry is not None:
         return _given(state, head, entry)
     state.examined = event.table
     state.spare = result is TakeResult.NOT_OURS and head.size >= state.me.capacity
-    if result is TakeResult.GIVE_UP:
-        state.left = head.round
-        state.holding = Holding.OWING
-        return [WAKE]
-    return []
+    if result is not TakeResult.GIVE_UP:
+        return []
+    state.left, state.holding = head.round, Holding.OWING
+    return [do.WAKE]
 
 
 def _given(state: MemberState, head: Head, entry: RankEntry) -> Actions:
     state.holding, state.holds, state.entry = Holding.HOLDING, report(head, entry.rank), entry
     state.heard, state.heard_rank = head, entry.rank
-    given: Actions = [GiveRound(head, entry), WAKE]
+    given: Actions = [do.GiveRound(head, entry), do.WAKE]
     if state.spare:
         state.spare = False
-        given.append(Tell("promoted", f"from spare to rank {entry.rank} of {head.size}"))
-    return [*given, Tell("given", f"rank {entry.rank} of {head.size}")]
+        given.append(do.Tell("promoted", f"from spare to rank {entry.rank} of {head.size}"))
+    return [*given, do.Tell("given", f"rank {entry.rank} of {head.size}")]
 
 
-def _ready_put(state: MemberState, event: ReadyPut, _now: float) -> Actions:
+def _ready_put(state: MemberState, event: events.ReadyPut, _now: float) -> Actions:
     if state.holding is Holding.OWING and event.left >= state.left:  # Else another round was given up meanwhile.
         state.holding = Holding.NOTHING
     return []
 
 
-def _work_done(state: MemberState, _event: WorkDone, _now: float) -> Actions:
+def _work_done(state: MemberState, _event: events.WorkDone, _now: float) -> Actions:
     state.done = True
     return []
 
 
-def _draining(state: MemberState, event: Draining, _now: float) -> Actions:
+def _draining(state: MemberState, event: events.Draining, _now: float) -> Actions:
     state.drain = event.reason
     return []
 
 
-def _failed(state: MemberState, event: Failed, _now: float) -> Actions:
-    return _end(state, event.error)
-
-
-def _leave(state: MemberState, _event: Leave, _now: float) -> Actions:
+def _leave(state: MemberState, _event: events.Leave, _now: float) -> Actions:
     state.standing = Standing.LEAVING
-    return [EndWorld("this member has left"), WAKE]
+    return [do.EndWorld("this member has left"), do.WAKE]
 
 
-def _left(state: MemberState, _event: Left, _now: float) -> Actions:
+def _left(state: MemberState, _event: events.Left, _now: float) -> Actions:
     state.standing = Standing.LEFT
-    return [WAKE]
+    return [do.WAKE]
 
 
 _HANDLERS: Mapping[type[MemberEvent], Callable[[MemberState, Any, float], Actions]] = {
-    Join: _join,
-    Connected: _connected,
-    Elsewhere: _elsewhere,
-    EngineAway: _engine_away,
-    Registered: _registered,
-    HeadSeen: _head_seen,
-    KeyGone: _key_gone,
-    Renewed: _renewed,
-    RenewalFailed: _renewal_failed,
-    DrainAsked: _drain_asked,
-    Leads: _leads,
-    Examined: _examined,
-    ReadyPut: _ready_put,
-    WorkDone: _work_done,
-    Draining: _draining,
-    Failed: _failed,
-    Leave: _leave,
-    Left: _left,
-}
+    events.Join: _join, events.Connected: _connected, events.Elsewhere: _elsewhere, events.EngineAway: _engine_away,
+    events.Registered: _registered, events.HeadSeen: _head_seen, events.Examined: _examined,
+    events.KeyGone: lambda state, event, _now: _evict(state, event.reason),
+    events.Failed: lambda state, event, _now: _end(state, event.error),
+    events.Leads: lambda _state, _event, _now: [do.Tell("leading", "of those who are here it came first")],
+    events.Renewed: _renewed, events.RenewalFailed: _renewal_failed, events.ReadyPut: _ready_put,
+    events.DrainAsked: _drain_asked, events.WorkDone: _work_done, events.Draining: _draining,
+    events.Leave: _leave, events.Left: _left,
+}  # fmt: skip

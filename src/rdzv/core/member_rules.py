@@ -1,8 +1,4 @@
-"""The judgements of a member about one head: T3, T4, T10, and the return to an emptied engine (T13, T15).
-
-These functions are level, not edge: each looks at the present head only. A member that missed some heads in between, or
-reads the same one twice, comes to the same result.
-"""
+"""The judgements of a member about one head: T3, T4, T10, and the return to an emptied engine (T13, T15)."""
 
 from __future__ import annotations
 
@@ -33,16 +29,8 @@ class ChangeKind(str, Enum):
     """This member may not or cannot take part any more: banned, other settings, another version, a defect."""
 
 
-class WaitingStep(Enum):
-    """The next step of a waiting member, for one head."""
-
-    WAIT = "wait"
-    EXAMINE = "examine"
-    """Read, in one transaction, whether its rank table has an entry of this member."""
-
-
 class TakeResult(Enum):
-    """The result of that transaction."""
+    """The result of reading, in one transaction, the head and the member's entry in its table."""
 
     GIVEN = "given"
     GIVE_UP = "give up"
@@ -51,13 +39,10 @@ class TakeResult(Enum):
     LOOK_AGAIN = "look again"
 
 
-def waiting_step(head: Head | None, left: RoundId, examined: str) -> WaitingStep:
-    """T3.1: examine a table once, and only if its round is above all that the member gave up."""
-    if head is None or head.adopted or head.phase not in (Phase.SEALED, Phase.BROKEN):
-        return WaitingStep.WAIT
-    if head.table == examined or head.round <= left:
-        return WaitingStep.WAIT
-    return WaitingStep.EXAMINE
+def worth_examining(head: Head, left: RoundId, examined: str) -> bool:
+    """T3.1: a waiting member examines a table once, and only if its round is above all that the member gave up."""
+    may_be_given = head.phase in (Phase.SEALED, Phase.BROKEN) and not head.adopted
+    return may_be_given and head.table != examined and head.round > left
 
 
 def take_result(head: Head | None, table: str, entry: RankEntry | None, created: int) -> TakeResult:
@@ -98,19 +83,7 @@ def still_ours(holds: RoundReport, head: Head | None) -> bool:
 def report(head: Head, rank: int, left: RoundId = NO_ROUND) -> RoundReport:
     """Make the report of this head for an emptied engine (T13)."""
     return RoundReport(
-        run=head.run,
-        era=head.era,
-        number=head.number,
-        table=head.table,
-        phase=head.phase,
-        size=head.size,
-        rank=rank,
-        digest=head.digest,
-        boot=head.boot,
-        top=head.top,
-        grown=head.grown,
-        incarnation=head.incarnation,
-        next_era=head.next_era,
-        cause=head.cause,
-        left=left,
-    )
+        run=head.run, era=head.era, number=head.number, table=head.table, phase=head.phase, size=head.size, rank=rank,
+        digest=head.digest, boot=head.boot, top=head.top, grown=head.grown, incarnation=head.incarnation,
+        next_era=head.next_era, cause=head.cause, left=left,
+    )  # fmt: skip

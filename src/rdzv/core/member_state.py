@@ -7,27 +7,8 @@ from enum import Enum
 
 import msgspec
 
-from .member_events import (
-    Connected,
-    DrainAsked,
-    Draining,
-    Elsewhere,
-    EngineAway,
-    Examined,
-    Failed,
-    HeadSeen,
-    Join,
-    KeyGone,
-    Leads,
-    Leave,
-    Left,
-    MemberEvent,
-    ReadyPut,
-    Registered,
-    RenewalFailed,
-    Renewed,
-    WorkDone,
-)
+from . import member_events as events
+from .member_events import MemberEvent
 from .member_rules import Change
 from .model import NO_ROUND, Head, RankEntry, RoundId, RoundReport
 
@@ -128,62 +109,43 @@ class MemberState(msgspec.Struct):
 
 _IDLE, _AWAY, _PRESENT, _EVICTED, _ENDED, _LEAVING, _LEFT = Standing
 TRANSITIONS: Mapping[Standing, Mapping[type[MemberEvent], tuple[Standing, ...]]] = {
-    _IDLE: {Join: (_AWAY,), Leave: (_LEAVING,)},
+    _IDLE: {events.Join: (_AWAY,), events.Leave: (_LEAVING,)},
     _AWAY: {
-        Connected: (_AWAY,),
-        Registered: (_PRESENT,),
-        EngineAway: (_AWAY,),
-        Elsewhere: (_AWAY, _ENDED),
-        HeadSeen: (_AWAY, _EVICTED, _ENDED),
-        KeyGone: (_EVICTED,),
-        Failed: (_ENDED,),
-        Join: (_AWAY,),
-        WorkDone: (_AWAY,),
-        Draining: (_AWAY,),
-        Leave: (_LEAVING,),
+        events.Connected: (_AWAY,), events.Registered: (_PRESENT,),
+        events.EngineAway: (_AWAY,), events.Elsewhere: (_AWAY, _ENDED),
+        events.HeadSeen: (_AWAY, _EVICTED, _ENDED), events.KeyGone: (_EVICTED,), events.Failed: (_ENDED,),
+        events.Join: (_AWAY,), events.WorkDone: (_AWAY,), events.Draining: (_AWAY,), events.Leave: (_LEAVING,),
     },
     _PRESENT: {
-        HeadSeen: (_PRESENT, _AWAY, _EVICTED, _ENDED),
-        Examined: (_PRESENT,),
-        ReadyPut: (_PRESENT,),
-        Renewed: (_PRESENT,),
-        RenewalFailed: (_PRESENT,),
-        Leads: (_PRESENT,),
-        DrainAsked: (_PRESENT,),
-        EngineAway: (_AWAY,),
-        KeyGone: (_EVICTED,),
-        Failed: (_ENDED,),
-        Join: (_PRESENT,),
-        WorkDone: (_PRESENT,),
-        Draining: (_PRESENT,),
-        Leave: (_LEAVING,),
+        events.HeadSeen: (_PRESENT, _AWAY, _EVICTED, _ENDED), events.KeyGone: (_EVICTED,), events.Failed: (_ENDED,),
+        events.Examined: (_PRESENT,), events.ReadyPut: (_PRESENT,), events.Leads: (_PRESENT,),
+        events.Renewed: (_PRESENT,), events.RenewalFailed: (_PRESENT,), events.EngineAway: (_AWAY,),
+        events.DrainAsked: (_PRESENT,), events.Draining: (_PRESENT,), events.WorkDone: (_PRESENT,),
+        events.Join: (_PRESENT,), events.Leave: (_LEAVING,),
     },
-    _EVICTED: {Join: (_AWAY,), Leave: (_LEAVING,)},
-    _ENDED: {Join: (_AWAY, _ENDED), Leave: (_LEAVING,)},
-    _LEAVING: {HeadSeen: (_LEAVING,), Left: (_LEFT,)},
+    _EVICTED: {events.Join: (_AWAY,), events.Leave: (_LEAVING,)},
+    _ENDED: {events.Join: (_AWAY, _ENDED), events.Leave: (_LEAVING,)},
+    _LEAVING: {events.HeadSeen: (_LEAVING,), events.Left: (_LEFT,)},
     _LEFT: {},
-}
+}  # fmt: skip
 """The events that count in each standing, and the standings that each may lead to."""
 
-
 HOLDINGS: Mapping[Holding, Mapping[type[MemberEvent], tuple[Holding, ...]]] = {
-    Holding.NOTHING: {Examined: (Holding.HOLDING, Holding.OWING), Registered: (Holding.OWING,)},
-    Holding.HOLDING: {Join: (Holding.OWING, Holding.NOTHING)},
+    Holding.NOTHING: {events.Examined: (Holding.HOLDING, Holding.OWING), events.Registered: (Holding.OWING,)},
+    Holding.HOLDING: {events.Join: (Holding.OWING, Holding.NOTHING)},
     Holding.OWING: {
-        ReadyPut: (Holding.NOTHING,),
-        Connected: (Holding.NOTHING,),
-        Registered: (Holding.NOTHING,),
-        Examined: (Holding.HOLDING,),
+        events.ReadyPut: (Holding.NOTHING,), events.Connected: (Holding.NOTHING,),
+        events.Registered: (Holding.NOTHING,), events.Examined: (Holding.HOLDING,),
     },
-}
+}  # fmt: skip
 """The events that change the holding. All others leave it as it is."""
 
 
 def diagram() -> str:
     """Draw the table of standings in Mermaid's language, without the events that do not change the standing."""
     edges: dict[tuple[str, str], list[str]] = {}
-    for standing, events in TRANSITIONS.items():
-        for event, targets in events.items():
+    for standing, row in TRANSITIONS.items():
+        for event, targets in row.items():
             for target in targets:
                 if target is not standing:
                     edges.setdefault((standing.value, target.value), []).append(event.__name__)

@@ -44,9 +44,7 @@ class CauseKind(str, Enum):
     CLOSED = "closed"
 
 
-class Record(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
-):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """Base of all records: refuses unknown fields, omits defaults.
 
     `gc=False`: a record cannot be part of a reference cycle. With the collector, a third of the time of a thousand
@@ -262,11 +260,5 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
 BACK_S = 3.0
 """How long the leader of an engine that may have come back empty waits for members to come back too. Members that lost
 their engine redial at least every half second, so this leaves several attempts."""
-FLAP_WINDOW_S = 60.0
-"""A host lost this soon after the growth it caused is flapping."""
-FLAP_WAIT_MAX_S = 600.0
-"""Longest wait of a newcomer on a flapping host."""
-FLAPS_COUNT_MAX = 30
-"""Flaps counted per host. `settle` doubled so often exceeds FLAP_WAIT_MAX_S long before; the bound keeps 2**n small."""
 JOURNAL_MAX = 256
 """Journal entries kept; the newest overwrites the oldest."""

@@ -134,20 +134,7 @@ def _restored_head(view: View, report: RoundReport, phase: Phase, call: Call, ca
     # sealed into on this instance.
     level = max(era.level for _, one in view.reports for era in _known_eras(one))
     return Head(
-        run=report.run,
-        era=report.era,
-        number=report.number,
-        phase=phase,
-        table=report.table,
-        size=report.size,
-        digest=report.digest,
-        boot=report.boot,
-        call=call,
-        call_seq=1,
-        cause=cause,
-        adopted=phase is Phase.SEALED,
-        next_era=Era(level + 1, view.fresh),
-        top=report.top,
-        grown=report.grown,
-        incarnation=report.incarnation,
-    )
+        run=report.run, era=report.era, number=report.number, phase=phase, table=report.table, size=report.size,
+        digest=report.digest, boot=report.boot, call=call, call_seq=1, cause=cause, adopted=phase is Phase.SEALED,
+        next_era=Era(level + 1, view.fresh), top=report.top, grown=report.grown, incarnation=report.incarnation,
+    )  # fmt: skip

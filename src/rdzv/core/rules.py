@@ -42,13 +42,18 @@
 # The comparisons of step 4 are the GUARD. The code that carries an act out adds them to every write: the create
 # revision of the leader's own key, and the modify revision of the head. A seal also compares the keys of all members it
 # seals in. A refused leader reads again and decides anew. Therefore each rule below may treat its view as the truth.
-# Why this needs no common clock ------------------------------ Time enters as ages only: how long ago, by the leader's
-# own clock, it received the head write that started the present call. No instant is stored or compared with another
-# node's clock. A new leader measures the age from when it saw that write itself, so a change of leaders may lengthen a
-# wait but never shortens it.  How to read the rules --------------------- `RULES`, at the end, lists the rules of each
-# phase in the order in which they are tried. The first rule that returns a verdict decides. The order is part of the
-# protocol: for example, bans come before success, and a loss comes before a drain. The numbers (T6, T7.2) are those of
-# docs/protocol.md; tests/core cites each of them.
+#
+# Why this needs no common clock
+# ------------------------------
+# Time enters as ages only: how long ago, by the leader's own clock, it received the head write that started the present
+# call. No instant is stored or compared with another node's clock. A new leader measures the age from when it saw that
+# write itself, so a change of leaders may lengthen a wait but never shortens it.
+#
+# How to read the rules
+# ---------------------
+# `RULES`, at the end, lists the rules of each phase in the order in which they are tried. The first rule that returns a
+# verdict decides. The order is part of the protocol: for example, bans come before success, and a loss comes before a
+# drain. The numbers (T6, T7.2) are those of docs/protocol.md; tests/core cites each of them.
 
 from __future__ import annotations
 
@@ -57,25 +62,19 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from . import recovery
-from .acts import Act, Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
-from .model import (
-    BACK_S,
-    FLAP_WAIT_MAX_S,
-    FLAP_WINDOW_S,
-    FLAPS_COUNT_MAX,
-    FLAPS_MAX,
-    Call,
-    Cause,
-    CauseKind,
-    Era,
-    Head,
-    Phase,
-    RankEntry,
-)
+from .acts import Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
+from .model import BACK_S, FLAPS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
 from .ranks import assign, digest
 from .view import LiveMember, View, candidate, name_of, names
 
 Rule = Callable[[View], "Verdict | None"]
+
+FLAP_WINDOW_S = 60.0
+"""A host lost this soon after the growth it caused is flapping."""
+FLAP_WAIT_MAX_S = 600.0
+"""Longest wait of a newcomer on a flapping host."""
+FLAPS_COUNT_MAX = 30
+"""Flaps counted per host. `settle` doubled so often exceeds FLAP_WAIT_MAX_S long before; the bound keeps 2**n small."""
 
 
 def lead(view: View) -> Verdict:
@@ -140,8 +139,8 @@ def close_after_failure(view: View) -> Verdict | None:
     # agent.
     #
     # A close is final, so a stale view must not close over a member that has just come and would make up the quorum.
-    # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has come since
-    # the view's revision (`Empty(members/, since)`, added by the leader).
+    # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has
+    # come since the view's revision (`Empty(members/, since)`, added by the leader).
     if view.settings.on_failure != "close" or view.fitting(len(view.candidates)):
         return None
     left = f"{len(view.candidates)} of at least {view.settings.min_nodes} nodes remain"
@@ -166,7 +165,10 @@ def close_after_failure(view: View) -> Verdict | None:
 def break_round(view: View) -> Verdict | None:
     """T7: the round lost a member, or a member has given it up to restart its workers."""
     # A restart often follows from a loss (collectives fail on the survivors), so the loss is named as the cause.
-    cause = _loss(view) or _restart(view)
+    cause = _loss(view)
+    if cause is None and view.restarted:
+        text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
+        cause = because(CauseKind.RESTARTED, text, map(name_of, view.restarted))
     return None if cause is None else _broken(view, cause)
 
 
@@ -197,13 +199,6 @@ def _loss(view: View) -> Cause | None:
     if len(went) == len(lost):
         return because(CauseKind.LEFT, f"{names(went)} left: {went[0].went}", map(name_of, went))
     return because(CauseKind.LOST, f"{names(lost)} lost", map(name_of, lost))
-
-
-def _restart(view: View) -> Cause | None:
-    if not view.restarted:
-        return None
-    text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
-    return because(CauseKind.RESTARTED, text, map(name_of, view.restarted))
 
 
 def break_for_drains(view: View) -> Verdict | None:
@@ -426,24 +421,16 @@ def _seal(view: View, size: int) -> Seal:
     grown = number if size > head.top and head.number else head.grown
     sealed = msgspec.structs.replace(
         with_call(head, Call.NONE),
-        era=era,
-        next_era=era,
-        number=number,
-        phase=Phase.SEALED,
+        era=era, next_era=era, number=number, phase=Phase.SEALED,
         # Table ids are random and never reused, so a late write to the former round's store cannot reach this one
         # (H16).
         table=view.fresh,
-        size=size,
-        digest=digest(entries.values()),
+        size=size, digest=digest(entries.values()),
         # Rank 0 bound its socket before it became ready. Asking for the address after the seal would leave all members
         # waiting if rank 0 died in between (H23).
         boot=view.members[first].record.boot,
-        seen=view.revision,
-        cause=None,
-        adopted=False,
-        top=max(size, head.top),
-        grown=grown,
-    )
+        seen=view.revision, cause=None, adopted=False, top=max(size, head.top), grown=grown,
+    )  # fmt: skip
     return Seal(sealed, entries, first, head.table)
 
 
@@ -481,5 +468,3 @@ RULES: Mapping[Phase | None, tuple[Rule, ...]] = {
     Phase.BROKEN: _FORMING,
     Phase.CLOSED: (stay_closed,),
 }
-
-__all__ = ["RULES", "Act", "Rule", "lead"]

@@ -72,18 +72,11 @@ def describe(run_id: str, view: View) -> Status:
         if id not in view.in_table:
             shown.append(MemberStatus(id, entry.name, entry.host, "done" if entry.done else gone, entry.rank))
     return Status(
-        run_id=run_id,
-        round=head.number if head else 0,
-        phase=head.phase.value if head else "none",
-        size=head.size if head else 0,
-        reason=lead(view).reason,
-        leader=by_age[0].record.name if by_age else "",
-        members=tuple(shown),
-        min_nodes=view.settings.min_nodes,
-        max_nodes=view.settings.max_nodes,
-        ready=len(view.ready),
-        call=head.call.value if head else "none",
-    )
+        run_id=run_id, reason=lead(view).reason, leader=by_age[0].record.name if by_age else "", members=tuple(shown),
+        min_nodes=view.settings.min_nodes, max_nodes=view.settings.max_nodes, ready=len(view.ready),
+        round=head.number if head else 0, size=head.size if head else 0,
+        phase=head.phase.value if head else "none", call=head.call.value if head else "none",
+    )  # fmt: skip
 
 
 def _state(view: View, live: LiveMember, room: int) -> str:

@@ -12,7 +12,7 @@ from ..core.rules import close_after_success
 from ..engines.port import Empty, EngineReset, List, Modified, Order
 from ..errors import Unreachable
 from .presence import Presence
-from .run_snapshot import read_run
+from .run_mirror import read_run
 
 
 async def say_goodbye(presence: Presence, failed: bool, why: str) -> None:

@@ -22,21 +22,8 @@ from ..core.acts import Act, Evict, Seal, Sweep, WriteHead
 from ..core.model import Head, Phase
 from ..core.rules import lead
 from ..core.view import View
-from ..engines.port import (
-    AllCreated,
-    Batch,
-    Compare,
-    Delete,
-    DeletePrefix,
-    Empty,
-    Gap,
-    LeaseGone,
-    List,
-    Modified,
-    Operation,
-    Outcome,
-    Put,
-)
+from ..engines import port
+from ..engines.port import Compare, DeletePrefix, LeaseGone, Modified, Operation, Outcome, Put
 from ..errors import Unreachable
 from ..system.timers import Wakeup, sleep
 from .run_mirror import RunMirror
@@ -76,7 +63,7 @@ class Leader:
         self._node = presence.node
         self._keys = presence.keys
         self._bell = Wakeup(presence.node)
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[port.Batch] = deque()
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
         self._listed_at = 0.0
@@ -92,7 +79,7 @@ class Leader:
         while True:
             try:
                 await self._reign()
-            except (Gap, _Stale):
+            except (port.Gap, _Stale):
                 pass
             except _Over:
                 return
@@ -125,7 +112,7 @@ class Leader:
 
     async def _list(self) -> Outcome:
         """List the run at one revision. Settings that this member has just made are put under the run's lease too."""
-        presence, everything = self._presence, List(self._keys.group)
+        presence, everything = self._presence, port.List(self._keys.group)
         founds, self._founds = self._founds, False
         if not founds:
             return await self._session.txn(then=[everything])
@@ -205,14 +192,10 @@ class Leader:
     def _view(self, mirror: RunMirror) -> View:
         presence = self._presence
         view = mirror.view(
-            settings=presence.agreed,
-            me=presence.id,
-            durable=self._session.durable,
-            known_s=self._node.now() - presence.known_at,
-            ages=presence.tracker.ages(),
-            incarnation=presence.settings.incarnation,
-            fresh=self._node.token(),
-        )
+            settings=presence.agreed, me=presence.id, durable=self._session.durable,
+            known_s=self._node.now() - presence.known_at, ages=presence.tracker.ages(),
+            incarnation=presence.settings.incarnation, fresh=self._node.token(),
+        )  # fmt: skip
         if not view.drains:
             self._drains_at = None
             return view
@@ -255,7 +238,7 @@ class Leader:
         if head.phase is Phase.CLOSED:
             # A close is final, so it must not overlook a member that came meanwhile and could have made up the quorum
             # (T11.9, seed 1216).
-            guard.append(Empty(self._keys.members, view.revision))
+            guard.append(port.Empty(self._keys.members, view.revision))
         return await self._sure(self._presence.write_head(head, reason, guard))
 
     async def _seal(self, act: Seal, reason: str, view: View) -> Outcome:
@@ -272,9 +255,8 @@ class Leader:
         ]
         came = [entry.name for entry in act.entries.values() if entry.since == act.head.number]
         gone = [entry.name for id, entry in view.entries.items() if id not in act.entries]
-        swept: list[Operation] = []
-        if act.former_table:
-            swept = [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
+        former = act.former_table
+        swept = [DeletePrefix(keys.table(former)), DeletePrefix(keys.kv(former))] if former else []
         room = min(self._session.writes_max, BATCH_MAX)
         # Two more: the head and its journal entry.
         while len(entries) + len(swept) + 2 > room:
@@ -296,37 +278,30 @@ class Leader:
         first = self._keys.member(act.first)
         if len(chosen) + 3 > self._session.compares_max:
             chosen = {first: chosen[first]}
-        return [AllCreated(chosen), Modified(first, view.members[act.first].modified)]
+        return [port.AllCreated(chosen), Modified(first, view.members[act.first].modified)]
 
     async def _evict(self, act: Evict, view: View) -> Outcome:
         for id in act.ids:
             key = self._keys.member(id)
-            unchanged = Modified(key, view.members[id].modified)
-            outcome = await self._txn([*self.guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
+            guard = [*self.guard(view), Modified(key, view.members[id].modified)]
+            outcome = await self._txn(guard, [port.Delete(key), port.Delete(self._keys.ask(id))])
         return outcome
 
     async def _sweep(self, act: Sweep, view: View) -> Outcome:
-        writes: list[Operation] = []
-        for table in act.tables:
-            writes += [DeletePrefix(self._keys.table(table)), DeletePrefix(self._keys.kv(table))]
-        return await self._txn(self.guard(view), writes[: self._session.writes_max])
+        prefixes = [prefix(table) for table in act.tables for prefix in (self._keys.table, self._keys.kv)]
+        writes: list[Operation] = [DeletePrefix(prefix) for prefix in prefixes[: self._session.writes_max]]
+        return await self._txn(self.guard(view), writes)
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
         """T12.2: keep what outlives its writer under one lease, so that a run whose members all die is removed."""
-        presence = self._presence
-        settings = mirror.settings
-        if settings is None:
-            # They have expired or were removed: the next member to come would make settings of its own.
-            agreed = wire.encode(presence.agreed)
-            writes: list[Operation] = [Put(self._keys.settings, agreed, await self._new_run_lease())]
-            modified = 0
-        elif settings.lease:
+        presence, settings, key = self._presence, mirror.settings, self._keys.settings
+        if settings is not None and settings.lease:
             presence.use_run_lease(settings.lease)
             return
-        else:
-            writes = [Put(self._keys.settings, settings.value, await self._new_run_lease())]
-            modified = settings.modified
-        outcome = await self._txn([presence.own_guard, Modified(self._keys.settings, modified)], writes)
+        # If they have expired or were removed, the next member to come would make settings of its own.
+        value, modified = (settings.value, settings.modified) if settings else (wire.encode(presence.agreed), 0)
+        put = Put(key, value, await self._new_run_lease())
+        outcome = await self._txn([presence.own_guard, Modified(key, modified)], [put])
         await self._await_revision(mirror, outcome.revision)
 
     async def _new_run_lease(self) -> int:

@@ -48,7 +48,7 @@ from .departure import say_goodbye
 from .notices import Log, Notice, Observer, about_head, hand_over
 from .presence import Look, Presence
 from .registration import member_name, record_for
-from .run_snapshot import read_run
+from .run_mirror import read_run
 from .world import AsyncWorld
 
 T = TypeVar("T")
@@ -78,14 +78,9 @@ class Member:
         self.bell = Wakeup(node)
         """Rings when the state may have changed."""
         me = Identity(
-            run_id=settings.run_id,
-            name=member_name(settings, node),
-            endpoint=driver.endpoint,
-            lease=settings.lease,
-            outage_grace=settings.outage_grace,
-            closed_for=settings.agreed().closed_for,
-            capacity=settings.capacity,
-        )
+            run_id=settings.run_id, name=member_name(settings, node), endpoint=driver.endpoint, lease=settings.lease,
+            outage_grace=settings.outage_grace, closed_for=settings.agreed().closed_for, capacity=settings.capacity,
+        )  # fmt: skip
         trouble = f"engine {driver.endpoint} has not answered yet; `rdzv doctor` on this node tells more"
         self.state = MemberState(me, trouble=trouble)
         self.presence: Presence | None = None
@@ -255,7 +250,7 @@ class Member:
         if self._boot is not None and given.entry.rank == 0:
             address, self._boot = self._boot, None
         self._release_boot()
-        self.world = AsyncWorld(presence, given.head, given.entry, address, self._settings, self._node)
+        self.world = AsyncWorld(presence, given.head, given.entry, address)
 
     def _bind(self, addr: str) -> None:
         self._release_boot()

@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ..core.model import Cause, CauseKind, Head, Phase
+from ..core.model import CauseKind, Head, Phase
 
 logger = logging.getLogger("rdzv.notices")
 
 _LOUD = frozenset({"engine away", "engine back", "evicted"})
 """Logged as warnings, which are seen without any configuration. All others are expected, or raised to the caller."""
 _ABOUT_OTHERS = {
-    CauseKind.LOST: "lost",
-    CauseKind.BANNED: "banned",
-    CauseKind.DRAINED: "drained",
-    CauseKind.GAVE_UP: "gave up",
+    CauseKind.LOST: "lost", CauseKind.BANNED: "banned", CauseKind.DRAINED: "drained", CauseKind.GAVE_UP: "gave up",
     CauseKind.LEFT: "left",
-}
+}  # fmt: skip
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -77,13 +74,6 @@ def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterato
         yield Notice("sealed", run_id, new.number, member, again)
     elif new.phase is not Phase.OPEN:
         yield Notice(new.phase.value, run_id, new.number, member, new.cause.text if new.cause else "")
-        if new.cause is not None and new.phase is Phase.BROKEN:
-            yield from _about_others(run_id, new.number, new.cause)
-
-
-def _about_others(run_id: str, number: int, cause: Cause) -> Iterator[Notice]:
-    """One notice per member that caused the change; at most CAUSE_MEMBERS_MAX."""
-    kind = _ABOUT_OTHERS.get(cause.kind)
-    if kind is not None:
-        for name in cause.members:
-            yield Notice(kind, run_id, number, name, cause.text)
+        if new.cause is not None and new.phase is Phase.BROKEN and new.cause.kind in _ABOUT_OTHERS:
+            for name in new.cause.members:
+                yield Notice(_ABOUT_OTHERS[new.cause.kind], run_id, new.number, name, new.cause.text)

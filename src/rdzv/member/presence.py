@@ -23,24 +23,8 @@ from ..core.keys import Keys
 from ..core.member_events import DrainAsked, HeadSeen, KeyGone, Leads, MemberEvent, RenewalFailed, Renewed
 from ..core.member_state import MemberState
 from ..core.model import NO_ROUND, Cause, DrainRequest, Head, MemberRecord, Phase, RankEntry, RoundId, RoundReport
-from ..engines.port import (
-    Compare,
-    Created,
-    Delete,
-    EngineReset,
-    Event,
-    Gap,
-    Get,
-    Item,
-    LeaseGone,
-    List,
-    Modified,
-    Operation,
-    Order,
-    Outcome,
-    Put,
-    Session,
-)
+from ..engines import port
+from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
 from ..errors import Banned, Closed, Evicted, SettingsError, Unreachable
 from ..system.node import Node
 from ..system.timers import Wakeup, sleep
@@ -66,14 +50,9 @@ class Presence:
     """
 
     def __init__(
-        self,
-        session: Session,
-        settings: Settings,
-        node: Node,
-        record: MemberRecord,
-        state: MemberState,
+        self, session: port.Session, settings: Settings, node: Node, record: MemberRecord, state: MemberState,
         emit: Callable[[MemberEvent], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.session = session
         self.settings = settings
         self.agreed = settings.agreed()
@@ -286,13 +265,13 @@ class Presence:
                         self._heed(event)
                     if not self.predecessor and self.leader is None:
                         break
-            except Gap:
+            except port.Gap:
                 pass
             finally:
                 await watch.aclose()
             await self.look_again()
 
-    def _heed(self, event: Event) -> None:
+    def _heed(self, event: port.Event) -> None:
         """Note what the watch shows, in the order in which it happened."""
         key, item = event.key, event.item
         if key == self.keys.head:
@@ -309,7 +288,7 @@ class Presence:
     async def look_again(self) -> None:
         """Read what the watch shows anew, and who came earlier and is still there."""
         keys = self.keys
-        before = List(keys.members, Order.NEWEST, limit=1, created_below=self.created)
+        before = port.List(keys.members, port.Order.NEWEST, limit=1, created_below=self.created)
         reads: list[Operation] = [Get(keys.head), Get(keys.member(self.id)), Get(keys.ask(self.id)), before]
         seen = await self.read_patiently(reads)
         own, ask = seen.item(1), seen.item(2)
@@ -426,7 +405,7 @@ class Presence:
     async def go(self, table: str, entry: RankEntry | None) -> None:
         """Delete the own key. If there is an entry to mark, write it in the same transaction."""
         compares: list[Compare] = [self.own_guard]
-        writes: list[Operation] = [Delete(self.keys.member(self.id)), Delete(self.keys.ask(self.id))]
+        writes: list[Operation] = [port.Delete(self.keys.member(self.id)), port.Delete(self.keys.ask(self.id))]
         if table and entry is not None:
             mark = Put(self.keys.entry(table, self.id), wire.encode(entry), self.run_lease)
             if (await self.session.txn([*compares, self.entry_guard(table)], [*writes, mark])).succeeded:
@@ -448,7 +427,7 @@ class Presence:
                 return True
             if holds is not None and head.round != holds:
                 return False
-            guard: tuple[Compare, ...] = (self.own_guard, Modified(keys.head, item.modified))
+            guard: tuple[Compare, ...] = (self.own_guard, port.Modified(keys.head, item.modified))
             own: list[Operation] = [Get(keys.member(self.id))]
             closed = close_head(head, cause)
             outcome = await self.write_head(closed, cause.text, guard, behind=[Get(keys.head)], otherwise=own)
@@ -459,25 +438,13 @@ class Presence:
                 raise await self.why_gone()
 
     async def write_head(
-        self,
-        head: Head,
-        reason: str,
-        guard: Iterable[Compare],
-        *,
-        came: Iterable[str] = (),
-        gone: Iterable[str] = (),
-        **operations: Iterable[Operation],
-    ) -> Outcome:
+        self, head: Head, reason: str, guard: Iterable[Compare], *,
+        came: Iterable[str] = (), gone: Iterable[str] = (), **operations: Iterable[Operation],
+    ) -> Outcome:  # fmt: skip
         """Write a head, with this member's journal entry. `operations`: as for the function of this name."""
         lasted_s, stamp = self.tracker.lasted_s(), self.node.stamp()
         entry = journal_line(head, self.record.name, reason, came=came, gone=gone, lasted_s=lasted_s, stamp=stamp)
         return await write_head(
-            self.session,
-            self.settings.run_id,
-            head,
-            entry,
-            guard,
-            run_lease=self.run_lease,
-            closed_for=self.agreed.closed_for,
-            **operations,
-        )
+            self.session, self.settings.run_id, head, entry, guard,
+            run_lease=self.run_lease, closed_for=self.agreed.closed_for, **operations,
+        )  # fmt: skip

@@ -18,23 +18,8 @@ from ..core import wire
 from ..core.member import closed_error
 from ..core.model import Ban, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
-from ..engines.port import (
-    Case,
-    Compare,
-    Created,
-    Delete,
-    Empty,
-    Equals,
-    Get,
-    Item,
-    List,
-    Modified,
-    Operation,
-    Order,
-    Outcome,
-    Put,
-    Session,
-)
+from ..engines import port
+from ..engines.port import Compare, Empty, Equals, Get, Item, List, Modified, Operation, Order, Outcome, Put
 from ..errors import Banned, SettingsError
 from ..system.node import Node
 
@@ -75,7 +60,7 @@ class Registration:
         self._own = presence.keys.member(presence.id)
         self._ban = presence.keys.ban(presence.record.host)
         self._entrance = Put(self._own, wire.encode(presence.record), presence.lease)
-        self._welcome: tuple[Compare, ...] = (Created(self._own, 0), Created(self._ban, 0))
+        self._welcome: tuple[Compare, ...] = (port.Created(self._own, 0), port.Created(self._ban, 0))
         """The id is new, and the host is not banned."""
         self._entry: tuple[str, RankEntry] | None = None
         """Key and entry of the round that is held, to be put with the own key (T13.4)."""
@@ -90,10 +75,11 @@ class Registration:
         # Every member that is here came earlier. Ids are random, so members that take the next one by key spread over
         # all, and no engine needs to read all members to find it.
         before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
+        around: list[Operation] = [Get(keys.settings), Get(keys.head), Get(self._ban), before[1], Get(self._own)]
         seen: Outcome | None = None
         while True:
-            ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self.ways(seen)]
-            outcome = await self._session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
+            ways = [port.Case(tuple(one), (*before, *writes, Get(keys.head))) for one, writes in self.ways(seen)]
+            outcome = await self._session.txn(ways[0].compares, ways[0].then, around, ways[1:])
             if outcome.succeeded:
                 founds = any(isinstance(one, Put) and one.key == keys.settings for one in ways[outcome.case].then)
                 return self._found(outcome, outcome.revision, self._record, founds)
@@ -112,20 +98,8 @@ class Registration:
 
     def _found(self, outcome: Outcome, created: int, record: MemberRecord, founds: bool = False) -> Found:
         others = [item.key for item in (*outcome.reads[0], *outcome.reads[1]) if item.key != self._own]
-        return Found(
-            created=created,
-            record=record,
-            predecessor=others[0] if others else "",
-            head=outcome.item(-1),
-            revision=outcome.revision,
-            run_lease=self._run_lease,
-            founds=founds,
-        )
-
-    def _look_around(self) -> list[Operation]:
-        keys = self._keys
-        anybody = List(keys.members, Order.ANY, limit=1)
-        return [Get(keys.settings), Get(keys.head), Get(self._ban), anybody, Get(self._own)]
+        predecessor = others[0] if others else ""
+        return Found(created, record, predecessor, outcome.item(-1), outcome.revision, self._run_lease, founds)
 
     def ways(self, seen: Outcome | None) -> list[_Way]:
         """The transactions by which this member can come in; the engine does the first whose compares hold.
@@ -167,7 +141,7 @@ class Registration:
             self._show_head(item, seen.revision)
             raise closed_error(self._me, head)
         compares += [Empty(self._keys.members), Modified(self._keys.head, item.modified)]
-        return [Delete(self._keys.head)]
+        return [port.Delete(self._keys.head)]
 
     def _settle(self, settings: Item | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
         """The settings, if they are this member's to make: there are none, or no member is here that agreed on them.
@@ -194,15 +168,10 @@ def member_name(settings: Settings, node: Node) -> str:
     return clip(f"{node.host}/{settings.slot}" if settings.slot else node.host, NAME_MAX)
 
 
-def record_for(settings: Settings, node: Node, session: Session) -> MemberRecord:
+def record_for(settings: Settings, node: Node, session: port.Session) -> MemberRecord:
     """This member as the others see it."""
+    addr = settings.local_addr or session.local_host or node.host
     return MemberRecord(
-        name=member_name(settings, node),
-        host=clip(node.host, NAME_MAX),
-        addr=settings.local_addr or session.local_host or node.host,
-        pid=node.pid,
-        order=settings.order,
-        topology=settings.topology,
-        version=__version__,
-        info=dict(settings.info),
-    )
+        name=member_name(settings, node), host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid,
+        order=settings.order, topology=settings.topology, version=__version__, info=dict(settings.info),
+    )  # fmt: skip

@@ -6,14 +6,11 @@ import socket
 
 import msgspec
 
-from ..config.settings import Settings
-from ..core.keys import Keys
 from ..core.model import Era, Head, RankEntry
 from ..core.ranks import digest
 from ..engines.port import EngineReset, List
 from ..errors import Incompatible, RoundOver, Unreachable
 from ..system.bootstrap import Bootstrap
-from ..system.node import Node
 from .presence import Presence
 from .run_mirror import RunMirror
 from .store import AsyncStore
@@ -33,16 +30,8 @@ class Peer(msgspec.Struct, frozen=True):
 class AsyncWorld:
     """A member's rank in a round. Its store and bootstrap socket end with the round; everything else is constant."""
 
-    def __init__(
-        self,
-        presence: Presence,
-        head: Head,
-        entry: RankEntry,
-        address: Bootstrap,
-        settings: Settings,
-        node: Node,
-    ) -> None:
-        self.run_id = settings.run_id
+    def __init__(self, presence: Presence, head: Head, entry: RankEntry, address: Bootstrap) -> None:
+        self.run_id = presence.settings.run_id
         self.round = head.number
         self.rank = entry.rank
         self.size = head.size
@@ -55,7 +44,7 @@ class AsyncWorld:
         self.given_by = (presence.session.instance, presence.id, presence.taken_at)
         """Engine instance, own id and revision of the read that gave the round, for audits."""
         self._presence = presence
-        self.store = AsyncStore(presence, head.table, head.number, node)
+        self.store = AsyncStore(presence, head.table, head.number, presence.node)
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.size}, bootstrap {self.bootstrap}"
@@ -67,10 +56,9 @@ class AsyncWorld:
 
     async def members(self) -> list[Peer]:
         """List all members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
-        presence = self._presence
-        keys = Keys(self.run_id)
+        keys = self._presence.keys
         try:
-            listed = await presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
+            listed = await self._presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
         except EngineReset:
             raise Unreachable("of this run", "it was restarted a moment ago") from None
         mirror = RunMirror(keys, [*listed.reads[0], *listed.reads[1]], listed.revision)
