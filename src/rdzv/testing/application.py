@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class Application:
     """An application that trains, stops when told, and ends some day."""
 
+    exited: asyncio.Future[None]
+
     def __init__(self, stage: SimCluster, life: NodePlan, node: SimNode) -> None:
         self.stage = stage
         self.life = life

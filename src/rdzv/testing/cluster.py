@@ -99,11 +99,15 @@ class SimCluster:
         for hand in hands:
             await hand
         self.history.add(Fault(kind="calm", target=""))
-        await self._until(max(self.scenario.end_at, self.loop.time() + 30.0))
+        await self._pass(max(self.scenario.end_at - self.loop.now, 30.0))
         self.history.add(Fault(kind="finish", target=""))
         for app in list(self.apps.values()):
             app.command("finish")
-        await self._until(self.loop.time() + 30.0)
+        await self._pass(30.0)
+
+    async def _pass(self, seconds: float) -> None:
+        """Let that time pass, or less if every application has ended: nothing is left then that could go wrong."""
+        await asyncio.wait([app.exited for app in self.apps.values()], timeout=seconds)
 
     async def _until(self, at: float) -> None:
         await asyncio.sleep(max(0.0, at - self.loop.time()))
@@ -120,7 +124,8 @@ class SimCluster:
         app = Application(self, life, node)
         self.apps[name] = app
         self.agreed[name] = app.settings.agreed()
-        node.spawn(app.run(), "app").add_done_callback(_look)
+        app.exited = node.spawn(app.run(), "app")
+        app.exited.add_done_callback(_look)
         return app
 
     def living(self, name: str = "") -> list[Application]:
@@ -288,13 +293,12 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "newcomer first": SimCluster._newcomer_first,  # noqa: SLF001
     "stranger": lambda self: self._newcomer(last_call=99.0, regroup=88.0),
     "drain all": SimCluster._drain_all,  # noqa: SLF001
-    "operator close": lambda self: self._operate("close", "wrong data", "operator"),
+    "operator close": lambda self: self._operate("close", "wrong data", "operator", ""),
 }
 
 
 def _look(exited: asyncio.Future[None]) -> None:
     """Raise an application's own error. A crash is no failure of the run."""
-    if not exited.cancelled() and exited.exception() is not None:
-        error = exited.exception()
-        assert error is not None, "just looked"
+    error = None if exited.cancelled() else exited.exception()
+    if error is not None:
         raise error

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from ..core.model import NO_ROUND, Era, RoundId
-from ..engines.port import Batch, Compare, Event, Operation
+from ..engines.port import Batch, Event
 from ..member.world import AsyncWorld
 from .server import SimServer
 from .virtual_loop import VirtualLoop
@@ -74,19 +74,10 @@ class Given(Observation, frozen=True, kw_only=True):
     def of(cls, actor: str, world: AsyncWorld) -> Given:
         instance, member, revision = world.given_by
         return cls(
-            actor=actor,
-            member=member,
-            instance=instance,
-            revision=revision,
-            run=world.incarnation,
-            era=world.era,
-            number=world.round,
-            table=world.table,
-            size=world.size,
-            rank=world.rank,
-            digest=world.digest,
-            boot=str(world.bootstrap),
-        )
+            actor=actor, member=member, instance=instance, revision=revision,
+            run=world.incarnation, era=world.era, number=world.round, table=world.table,
+            size=world.size, rank=world.rank, digest=world.digest, boot=str(world.bootstrap),
+        )  # fmt: skip
 
     def tell(self) -> str:
         era = f"{self.era.level}.{self.era.id[:4]}"
@@ -174,23 +165,8 @@ class History:
         """Return a hash that is equal for equal histories, also between processes."""
         return hashlib.sha256(msgspec.msgpack.encode(self._observations)).hexdigest()
 
-    def _committed(
-        self,
-        server: SimServer,
-        actor: str,
-        batch: Batch,
-        kind: str,
-        _compares: tuple[Compare, ...],
-        _operations: tuple[Operation, ...],
-    ) -> None:
-        self.add(
-            Commit(
-                actor=actor,
-                server=server.name,
-                instance=server.instance,
-                place=server.place,
-                revision=batch.revision,
-                kind=kind,
-                events=batch.events,
-            )
-        )
+    def _committed(self, server: SimServer, actor: str, batch: Batch, kind: str) -> None:
+        self.add(Commit(
+            actor=actor, server=server.name, instance=server.instance, place=server.place,
+            revision=batch.revision, kind=kind, events=batch.events,
+        ))  # fmt: skip
