@@ -61,10 +61,10 @@ class SimCluster:
         self.operator = SimNode(self.loop, "operator", scenario.seed)
         self._born = 0
         self.isolated = 0
+        """Number of faults that keep all nodes from the engine."""
 
     def _server(self, name: str) -> SimServer:
-        kind = RegisterServer if self.register else SimServer
-        drawn = self.scenario
+        kind, drawn = RegisterServer if self.register else SimServer, self.scenario
         limits = TIGHT if drawn.seed % 4 == 1 else None
         server = kind(self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars)
         self.history.follow(server)
@@ -83,10 +83,9 @@ class SimCluster:
         found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
         return found is not None and b'"phase":"closed"' in found.value
 
-    def play(self) -> History:
+    def play(self) -> None:
         """Run the scenario to its end."""
         self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
-        return self.history
 
     async def _play(self) -> None:
         for life in self.scenario.lives:
@@ -95,7 +94,7 @@ class SimCluster:
             self.loop.create_task(self._inflict(trouble, index), name=f"trouble {index} {trouble.kind}")
             for index, trouble in enumerate(self.scenario.troubles)
         ]
-        await self._until(self.scenario.calm_at)
+        await asyncio.sleep(self.scenario.calm_at)
         for hand in hands:
             await hand
         self.history.add(Fault(kind="calm", target=""))
@@ -108,9 +107,6 @@ class SimCluster:
     async def _pass(self, seconds: float) -> None:
         """Let that time pass, or less if every application has ended: nothing is left then that could go wrong."""
         await asyncio.wait([app.exited for app in self.apps.values()], timeout=seconds)
-
-    async def _until(self, at: float) -> None:
-        await asyncio.sleep(max(0.0, at - self.loop.time()))
 
     # ---- members
 
@@ -143,7 +139,7 @@ class SimCluster:
     # ---- faults: each method does one, and returns what ends it
 
     async def _inflict(self, trouble: FaultPlan, index: int) -> None:
-        await self._until(trouble.at)
+        await asyncio.sleep(trouble.at)
         if trouble.kind in AMBUSHES:
             TargetedFault(self, trouble.kind)
             return
@@ -243,9 +239,7 @@ class SimCluster:
 
     def _newcomer(self, **options: float) -> None:
         self._born += 1
-        life = NodePlan(f"n{self._born}", self.loop.time(), 10_000.0, 0.3)
-        life.options.update(options)
-        self.start(life)
+        self.start(NodePlan(f"n{self._born}", self.loop.now, 10_000.0, 0.3, options=dict(options)))
 
     def _drain_all(self) -> None:
         for app in self.living():

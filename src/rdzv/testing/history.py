@@ -7,7 +7,6 @@ applications on the nodes (`Given`, `Changed`, `EvictedTold`, `ClosedTold`, `Act
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -44,7 +43,6 @@ class Commit(Observation, frozen=True, kw_only=True):
 
     server: str
     instance: str
-    place: str
     revision: int
     kind: str
     events: tuple[Event, ...]
@@ -133,40 +131,33 @@ class Fault(Observation, frozen=True, kw_only=True):
         return f"{'end of ' if self.stop else ''}{self.kind} {self.target} {self.detail}".rstrip()
 
 
-class History:
-    """An append-only list of observations."""
+class History(list[Observation]):
+    """The observations of a run, in order. They are only added."""
 
     def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
         self._loop = loop
-        self._observations: list[Observation] = []
-
-    def __len__(self) -> int:
-        return len(self._observations)
-
-    def __iter__(self) -> Iterator[Observation]:
-        return iter(self._observations)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self._observations))
+        return "\n".join(map(str, self))
 
     def add(self, observation: Observation) -> None:
         """Stamp the observation and keep it."""
         if not self._loop.unwinding:  # What tasks do while they are unwound is not part of the run.
-            self._observations.append(msgspec.structs.replace(observation, at=self._loop.time()))
+            self.append(msgspec.structs.replace(observation, at=self._loop.now))
 
     def follow(self, server: SimServer) -> None:
         """Add every commit of that server, over all its restarts."""
         server.commits.append(self._committed)
 
     def of(self, kind: type[O]) -> list[O]:
-        return [one for one in self._observations if isinstance(one, kind)]
+        return [one for one in self if isinstance(one, kind)]
 
     def digest(self) -> str:
         """Return a hash that is equal for equal histories, also between processes."""
-        return hashlib.sha256(msgspec.msgpack.encode(self._observations)).hexdigest()
+        return hashlib.sha256(msgspec.msgpack.encode(list(self))).hexdigest()
 
     def _committed(self, server: SimServer, actor: str, batch: Batch, kind: str) -> None:
-        self.add(Commit(
-            actor=actor, server=server.name, instance=server.instance, place=server.place,
-            revision=batch.revision, kind=kind, events=batch.events,
-        ))  # fmt: skip
+        name, instance = server.name, server.instance
+        seen = Commit(actor=actor, server=name, instance=instance, revision=batch.revision, kind=kind, events=batch.events)
+        self.add(seen)

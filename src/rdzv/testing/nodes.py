@@ -27,15 +27,9 @@ class SimNode(Process):
     """A `system.node.Node` that can be paused, resumed and crashed."""
 
     def __init__(
-        self,
-        loop: VirtualLoop,
-        name: str,
-        seed: int | str = 0,
-        *,
-        host: str = "",
-        rate: float | None = None,
-        offset_s: float | None = None,
-    ) -> None:
+        self, loop: VirtualLoop, name: str, seed: int | str = 0, *,
+        host: str = "", rate: float | None = None, offset_s: float | None = None,
+    ) -> None:  # fmt: skip
         """`name` is unique in the run. A node that comes back after a crash is a new one with the same `host`."""
         super().__init__(loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
         self.host = host or name

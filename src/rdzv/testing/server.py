@@ -35,16 +35,9 @@ class SimServer(Process):
     """A server's process, over all its lives. Pausing it is a stall: connections stay, and requests wait."""
 
     def __init__(
-        self,
-        network: SimNetwork,
-        name: str,
-        seed: int | str = 0,
-        *,
-        limits: Limits | None = None,
-        writes_max: int = 100_000,
-        stars: bool = True,
-        durable: bool = False,
-    ) -> None:
+        self, network: SimNetwork, name: str, seed: int | str = 0, *,
+        limits: Limits | None = None, writes_max: int = 100_000, stars: bool = True, durable: bool = False,
+    ) -> None:  # fmt: skip
         """The last three are what sessions say of their engine, so that the embedded server can stand for others."""
         super().__init__(network.loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
         self.place = f"{name}:29400"

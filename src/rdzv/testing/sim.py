@@ -9,39 +9,14 @@ from dataclasses import dataclass
 
 from ..core.keys import Keys
 from . import planted_bugs
-from .checkers import (
-    Calm,
-    CheckContext,
-    Checker,
-    G1Agreement,
-    G2Ranks,
-    G3Order,
-    G4Ghosts,
-    G8Fencing,
-    G9Closing,
-    G10Clocks,
-    T1Settings,
-    run,
-)
+from .checkers import SAFETY_CHECKERS, Calm, CheckContext, run
 from .cluster import SimCluster
 from .history import Fault, History
 from .progress_checkers import G5Progress, G6Notice, G7Cause
 from .scenario import Scenario, draw
 from .virtual_loop import RunError
 
-CHECKERS: tuple[type[Checker], ...] = (
-    G1Agreement,
-    G2Ranks,
-    G3Order,
-    G4Ghosts,
-    G5Progress,
-    G6Notice,
-    G7Cause,
-    G8Fencing,
-    G9Closing,
-    G10Clocks,
-    T1Settings,
-)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause)
 
 
 @dataclass
