@@ -314,9 +314,8 @@ class G10Clocks(Checker):
     def after(self, commit: Commit, state: State) -> None:  # noqa: ARG002
         for event in commit.events:
             if event.item is not None and not event.key.startswith(self.context.keys.run + "kv/"):
-                found = self._LARGE.search(event.item.value)
-                if found is not None:
-                    self.report(commit.at, f"{commit.actor} wrote {found.group(1)!r} in {event.key}")
+                for found in self._LARGE.findall(event.item.value):
+                    self.report(commit.at, f"{commit.actor} wrote {found!r} in {event.key}")
 
 
 class T1Settings(Checker):

@@ -11,7 +11,6 @@ from ..config.secret import Secret
 from ..core import wire
 from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
-from ..core.model import RunSettings
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.trust import Trust
 from ..engines.port import Driver, EngineReset, Get, Item, List
@@ -27,7 +26,7 @@ from .register import RegisterServer, SimRegister
 from .scenario import FaultPlan, NodePlan, Scenario
 from .server import SimServer
 from .targeted_faults import AMBUSHES, TargetedFault
-from .virtual_loop import VirtualLoop
+from .virtual_loop import Process, VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
@@ -56,8 +55,6 @@ class SimCluster:
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
-        self.agreed: dict[str, RunSettings] = {}
-        """The settings each node was started with."""
         self.operator = SimNode(self.loop, "operator", scenario.seed)
         self._born = 0
         self.isolated = 0
@@ -119,9 +116,7 @@ class SimCluster:
             self.network.cut(node, self.engine)
         app = Application(self, life, node)
         self.apps[name] = app
-        self.agreed[name] = app.settings.agreed()
         app.exited = node.spawn(app.run(), "app")
-        app.exited.add_done_callback(_look)
         return app
 
     def living(self, name: str = "") -> list[Application]:
@@ -162,9 +157,9 @@ class SimCluster:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
-    def _pause(self, app: Application) -> Heal:
-        app.node.pause()
-        return app.node.resume
+    def _pause(self, process: Process) -> Heal:
+        process.pause()
+        return process.resume
 
     def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
@@ -179,10 +174,6 @@ class SimCluster:
     def _engine_crash(self) -> Heal:
         self.engine.crash()
         return self.engine.restart
-
-    def _engine_stall(self) -> Heal:
-        self.engine.pause()
-        return self.engine.resume
 
     def _engine_slow(self) -> Heal:
         self.engine.slow_s = self.rng.uniform(0.01, 0.5)
@@ -262,7 +253,7 @@ class SimCluster:
 _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "crash": SimCluster._crash,  # noqa: SLF001
     "power cut": lambda self, app: self._crash(app, silent=True),
-    "pause": SimCluster._pause,  # noqa: SLF001
+    "pause": lambda self, app: self._pause(app.node),
     "cut": SimCluster._cut,  # noqa: SLF001
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),
@@ -278,7 +269,7 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "reset all": lambda self: self.network.reset(),
     "engine restart": lambda self: self.engine.restart(),
     "engine crash": SimCluster._engine_crash,  # noqa: SLF001
-    "engine stall": SimCluster._engine_stall,  # noqa: SLF001
+    "engine stall": lambda self: self._pause(self.engine),
     "engine slow": SimCluster._engine_slow,  # noqa: SLF001
     "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
     "watch gap": lambda self: self.engine.drop_watches(),
@@ -289,10 +280,3 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "drain all": SimCluster._drain_all,  # noqa: SLF001
     "operator close": lambda self: self._operate("close", "wrong data", "operator", ""),
 }
-
-
-def _look(exited: asyncio.Future[None]) -> None:
-    """Raise an application's own error. A crash is no failure of the run."""
-    error = None if exited.cancelled() else exited.exception()
-    if error is not None:
-        raise error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from ..config.endpoint import Endpoint
@@ -25,8 +24,8 @@ class SimSession(RemoteSession):
 
     _driver: SimDriver
 
-    def __init__(self, driver: SimDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome) -> None:
-        super().__init__(driver, name, attempts, link, welcome)
+    def __init__(self, driver: SimDriver, *given: Any) -> None:
+        super().__init__(driver, *given)
         server = driver.reached
         self.stars, self.durable, self.writes_max = server.stars, server.durable, server.writes_max
 

@@ -277,12 +277,8 @@ class SimNetwork:
         self.cuts.difference_update((node.name, server.name, way) for way in ways or BOTH)
         for connection in self._between(node, server):
             for channel in (connection.requests, connection.answers):
-                if not channel.stuck or channel.route in self.cuts:
-                    continue
-                if self.rng.random() < 0.5:
-                    channel.heal()
-                else:
-                    connection.reset()
+                if channel.stuck and channel.route not in self.cuts:
+                    (channel.heal if self.rng.random() < 0.5 else connection.reset)()
 
     def reset(self, node: SimNode | None = None, server: SimServer | None = None) -> None:
         """Break the connections between the two; None: any node, any server."""

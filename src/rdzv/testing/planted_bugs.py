@@ -239,8 +239,7 @@ BUGS: dict[str, list[Patch]] = {
 def planted(name: str) -> Iterator[None]:
     """Plant that defect for the duration of the block."""
     if name not in BUGS:
-        msg = f"no planted bug is called {name!r}; there are: {', '.join(sorted(BUGS))}"
-        raise ValueError(msg)
+        raise ValueError(f"no planted bug is called {name!r}; there are: {', '.join(sorted(BUGS))}")
     undo: list[Patch] = []
     try:
         for target, attribute, wrong in BUGS[name]:

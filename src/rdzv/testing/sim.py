@@ -53,7 +53,7 @@ def check(stage: SimCluster) -> list[str]:
     context = CheckContext(
         keys=Keys("sim"),
         owners={(app.node.host, app.node.pid): name for name, app in stage.apps.items()},
-        agreed=stage.agreed,
+        agreed={name: app.settings.agreed() for name, app in stage.apps.items()},
         slow_stop=frozenset(name for name, app in stage.apps.items() if app.life.stop_s > 10.0),
         loss=stage.scenario.loss,
         register=stage.register,
@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
                 for problem in result.wrong[: 100 if options.verbose else 3]:
                     print(f"  {problem}")
             elif options.count == 1:
-                digest = result.history.digest()[:16]
-                print(f"seed {seed}: every guarantee held ({len(result.history)} observations, {digest})")
+                history = result.history
+                print(f"seed {seed}: every guarantee held ({len(history)} observations, {history.digest()[:16]})")
     if options.count > 1:
         print(f"{options.count - failed} of {options.count} seeds held")
     return 1 if failed else 0
