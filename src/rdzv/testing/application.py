@@ -46,7 +46,7 @@ class Application:
         self.member = Member(stage.driver(node), self.settings, node)
         self.bell = Wakeup(node)
         self.order = ""
-        """The order that was given from outside: drain, finish."""
+        """Given from outside: drain, finish."""
         self.holds: RoundId = NO_ROUND
         self._trained_s = 0.0
         self._began_at = node.now()

@@ -18,8 +18,6 @@ from .server import SimServer
 from .virtual_loop import VirtualLoop
 
 O = TypeVar("O", bound="Observation")  # noqa: E741
-SHOWN_MAX = 6
-"""Largest number of keys that the line of a commit shows."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -48,8 +46,8 @@ class Commit(Observation, frozen=True, kw_only=True):
     events: tuple[Event, ...]
 
     def tell(self) -> str:
-        keys = [("+" if event.item else "-") + event.key for event in self.events[:SHOWN_MAX]]
-        more = f" and {len(self.events) - SHOWN_MAX} more" if len(self.events) > SHOWN_MAX else ""
+        keys = [("+" if event.item else "-") + event.key for event in self.events[:6]]
+        more = f" and {len(self.events) - 6} more" if len(self.events) > 6 else ""
         return f"{self.server}@{self.revision} {self.kind} {' '.join(keys)}{more}"
 
 

@@ -142,7 +142,8 @@ class SimConnection:
 
     def _answer(self, data: bytes) -> None:
         self.server_end.unread += len(data)
-        if _has_answer(data) and self._network.breaks(self.answers.route):
+        network = self._network
+        if (network.loss or network.doomed) and _has_answer(data) and network.breaks(self.answers.route):
             self.reset()
         else:
             self.answers.send(self._arrived, data)
@@ -248,7 +249,8 @@ class SimNetwork:
         self.trust = Trust()
         """The secret that servers and drivers prove to each other."""
         self.cuts: set[tuple[str, str, Way]] = set()
-        self._doomed: list[tuple[str, str, Way]] = []
+        self.doomed: list[tuple[str, str, Way]] = []
+        """Directions that break at their next message."""
         self._connections: dict[SimConnection, None] = {}
 
     def connect(self, node: SimNode) -> SimConnection:
@@ -287,7 +289,7 @@ class SimNetwork:
 
     def break_next(self, node: SimNode, server: SimServer, way: Way) -> None:
         """Lose the next request or answer between the two with its connection: before or after it took effect."""
-        self._doomed.append((node.name, server.name, way))
+        self.doomed.append((node.name, server.name, way))
 
     def _between(self, node: SimNode | None, server: SimServer | None) -> list[SimConnection]:
         return [one for one in self._connections if node in (None, one.node) and server in (None, one.server)]
@@ -304,7 +306,7 @@ class SimNetwork:
 
     def breaks(self, route: tuple[str, str, Way]) -> bool:
         """Whether the connection breaks at this message."""
-        if route in self._doomed:
-            self._doomed.remove(route)
+        if route in self.doomed:
+            self.doomed.remove(route)
             return True
         return self.loss > 0 and self.rng.random() < self.loss

@@ -134,6 +134,8 @@ class SimServer(Process):
 
     def publish(self, actor: str, kind: str) -> None:
         """Tell the checkers: only after the engine's call, since before it is not known which branch it took."""
+        if not self.committed:
+            return
         committed = self.committed[:]
         self.committed.clear()
         for batch in () if self.loop.unwinding else committed:
