@@ -31,7 +31,7 @@ from ..member.store import AsyncStore
 from ..system.timers import sleep
 
 Patch = tuple[object, str, Any]
-"""What to replace: the owner, the attribute, and the wrong value."""
+"""An owner, its attribute, and the wrong value for it."""
 
 # The right functions, which some of the wrong ones call.
 _right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Leader.write_head
