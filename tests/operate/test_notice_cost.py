@@ -49,10 +49,10 @@ Driver.session_type = Session
 
 
 def cost(engine, observer=None):
-    """Requests, operations within them, events and bytes, of all members together."""
+    """Requests, operations within them, messages received and bytes, of all members together."""
     counters, *_ = form(MEMBERS, engine.driver, observer)
     sent = {what: sum(getattr(one, of) for one in counters.values()) for what, of in
-            (("requests", "operations"), ("events", "events"), ("bytes", "bytes"))}  # fmt: skip
+            (("requests", "operations"), ("received", "received"), ("bytes", "bytes"))}  # fmt: skip
     return {**sent, "operations": engine.operations}
 
 

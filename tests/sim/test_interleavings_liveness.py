@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from sim_form import count_traffic
 
 from rdzv.core import member as core_member
 from rdzv.core import member_events, wire
 from rdzv.core.member_rules import ChangeKind
 from rdzv.core.member_state import Standing
 from rdzv.core.model import Call, CauseKind
+from rdzv.engines.embedded.frames import Renew
 from rdzv.engines.port import Put
 from rdzv.errors import Evicted, JoinTimeout, Unreachable
 from rdzv.member import member as member_module
@@ -124,15 +126,15 @@ def everybody_watches_everybody():
 
 
 def costs(members):
-    """Operations, events and bytes of the busiest member that does not lead: to join, to be idle for a minute, to re-form."""
+    """Operations, messages and bytes of the busiest follower: to join, to be idle for a minute, to re-form."""
     hands = Hands(min_nodes=members - 1, max_nodes=members, grow="never")
-    found = []
+    counters, found = count_traffic(hands.network), []
 
     def count(names):
-        counters = [hands.network.counters[name] for name in names]
-        found.extend(max(getattr(one, what) for one in counters) for what in ("operations", "events", "bytes"))
-        for one in hands.network.counters.values():
-            one.operations = one.events = one.bytes = 0
+        whats = ("operations", "received", "bytes")
+        found.extend(max(getattr(counters[name], what) for name in names) for what in whats)
+        for one in counters.values():
+            one.operations = one.received = one.bytes = 0
 
     async def story():
         players = hands.start(*(f"m{number}" for number in range(members)))
@@ -274,8 +276,8 @@ async def test_h29_a_member_paused_for_longer_than_the_grace_hears_of_its_evicti
     a, b, c, d = await hands.form("a", "b", "c", "d")
     c.pause()
 
-    def stop(actor, verb, _args):
-        if (actor, verb) == ("a", "renew") and a.node.held is None:
+    def stop(actor, frame):
+        if actor == "a" and isinstance(frame, Renew) and a.node.held is None:
             a.pause()
 
     hands.engine.arrivals.append(stop)

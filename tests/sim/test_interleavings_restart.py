@@ -10,13 +10,14 @@ from itertools import count
 
 from rdzv.core import recovery, rules
 from rdzv.core.model import CauseKind, Era, Phase, RoundId
+from rdzv.engines.embedded.frames import Txn, WatchStart
 from rdzv.engines.port import AllCreated, Created, Modified
 from rdzv.errors import EngineMoved, Unreachable
 from rdzv.member.store import AsyncStore
 from rdzv.operate import commands
 from rdzv.system.timers import sleep
 from rdzv.testing.driver import SimSession
-from support.scripted_members import KEYS, Request, record, stored
+from support.scripted_members import KEYS, record, stored
 from support.scripted_simulation import by_hand
 
 # ---- H9: restarted empty, and somebody who knows nothing is there first
@@ -268,12 +269,11 @@ async def test_h13_nothing_of_the_old_instance_is_sent_to_the_new_one(hands):
     a, b, c = await hands.form("a", "b", "c")
     ids, wrong = {item.key for item in hands.present.values()}, []
 
-    def arrival(actor, verb, args):
-        if verb == "txn" and fresh:
-            request = Request(actor, args[0], args[1])
-            wrong.extend((actor, one) for one in request.compares if old_in(one, ids))
-        elif verb == "watch" and fresh and args[2] > hands.engine.engine.revision:
-            wrong.append((actor, args))
+    def arrival(actor, frame):
+        if isinstance(frame, Txn) and fresh:
+            wrong.extend((actor, one) for one in frame.compares if old_in(one, ids))
+        elif isinstance(frame, WatchStart) and fresh and frame.since > hands.engine.engine.revision:
+            wrong.append((actor, frame))
 
     fresh = []
     hands.engine.arrivals.append(arrival)

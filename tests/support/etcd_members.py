@@ -274,9 +274,7 @@ def _commit(at: float, revision: int, raw: list[dict[str, Any]], keys: Keys, ins
         events.append(Event(key, revision, item))
     # A commit of deletions only is the end of a lease or an eviction. The checkers need no writer for it.
     kind = "then" if any(event.item for event in events) else "expired"
-    return Commit(
-        at=at, server="engine", instance=instance, place=keys.run, revision=revision, kind=kind, events=tuple(events)
-    )
+    return Commit(at=at, server="engine", instance=instance, revision=revision, kind=kind, events=tuple(events))
 
 
 def _writer(keys: Keys, events: Sequence[Event]) -> str:

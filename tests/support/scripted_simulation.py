@@ -26,6 +26,7 @@ from rdzv.core import rules, wire
 from rdzv.core.model import DrainRequest, Head, Phase, RankEntry, RunSettings
 from rdzv.core.model import MemberRecord as Record
 from rdzv.core.view import View
+from rdzv.engines.embedded.frames import Frame, Txn
 from rdzv.engines.port import Batch, Get, Item, List, Operation, Outcome, Put
 from rdzv.operate import commands
 from rdzv.testing.checkers import Calm, CheckContext, run
@@ -227,9 +228,9 @@ class Hands:
         """When such a transaction arrives at the engine: do that before it takes effect."""
         left = times
 
-        def arrival(actor: str, verb: str, args: tuple[Any, ...]) -> None:
+        def arrival(actor: str, frame: Frame) -> None:
             nonlocal left
-            if verb == "txn" and left and picks(request := Request(actor, args[0], args[1])):
+            if isinstance(frame, Txn) and left and picks(request := Request(actor, frame.compares, frame.then)):
                 left -= 1
                 deed(request)
 

@@ -38,13 +38,10 @@ def test_commits_are_attributed_to_their_machine():
 
     async def main(world):
         world.server.commits.append(
-            lambda server, actor, batch, kind, compares, operations: seen.append(
-                (server.name, actor, batch.revision, kind, len(compares), operations)
-            )
+            lambda server, actor, batch, kind: seen.append((server.name, actor, batch.revision, kind))
         )
         session = await world.session(1)
-        put = Put("a", b"1")
-        await world.on(1, session.txn([Created("a", 0)], [put]))
+        await world.on(1, session.txn([Created("a", 0)], [Put("a", b"1")]))
         await world.on(1, session.txn([Created("a", 0)], [Put("never", b"")], [Put("a", b"2")]))
         await world.on(1, session.txn([], [Get("a")]))
         lease = await world.on(1, session.grant(1))
@@ -55,11 +52,10 @@ def test_commits_are_attributed_to_their_machine():
         for _ in range(10):  # Somebody must be heard for time to pass.
             await asyncio.sleep(0.3)
             await world.on(1, session.txn([], [Get("a")]))
-        return put
 
-    put = Small(2).run(main)
-    assert seen[0] == ("s0", "n1", 2, "then", 1, (put,))
-    assert [(actor, kind) for _, actor, _, kind, _, _ in seen] == [
+    Small(2).run(main)
+    assert seen[0] == ("s0", "n1", 2, "then")
+    assert [(actor, kind) for _, actor, _, kind in seen] == [
         ("n1", "then"),
         ("n1", "otherwise"),
         ("n1", "then"),
@@ -67,24 +63,6 @@ def test_commits_are_attributed_to_their_machine():
         ("n1", "then"),
         ("", "expired"),
     ]
-
-
-def test_operations_and_bytes_are_counted_per_machine():
-    async def main(world):
-        session = await world.session(0)
-        other = await world.session(1)
-        before = world.network.counters["n0"].bytes
-        assert before == world.network.counters["n1"].bytes, "greetings are alike"
-        watch = other.watch(["dir/"], 1)
-        reader = world.on(1, anext(aiter(watch)))
-        await world.on(0, session.txn([Created("dir/k", 0)], [Put("dir/k", b"x" * 100), Get("dir/k")]))
-        assert (await reader).events[0].key == "dir/k"
-        return before, world.network.counters["n0"].bytes - before, world.network.counters["n1"]
-
-    before, spent, watching = Small(2).run(main)
-    assert 2 * 100 < spent < 300, "the value goes and comes back"
-    assert (watching.operations, watching.events) == (2, 1)
-    assert 100 < watching.bytes - before < 200, "the news has the value"
 
 
 # ---- order and delay
@@ -241,7 +219,7 @@ def test_requests_into_a_partition_time_out():
         assert world.loop.time() - began == pytest.approx(10, abs=0.01)
         assert world.keys() == []
         with pytest.raises(Unreachable, match="did not greet us within 3 s"):
-            await world.session(connect_timeout_s=3.0)
+            await world.session()
 
     Small().run(main)
 

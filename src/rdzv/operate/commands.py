@@ -51,8 +51,11 @@ async def unban(session: Session, run_id: str, host: str) -> bool:
     return bool(outcome.reads[0])
 
 
-async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
-    """End the run for all members (T11). Return False if there is no run, or if it is closed already."""
+async def close(session: Session, run_id: str, reason: str, by: str, at: str | None = None) -> bool:
+    """End the run for all members (T11). Return False if there is no run, or if it is closed already.
+
+    `at` is the time that the journal shows; None: the wall clock. The simulator gives it, so that a seed repeats exactly.
+    """
     keys = Keys(run_id)
     while True:  # The leader may replace the head between the read and the write; then the compare fails.
         seen = await session.txn(then=[Get(keys.head), Get(keys.settings)])
@@ -62,7 +65,7 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
             return False
         closed_for = wire.decode(RunSettings, settings.value).closed_for if settings is not None else 60.0
         closed = close_head(head, because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
-        journal = journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp())
+        journal = journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp() if at is None else at)
         guard, run_lease = [Modified(keys.head, item.modified)], settings.lease if settings is not None else 0
         outcome = await write_head(
             session, run_id, closed, journal, guard, run_lease=run_lease, closed_for=closed_for

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ..config.settings import Settings
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import NO_ROUND, RoundId
 from ..engines.port import EngineReset
@@ -35,15 +36,17 @@ if TYPE_CHECKING:
 class Application:
     """An application that trains, stops when told, and ends some day."""
 
+    exited: asyncio.Future[None]
+
     def __init__(self, stage: SimCluster, life: NodePlan, node: SimNode) -> None:
         self.stage = stage
         self.life = life
         self.node = node
-        self.settings = stage.scenario.settings(life)
+        self.settings = Settings.make("memory://", run_id="sim", **{**stage.scenario.options, **life.options})
         self.member = Member(stage.driver(node), self.settings, node)
         self.bell = Wakeup(node)
         self.order = ""
-        """The order that was given from outside: drain, finish."""
+        """Given from outside: drain, finish."""
         self.holds: RoundId = NO_ROUND
         self._trained_s = 0.0
         self._began_at = node.now()
@@ -64,8 +67,7 @@ class Application:
             try:
                 world = await self.member.join()
             except Evicted as evicted:
-                self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))
-                self.holds = NO_ROUND
+                self._told_evicted(evicted)
                 continue
             except Closed as closed:
                 self._told_closed(closed)
@@ -73,7 +75,8 @@ class Application:
             except (Drained, Banned, SettingsError, EngineMoved, JoinTimeout) as error:
                 self.act("refused", f"{type(error).__name__}: {error}")
                 break
-            self._given(world)
+            self.holds = RoundId(world.era, world.round)
+            self.stage.history.add(Given.of(self.node.name, world))
             watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
             ending = await self._train(world)
             watcher.cancel()
@@ -81,10 +84,6 @@ class Application:
                 break
         await self.member.leave()
         self.act("gone")
-
-    def _given(self, world: AsyncWorld) -> None:
-        self.holds = RoundId(world.era, world.round)
-        self.stage.history.add(Given.of(self.node.name, world))
 
     async def _watch(self) -> None:
         """Record the moment of a change, whatever the workers are doing."""
@@ -164,8 +163,7 @@ class Application:
             else:
                 self.act("left")
         except Evicted as evicted:
-            self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))
-            self.holds = NO_ROUND
+            self._told_evicted(evicted)
             return True
         except Closed as closed:
             self._told_closed(closed)
@@ -177,15 +175,18 @@ class Application:
 
     async def _linger(self) -> bool:
         """Wait for the others, after this one is done. If the round breaks, they go on without it."""
-        waited_s = 0.0
-        while waited_s < 600.0 and self.member.changed is None and not self.stage.closed:
+        for _ in range(600):
+            if self.member.changed is not None or self.stage.closed:
+                break
             await self.bell.wait(1.0)
-            waited_s += 1.0
         # It is in no hurry, and nobody may wait for it.
         await Wakeup(self.node).wait(4.0)
         return False
 
+    def _told_evicted(self, evicted: Evicted) -> None:
+        self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))
+        self.holds = NO_ROUND
+
     def _told_closed(self, closed: Closed) -> None:
-        self.stage.history.add(
-            ClosedTold(actor=self.node.name, member=self.life.name, reason=closed.reason, success=closed.success)
-        )
+        name, member = self.node.name, self.life.name
+        self.stage.history.add(ClosedTold(actor=name, member=member, reason=closed.reason, success=closed.success))

@@ -49,7 +49,6 @@ class Calm:
     """The times without faults and without their after-effects, which last for `margin_s`."""
 
     def __init__(self, faults: list[Fault], margin_s: float) -> None:
-        self.margin_s = margin_s
         self._spans: list[tuple[float, float]] = []
         open_since: dict[tuple[str, str], list[float]] = {}
         for fault in faults:
@@ -65,8 +64,7 @@ class Calm:
 
     def since(self, at: float) -> float | None:
         """Return since when it has been calm at that time; None if it is not."""
-        ends = [end for start, end in self._spans if start <= at]
-        last = max(ends, default=0.0)
+        last = max((end for start, end in self._spans if start <= at), default=0.0)
         return last if last <= at else None
 
     def throughout(self, start: float, end: float) -> bool:
@@ -165,8 +163,7 @@ class G3Order(Checker):
         sealed = self._sealed.setdefault(head.run, {})
         if sealed.setdefault(head.round, head.table) != head.table:
             self.report(commit.at, f"round {head.round} was sealed twice, with two tables")
-        newest = former is None or former.table != head.table
-        if newest and not head.adopted:
+        if new_seal(commit, state) is not None:
             self._check_sealed_in(commit, state, head)
 
     def _check_sealed_in(self, commit: Commit, state: State, head: Head) -> None:
@@ -211,10 +208,8 @@ class G4Ghosts(Checker):
     name = "G4 no ghosts"
 
     def after(self, commit: Commit, state: State) -> None:
-        head = new_head(commit, state)
-        if head is None or head.phase is not Phase.SEALED or head.adopted:
-            return
-        if len(state.heads) > 1 and state.heads[-2][1] is not None and state.heads[-2][1].table == head.table:
+        head = new_seal(commit, state)
+        if head is None:
             return
         for id, entry in state.entries.items():
             present = state.members.get(id)
@@ -289,11 +284,8 @@ class G9Closing(Checker):
             return
         kind = head.cause.kind if head.cause is not None else None
         if kind is CauseKind.SUCCESS:
-            undone = [
-                entry.name
-                for id, entry in state.entries.items()
-                if not entry.done and not (id in state.members and state.members[id].record.done)
-            ]
+            done = {id for id, one in state.members.items() if one.record.done}
+            undone = [entry.name for id, entry in state.entries.items() if not entry.done and id not in done]
             if undone or len(state.entries) != head.size:
                 self.report(commit.at, f"closed with success, but {', '.join(undone) or 'entries'} not done or missing")
         elif kind in (CauseKind.GAVE_UP, CauseKind.LOST):
@@ -322,9 +314,8 @@ class G10Clocks(Checker):
     def after(self, commit: Commit, state: State) -> None:  # noqa: ARG002
         for event in commit.events:
             if event.item is not None and not event.key.startswith(self.context.keys.run + "kv/"):
-                found = self._LARGE.search(event.item.value)
-                if found is not None:
-                    self.report(commit.at, f"{commit.actor} wrote {found.group(1)!r} in {event.key}")
+                for found in self._LARGE.findall(event.item.value):
+                    self.report(commit.at, f"{commit.actor} wrote {found!r} in {event.key}")
 
 
 class T1Settings(Checker):
@@ -344,9 +335,23 @@ class T1Settings(Checker):
             self.report(seen.at, f"{seen.actor} {seen.detail}")
 
 
+SAFETY_CHECKERS: tuple[type[Checker], ...] = (
+    G1Agreement, G2Ranks, G3Order, G4Ghosts, G8Fencing, G9Closing, G10Clocks, T1Settings,
+)  # fmt: skip
+
+
 def new_head(commit: Commit, state: State) -> Head | None:
     """Return the head if this commit wrote it."""
     return state.head if state.heads and state.heads[-1][0] == commit.revision else None
+
+
+def new_seal(commit: Commit, state: State) -> Head | None:
+    """Return the head if this commit sealed a round by it, and did not only restore or repeat an earlier seal."""
+    head = new_head(commit, state)
+    if head is None or head.phase is not Phase.SEALED or head.adopted:
+        return None
+    former = state.heads[-2][1] if len(state.heads) > 1 else None
+    return head if former is None or former.table != head.table else None
 
 
 def run(context: CheckContext, history: History, checkers: list[Checker]) -> Iterator[str]:

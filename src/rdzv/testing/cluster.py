@@ -11,7 +11,6 @@ from ..config.secret import Secret
 from ..core import wire
 from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
-from ..core.model import RunSettings
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.trust import Trust
 from ..engines.port import Driver, EngineReset, Get, Item, List
@@ -27,7 +26,7 @@ from .register import RegisterServer, SimRegister
 from .scenario import FaultPlan, NodePlan, Scenario
 from .server import SimServer
 from .targeted_faults import AMBUSHES, TargetedFault
-from .virtual_loop import VirtualLoop
+from .virtual_loop import Process, VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
@@ -56,15 +55,13 @@ class SimCluster:
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
-        self.agreed: dict[str, RunSettings] = {}
-        """The settings each node was started with."""
         self.operator = SimNode(self.loop, "operator", scenario.seed)
         self._born = 0
         self.isolated = 0
+        """Number of faults that keep all nodes from the engine."""
 
     def _server(self, name: str) -> SimServer:
-        kind = RegisterServer if self.register else SimServer
-        drawn = self.scenario
+        kind, drawn = RegisterServer if self.register else SimServer, self.scenario
         limits = TIGHT if drawn.seed % 4 == 1 else None
         server = kind(self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars)
         self.history.follow(server)
@@ -83,10 +80,9 @@ class SimCluster:
         found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
         return found is not None and b'"phase":"closed"' in found.value
 
-    def play(self) -> History:
+    def play(self) -> None:
         """Run the scenario to its end."""
         self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
-        return self.history
 
     async def _play(self) -> None:
         for life in self.scenario.lives:
@@ -95,18 +91,19 @@ class SimCluster:
             self.loop.create_task(self._inflict(trouble, index), name=f"trouble {index} {trouble.kind}")
             for index, trouble in enumerate(self.scenario.troubles)
         ]
-        await self._until(self.scenario.calm_at)
+        await asyncio.sleep(self.scenario.calm_at)
         for hand in hands:
             await hand
         self.history.add(Fault(kind="calm", target=""))
-        await self._until(max(self.scenario.end_at, self.loop.time() + 30.0))
+        await self._pass(max(self.scenario.end_at - self.loop.now, 30.0))
         self.history.add(Fault(kind="finish", target=""))
         for app in list(self.apps.values()):
             app.command("finish")
-        await self._until(self.loop.time() + 30.0)
+        await self._pass(30.0)
 
-    async def _until(self, at: float) -> None:
-        await asyncio.sleep(max(0.0, at - self.loop.time()))
+    async def _pass(self, seconds: float) -> None:
+        """Let that time pass, or less if every application has ended: nothing is left then that could go wrong."""
+        await asyncio.wait([app.exited for app in self.apps.values()], timeout=seconds)
 
     # ---- members
 
@@ -119,8 +116,7 @@ class SimCluster:
             self.network.cut(node, self.engine)
         app = Application(self, life, node)
         self.apps[name] = app
-        self.agreed[name] = app.settings.agreed()
-        node.spawn(app.run(), "app").add_done_callback(_look)
+        app.exited = node.spawn(app.run(), "app")
         return app
 
     def living(self, name: str = "") -> list[Application]:
@@ -138,7 +134,7 @@ class SimCluster:
     # ---- faults: each method does one, and returns what ends it
 
     async def _inflict(self, trouble: FaultPlan, index: int) -> None:
-        await self._until(trouble.at)
+        await asyncio.sleep(trouble.at)
         if trouble.kind in AMBUSHES:
             TargetedFault(self, trouble.kind)
             return
@@ -161,9 +157,9 @@ class SimCluster:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
-    def _pause(self, app: Application) -> Heal:
-        app.node.pause()
-        return app.node.resume
+    def _pause(self, process: Process) -> Heal:
+        process.pause()
+        return process.resume
 
     def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
@@ -178,10 +174,6 @@ class SimCluster:
     def _engine_crash(self) -> Heal:
         self.engine.crash()
         return self.engine.restart
-
-    def _engine_stall(self) -> Heal:
-        self.engine.pause()
-        return self.engine.resume
 
     def _engine_slow(self) -> Heal:
         self.engine.slow_s = self.rng.uniform(0.01, 0.5)
@@ -238,9 +230,7 @@ class SimCluster:
 
     def _newcomer(self, **options: float) -> None:
         self._born += 1
-        life = NodePlan(f"n{self._born}", self.loop.time(), 10_000.0, 0.3)
-        life.options.update(options)
-        self.start(life)
+        self.start(NodePlan(f"n{self._born}", self.loop.now, 10_000.0, 0.3, options=dict(options)))
 
     def _drain_all(self) -> None:
         for app in self.living():
@@ -263,7 +253,7 @@ class SimCluster:
 _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "crash": SimCluster._crash,  # noqa: SLF001
     "power cut": lambda self, app: self._crash(app, silent=True),
-    "pause": SimCluster._pause,  # noqa: SLF001
+    "pause": lambda self, app: self._pause(app.node),
     "cut": SimCluster._cut,  # noqa: SLF001
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),
@@ -279,7 +269,7 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "reset all": lambda self: self.network.reset(),
     "engine restart": lambda self: self.engine.restart(),
     "engine crash": SimCluster._engine_crash,  # noqa: SLF001
-    "engine stall": SimCluster._engine_stall,  # noqa: SLF001
+    "engine stall": lambda self: self._pause(self.engine),
     "engine slow": SimCluster._engine_slow,  # noqa: SLF001
     "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
     "watch gap": lambda self: self.engine.drop_watches(),
@@ -288,13 +278,5 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "newcomer first": SimCluster._newcomer_first,  # noqa: SLF001
     "stranger": lambda self: self._newcomer(last_call=99.0, regroup=88.0),
     "drain all": SimCluster._drain_all,  # noqa: SLF001
-    "operator close": lambda self: self._operate("close", "wrong data", "operator"),
+    "operator close": lambda self: self._operate("close", "wrong data", "operator", ""),
 }
-
-
-def _look(exited: asyncio.Future[None]) -> None:
-    """Raise an application's own error. A crash is no failure of the run."""
-    if not exited.cancelled() and exited.exception() is not None:
-        error = exited.exception()
-        assert error is not None, "just looked"
-        raise error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from ..config.endpoint import Endpoint
@@ -11,15 +10,12 @@ from ..engines.embedded import frames
 from ..engines.embedded.client import Greeter, RemoteDriver, RemoteSession
 from ..engines.embedded.connection import ClientConnection
 from ..engines.embedded.frames import Frame, Welcome
-from ..engines.port import Batch, Gap
 from ..errors import Unreachable
 from ..system.dial import DialFailed
 from .network import SimNetwork
 from .nodes import SimNode
 from .server import RUN, SimServer
 
-CONNECT_TIMEOUT_S = 3.0
-"""Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
 READ_TIMEOUT_S = 10.0
 
 
@@ -28,11 +24,10 @@ class SimSession(RemoteSession):
 
     _driver: SimDriver
 
-    def __init__(self, driver: SimDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome) -> None:
-        super().__init__(driver, name, attempts, link, welcome)
+    def __init__(self, driver: SimDriver, *given: Any) -> None:
+        super().__init__(driver, *given)
         server = driver.reached
-        self.stars, self.durable = server.stars, server.durable
-        self.compares_max, self.writes_max = server.compares_max, server.writes_max
+        self.stars, self.durable, self.writes_max = server.stars, server.durable, server.writes_max
 
     async def _call(self, frame: Callable[[int], Frame]) -> Any:
         if self._driver.node.loop.unwinding:
@@ -55,11 +50,6 @@ class SimSession(RemoteSession):
         else:
             super()._lost(problem)
 
-    def _told(self, number: int, news: Batch | Gap) -> None:
-        if isinstance(news, Batch):
-            self._driver.network.counters[self._driver.node.name].events += len(news.events)
-        super()._told(number, news)
-
 
 class SimDriver(RemoteDriver):
     """A node's way to whatever server the network's route names."""
@@ -69,21 +59,10 @@ class SimDriver(RemoteDriver):
     reached: SimServer
     """The server that answered last."""
 
-    def __init__(
-        self,
-        network: SimNetwork,
-        node: SimNode,
-        read_timeout_s: float = READ_TIMEOUT_S,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    ) -> None:
-        super().__init__(
-            Endpoint.parse("engine:29400"),
-            run_id=RUN,
-            read_timeout_s=read_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            trust=network.trust,
-            node=node,
-        )
+    def __init__(self, network: SimNetwork, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> None:
+        # Attempts to connect are shorter than any lease: one that went nowhere must leave time for the next.
+        times = {"read_timeout_s": read_timeout_s, "connect_timeout_s": 3.0}
+        super().__init__(Endpoint.parse("engine:29400"), run_id=RUN, trust=network.trust, node=node, **times)
         self.network = network
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:

@@ -7,20 +7,17 @@ applications on the nodes (`Given`, `Changed`, `EvictedTold`, `ClosedTold`, `Act
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 
 from ..core.model import NO_ROUND, Era, RoundId
-from ..engines.port import Batch, Compare, Event, Operation
+from ..engines.port import Batch, Event
 from ..member.world import AsyncWorld
 from .server import SimServer
 from .virtual_loop import VirtualLoop
 
 O = TypeVar("O", bound="Observation")  # noqa: E741
-SHOWN_MAX = 6
-"""Largest number of keys that the line of a commit shows."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -44,14 +41,13 @@ class Commit(Observation, frozen=True, kw_only=True):
 
     server: str
     instance: str
-    place: str
     revision: int
     kind: str
     events: tuple[Event, ...]
 
     def tell(self) -> str:
-        keys = [("+" if event.item else "-") + event.key for event in self.events[:SHOWN_MAX]]
-        more = f" and {len(self.events) - SHOWN_MAX} more" if len(self.events) > SHOWN_MAX else ""
+        keys = [("+" if event.item else "-") + event.key for event in self.events[:6]]
+        more = f" and {len(self.events) - 6} more" if len(self.events) > 6 else ""
         return f"{self.server}@{self.revision} {self.kind} {' '.join(keys)}{more}"
 
 
@@ -74,19 +70,10 @@ class Given(Observation, frozen=True, kw_only=True):
     def of(cls, actor: str, world: AsyncWorld) -> Given:
         instance, member, revision = world.given_by
         return cls(
-            actor=actor,
-            member=member,
-            instance=instance,
-            revision=revision,
-            run=world.incarnation,
-            era=world.era,
-            number=world.round,
-            table=world.table,
-            size=world.size,
-            rank=world.rank,
-            digest=world.digest,
-            boot=str(world.bootstrap),
-        )
+            actor=actor, member=member, instance=instance, revision=revision,
+            run=world.incarnation, era=world.era, number=world.round, table=world.table,
+            size=world.size, rank=world.rank, digest=world.digest, boot=str(world.bootstrap),
+        )  # fmt: skip
 
     def tell(self) -> str:
         era = f"{self.era.level}.{self.era.id[:4]}"
@@ -142,55 +129,33 @@ class Fault(Observation, frozen=True, kw_only=True):
         return f"{'end of ' if self.stop else ''}{self.kind} {self.target} {self.detail}".rstrip()
 
 
-class History:
-    """An append-only list of observations."""
+class History(list[Observation]):
+    """The observations of a run, in order. They are only added."""
 
     def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
         self._loop = loop
-        self._observations: list[Observation] = []
-
-    def __len__(self) -> int:
-        return len(self._observations)
-
-    def __iter__(self) -> Iterator[Observation]:
-        return iter(self._observations)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self._observations))
+        return "\n".join(map(str, self))
 
     def add(self, observation: Observation) -> None:
         """Stamp the observation and keep it."""
         if not self._loop.unwinding:  # What tasks do while they are unwound is not part of the run.
-            self._observations.append(msgspec.structs.replace(observation, at=self._loop.time()))
+            self.append(msgspec.structs.replace(observation, at=self._loop.now))
 
     def follow(self, server: SimServer) -> None:
         """Add every commit of that server, over all its restarts."""
         server.commits.append(self._committed)
 
     def of(self, kind: type[O]) -> list[O]:
-        return [one for one in self._observations if isinstance(one, kind)]
+        return [one for one in self if isinstance(one, kind)]
 
     def digest(self) -> str:
         """Return a hash that is equal for equal histories, also between processes."""
-        return hashlib.sha256(msgspec.msgpack.encode(self._observations)).hexdigest()
+        return hashlib.sha256(msgspec.msgpack.encode(list(self))).hexdigest()
 
-    def _committed(
-        self,
-        server: SimServer,
-        actor: str,
-        batch: Batch,
-        kind: str,
-        _compares: tuple[Compare, ...],
-        _operations: tuple[Operation, ...],
-    ) -> None:
-        self.add(
-            Commit(
-                actor=actor,
-                server=server.name,
-                instance=server.instance,
-                place=server.place,
-                revision=batch.revision,
-                kind=kind,
-                events=batch.events,
-            )
-        )
+    def _committed(self, server: SimServer, actor: str, batch: Batch, kind: str) -> None:
+        name, instance = server.name, server.instance
+        seen = Commit(actor=actor, server=name, instance=instance, revision=batch.revision, kind=kind, events=batch.events)
+        self.add(seen)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..engines.embedded.frames import PREAMBLE, WatchGap, WatchNews
@@ -38,15 +37,6 @@ Way = Literal["requests", "answers"]
 BOTH: tuple[Way, Way] = ("requests", "answers")
 
 
-@dataclass
-class Counters:
-    """The traffic of one node. Bytes are counted in both directions."""
-
-    operations: int = 0
-    events: int = 0
-    bytes: int = 0
-
-
 class SimChannel:
     """One direction of a connection."""
 
@@ -56,7 +46,8 @@ class SimChannel:
         self._receiver: Process = server if way == "requests" else node
         self.route = (node.name, server.name, way)
         self._free_at = 0.0
-        self._stuck: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.stuck: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """Messages that wait for a healing."""
         self.broken = False
         """All messages under way are lost, and all that are sent."""
 
@@ -64,29 +55,23 @@ class SimChannel:
         """Call `deliver` in the receiver's process, after all messages sent before."""
         if self.broken:
             return
-        if self._stuck or self.route in self._network.cuts:
-            self._stuck.append((deliver, args))
-            return
-        self._transmit(deliver, args, 0.0)
+        if self.stuck or self.route in self._network.cuts:
+            self.stuck.append((deliver, args))
+        else:
+            self._transmit(deliver, args, 0.0)
 
     def heal(self) -> None:
         """Transmit the messages that were waiting."""
-        stuck, self._stuck = self._stuck, []
+        stuck, self.stuck = self.stuck, []
         again_s = self._network.rng.uniform(0, RETRANSMIT_S)
         for deliver, args in stuck:
             self._transmit(deliver, args, again_s)
 
-    @property
-    def stuck(self) -> bool:
-        """Messages are waiting for a healing."""
-        return bool(self._stuck)
-
     def _transmit(self, deliver: Callable[..., None], args: tuple[Any, ...], extra_s: float) -> None:
         loop = self._network.loop
-        at = loop.time() + self._network.delay_s() + self._server.slow_s + extra_s
+        at = loop.now + self._network.delay_s() + self._server.slow_s + extra_s
         self._free_at = at = max(at, self._free_at)
-        call = loop.call_at(at, self._arrive, deliver, args, context=self._receiver.context)
-        call.stream = self
+        loop.call_at(at, self._arrive, deliver, args, context=self._receiver.context).stream = self
 
     def _arrive(self, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
         if not self.broken:
@@ -113,16 +98,13 @@ class SimConnection:
         self.client_end = SimTransport(self, server.name, self._request, self.hang_up)
         self.server_end = SimTransport(self, node.host, self._answer, self._closed_by_server)
         self.server_end.on_resume = self._read_on
-        self._counters = network.counters.setdefault(node.name, Counters())
         self._network = network
         self._unread_max = server.limits.unanswered
 
     # ---- the client's end
 
     def _request(self, data: bytes) -> None:
-        self._counters.bytes += len(data)
-        self._counters.operations += 1
-        if self._network.breaks(self, "requests"):
+        if self._network.breaks(self.requests.route):
             self.reset()
         else:
             self.requests.send(self.server.receive, self, data)
@@ -141,7 +123,6 @@ class SimConnection:
             self.requests.send(self.server.hung_up, self)
 
     def client_lost(self, problem: str) -> None:
-        """The client sees that the connection is over."""
         if self.open:
             self.lose(problem)
 
@@ -160,9 +141,9 @@ class SimConnection:
             self.read(data)
 
     def _answer(self, data: bytes) -> None:
-        self._counters.bytes += len(data)
         self.server_end.unread += len(data)
-        if _has_answer(data) and self._network.breaks(self, "answers"):
+        network = self._network
+        if (network.loss or network.doomed) and _has_answer(data) and network.breaks(self.answers.route):
             self.reset()
         else:
             self.answers.send(self._arrived, data)
@@ -172,10 +153,6 @@ class SimConnection:
     def _quick_again(self) -> None:
         if self.session is not None and self.session.is_held:
             self.session.resume_writing()
-
-    def refuse(self) -> None:
-        """The server has no such connection: it was restarted, or never listened."""
-        self.answers.send(self.client_lost, "the connection was refused")
 
     def _closed_by_server(self) -> None:
         if self.session is not None:
@@ -271,9 +248,9 @@ class SimNetwork:
         """The server that the endpoint's name means to that node at this moment; None: it means nothing."""
         self.trust = Trust()
         """The secret that servers and drivers prove to each other."""
-        self.counters: dict[str, Counters] = {}
         self.cuts: set[tuple[str, str, Way]] = set()
-        self._doomed: list[tuple[str, str, Way]] = []
+        self.doomed: list[tuple[str, str, Way]] = []
+        """Directions that break at their next message."""
         self._connections: dict[SimConnection, None] = {}
 
     def connect(self, node: SimNode) -> SimConnection:
@@ -302,12 +279,8 @@ class SimNetwork:
         self.cuts.difference_update((node.name, server.name, way) for way in ways or BOTH)
         for connection in self._between(node, server):
             for channel in (connection.requests, connection.answers):
-                if not channel.stuck or channel.route in self.cuts:
-                    continue
-                if self.rng.random() < 0.5:
-                    channel.heal()
-                else:
-                    connection.reset()
+                if channel.stuck and channel.route not in self.cuts:
+                    (channel.heal if self.rng.random() < 0.5 else connection.reset)()
 
     def reset(self, node: SimNode | None = None, server: SimServer | None = None) -> None:
         """Break the connections between the two; None: any node, any server."""
@@ -316,14 +289,10 @@ class SimNetwork:
 
     def break_next(self, node: SimNode, server: SimServer, way: Way) -> None:
         """Lose the next request or answer between the two with its connection: before or after it took effect."""
-        self._doomed.append((node.name, server.name, way))
+        self.doomed.append((node.name, server.name, way))
 
     def _between(self, node: SimNode | None, server: SimServer | None) -> list[SimConnection]:
-        return [
-            connection
-            for connection in self._connections
-            if node in (None, connection.node) and server in (None, connection.server)
-        ]
+        return [one for one in self._connections if node in (None, one.node) and server in (None, one.server)]
 
     # ---- chance
 
@@ -335,11 +304,9 @@ class SimNetwork:
             return least + (usual - least) * drawn * drawn
         return usual + (most - usual) * drawn / TAIL
 
-    def breaks(self, connection: SimConnection, way: Way) -> bool:
+    def breaks(self, route: tuple[str, str, Way]) -> bool:
         """Whether the connection breaks at this message."""
-        if self._doomed:
-            route = (connection.requests if way == "requests" else connection.answers).route
-            if route in self._doomed:
-                self._doomed.remove(route)
-                return True
+        if route in self.doomed:
+            self.doomed.remove(route)
+            return True
         return self.loss > 0 and self.rng.random() < self.loss

@@ -27,15 +27,9 @@ class SimNode(Process):
     """A `system.node.Node` that can be paused, resumed and crashed."""
 
     def __init__(
-        self,
-        loop: VirtualLoop,
-        name: str,
-        seed: int | str = 0,
-        *,
-        host: str = "",
-        rate: float | None = None,
-        offset_s: float | None = None,
-    ) -> None:
+        self, loop: VirtualLoop, name: str, seed: int | str = 0, *,
+        host: str = "", rate: float | None = None, offset_s: float | None = None,
+    ) -> None:  # fmt: skip
         """`name` is unique in the run. A node that comes back after a crash is a new one with the same `host`."""
         super().__init__(loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
         self.host = host or name
@@ -54,7 +48,7 @@ class SimNode(Process):
         return self.offset_s + self.rate * self.loop.now
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return self.loop.call_later(max(0.0, delay_s) / self.rate + LATE_S, callback, context=self.context)
+        return self.loop.call_at(self.loop.now + max(0.0, delay_s) / self.rate + LATE_S, callback, context=self.context)
 
     def token(self) -> str:
         return f"{self.rng.getrandbits(64):016x}"
@@ -76,8 +70,7 @@ class SimNode(Process):
         """Run the coroutine on this node. The returned future is cancelled if the node crashes."""
         if self.dead:
             coro.close()
-            msg = f"{self.name} is dead"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{self.name} is dead")
         task: asyncio.Task[T] = self.context.copy().run(self.loop.create_task, coro, name=name or None)
         exited: asyncio.Future[T] = self.loop.create_future()
         self._exits[exited] = None

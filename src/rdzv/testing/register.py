@@ -47,33 +47,30 @@ class RegisterServer(SimServer):
     def instance(self) -> str:
         return self._document.instance if self._document is not None else ""
 
-    def publish(
-        self, actor: str, kind: str, compares: tuple[Compare, ...] = (), operations: tuple[Operation, ...] = ()
-    ) -> None:
+    def publish(self, actor: str, kind: str) -> None:
         """Tell the checkers what the members committed by a new value."""
         values = [
-            event.item.value for batch in self._committed for event in batch.events if event.key == STATE and event.item
+            event.item.value for batch in self.committed for event in batch.events if event.key == STATE and event.item
         ]
-        self._committed = []
+        self.committed.clear()
         for value in values:
             document = decode(value)
             since = self._document.revision if self._document is not None else document.revision
             self._document, self._copy = document, None
-            self._committed += read_log(document, since)
-        super().publish(actor, kind, compares, operations)
+            self.committed += read_log(document, since)
+        super().publish(actor, kind)
 
     # ---- for faults
 
-    def describe(self, request: Request) -> tuple[str, tuple[Any, ...]]:
+    def describe(self, request: Request) -> Request:
         """Describe a swap as the transaction it stands for."""
-        verb, args = super().describe(request)
         then = request.then if isinstance(request, Txn) else ()
         states = [one.value for one in then if isinstance(one, Put) and one.key == STATE]
         if not states or self._document is None:
-            return "beat" if verb == "txn" else verb, args
+            return request
         log = read_log(decode(states[0]), self._document.revision)
         puts = [Put(event.key, event.item.value) for batch in log for event in batch.events if event.item is not None]
-        return "txn", ((), tuple(puts), ())
+        return Txn(0, (), tuple(puts), ())
 
     def expire(self, lease: int) -> None:
         """End the lease at this very moment, as some observer would."""

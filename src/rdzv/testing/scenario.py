@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.settings import Settings
 from .targeted_faults import AMBUSHES
 
 TROUBLE_S = 40.0
@@ -70,9 +69,6 @@ class Scenario:
     calm_at: float
     end_at: float
 
-    def settings(self, life: NodePlan) -> Settings:
-        return Settings.make("memory://", run_id="sim", **{**self.options, **life.options})
-
 
 def draw(seed: int, members: int | None = None) -> Scenario:
     """Return the scenario of that seed."""
@@ -87,21 +83,12 @@ def draw(seed: int, members: int | None = None) -> Scenario:
     troubles = sorted((_fault_plan(rng, lives) for _ in range(rng.randint(0, 8))), key=lambda trouble: trouble.at)
     over = max([TROUBLE_S * 0.3, *(trouble.at + trouble.lasts_s for trouble in troubles)])
     slowest = max(life.stop_s for life in lives)
-    # Enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for one more
-    # round.
+    # Enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for another round.
     tail_s = 40.0 + options["last_call"] + (options["regroup"] + slowest if slowest > 10.0 else 0.0)
     calm_at = over + 2.0
-    return Scenario(
-        seed=seed,
-        options=options,
-        lives=lives,
-        troubles=troubles,
-        loss=rng.choice([0.0, 0.0, 0.0, 0.002]),
-        writes_max=rng.choice([100_000, 100_000, 6]),
-        stars=rng.random() < 0.5,
-        calm_at=calm_at,
-        end_at=calm_at + tail_s,
-    )
+    loss, writes_max = rng.choice([0.0, 0.0, 0.0, 0.002]), rng.choice([100_000, 100_000, 6])
+    stars = rng.random() < 0.5
+    return Scenario(seed, options, lives, troubles, loss, writes_max, stars, calm_at, end_at=calm_at + tail_s)
 
 
 def _options(rng: random.Random, count: int) -> dict[str, Any]:

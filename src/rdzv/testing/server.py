@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
-from ..engines.embedded.frames import Frame, Request, Revoke, Txn, TxnDone, WatchGap, WatchStart, encode
+from ..engines.embedded.frames import Frame, Request, Revoke, TxnDone, WatchGap, encode
 from ..engines.embedded.lease_clock import STEP_MAX_S, LeaseClock
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.run import Run
 from ..engines.embedded.server_core import ServerCore
 from ..engines.embedded.session import ServerSession
-from ..engines.port import Batch, Case, Compare, Operation
+from ..engines.port import Batch
 from ..engines.reference import Engine
 from .network import SimConnection, SimNetwork
 from .virtual_loop import Process
 
 RUN = "sim"
 """The run that all simulated drivers belong to."""
-TXN_MAX = 100_000
 TICK_S = 0.95 * STEP_MAX_S
 """How often leases are judged: half as often as by a real server, to save time, but never more than a step at once."""
 
-CommitHook = Callable[["SimServer", str, Batch, str, tuple[Compare, ...], tuple[Operation, ...]], None]
-"""Called with server, name of the node that did it ("": the server itself), changes, kind, compares, operations.
+CommitHook = Callable[["SimServer", str, Batch, str], None]
+"""Called with server, name of the node that did it ("": the server itself), changes, kind.
 
 The kind is "then" or "otherwise" (the branch of a transaction), "revoked" or "expired" (the end of a lease)."""
 
@@ -37,34 +35,25 @@ class SimServer(Process):
     """A server's process, over all its lives. Pausing it is a stall: connections stay, and requests wait."""
 
     def __init__(
-        self,
-        network: SimNetwork,
-        name: str,
-        seed: int | str = 0,
-        *,
-        place: str = "",
-        limits: Limits | None = None,
-        compares_max: int = TXN_MAX,
-        writes_max: int = TXN_MAX,
-        stars: bool = True,
-        durable: bool = False,
-    ) -> None:
-        """The last four are what sessions say of their engine, so that the embedded server can stand for others."""
+        self, network: SimNetwork, name: str, seed: int | str = 0, *,
+        limits: Limits | None = None, writes_max: int = 100_000, stars: bool = True, durable: bool = False,
+    ) -> None:  # fmt: skip
+        """The last three are what sessions say of their engine, so that the embedded server can stand for others."""
         super().__init__(network.loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
-        self.place = place or f"{name}:29400"
+        self.place = f"{name}:29400"
         self.limits = limits or Limits()
         self.durable = durable
-        self.compares_max = compares_max
         self.writes_max = writes_max
         self.stars = stars
         self.dead = False
         self.slow_s = 0.0
         """Added to every message, in both directions."""
         self.commits: list[CommitHook] = []
-        self.arrivals: list[Callable[[str, str, tuple[Any, ...]], None]] = []
-        """Called with node, verb and arguments of a request before it takes effect: for faults at the worst moment."""
+        self.arrivals: list[Callable[[str, Request], None]] = []
+        """Called with node and request before it takes effect: for faults at the worst moment."""
         self._network = network
-        self._committed: list[Batch] = []
+        self.committed: list[Batch] = []
+        """Changes of the engine that were not published yet."""
         self.context.copy().run(self.start)
 
     def start(self) -> None:
@@ -78,7 +67,6 @@ class SimServer(Process):
 
     @property
     def instance(self) -> str:
-        """The id of this life of the engine's memory."""
         return self.engine.instance
 
     # ---- faults
@@ -117,13 +105,9 @@ class SimServer(Process):
     def _sessions(self) -> list[SimServerSession]:
         return [session for session in self.core.peers if isinstance(session, SimServerSession)]
 
-    def describe(self, request: Request) -> tuple[str, tuple[Any, ...]]:
-        """Return verb and arguments of a request, for `arrivals`."""
-        if isinstance(request, Txn):
-            return "txn", (request.compares, request.then, request.otherwise, request.instead)
-        if isinstance(request, WatchStart):
-            return "watch", (request.watch, request.targets, request.since)
-        return type(request).__name__.lower(), ()
+    def describe(self, request: Request) -> Request:
+        """Return what `arrivals` are shown for a request."""
+        return request
 
     # ---- connections
 
@@ -133,8 +117,8 @@ class SimServer(Process):
             connection.accepted = True
             connection.session = SimServerSession(self.core, connection)
             connection.session.opened(connection.server_end)
-        if self.dead or connection.session is None:
-            connection.refuse()
+        if self.dead or connection.session is None:  # The server was restarted, or never listened.
+            connection.answers.send(connection.client_lost, "the connection was refused")
         else:
             connection.read(data)
 
@@ -148,20 +132,15 @@ class SimServer(Process):
 
     # ---- for checkers
 
-    def publish(
-        self, actor: str, kind: str, compares: tuple[Compare, ...] = (), operations: tuple[Operation, ...] = ()
-    ) -> None:
+    def publish(self, actor: str, kind: str) -> None:
         """Tell the checkers: only after the engine's call, since before it is not known which branch it took."""
-        if not self._committed:
+        if not self.committed:
             return
-        committed, self._committed = self._committed, []
+        committed = self.committed[:]
+        self.committed.clear()
         for batch in () if self.loop.unwinding else committed:
             for hook in self.commits:
-                hook(self, actor, batch, kind, compares, operations)
-
-    def committed(self, batch: Batch) -> None:
-        """The engine changed; `publish` tells by whom."""
-        self._committed.append(batch)
+                hook(self, actor, batch, kind)
 
 
 class _SimCore(ServerCore):
@@ -172,7 +151,7 @@ class _SimCore(ServerCore):
         self.clock = LeaseClock(self.judge, server.loop, TICK_S)
         super().__init__(limits=server.limits, trust=network.trust)
         self.place = server.place
-        self.complain = _say_nothing  # type: ignore[assignment]
+        self.complain = lambda _peer, _problem: None  # type: ignore[assignment]  # Faults are in the history.
 
     def now(self) -> float:
         return self._server.loop.time()
@@ -191,17 +170,13 @@ class _SimCore(ServerCore):
         is_new = name not in self.runs
         run = super().open_run(name)
         if is_new:
-            run.engine.observers.append(self._server.committed)
+            run.engine.observers.append(self._server.committed.append)
         return run
 
     def judge(self, elapsed_s: float) -> None:
         if not self._server.loop.unwinding:
             super().judge(elapsed_s)
             self._server.publish("", "expired")
-
-
-def _say_nothing(_peer: str, _problem: str) -> None:
-    """Faults are on record elsewhere."""
 
 
 class SimServerSession(ServerSession):
@@ -217,19 +192,14 @@ class SimServerSession(ServerSession):
     def serve(self, run: Run, request: Request) -> Frame | None:
         actor, sim = self.connection.node.name, self._sim
         if sim.arrivals:
-            verb, args = sim.describe(request)
+            shown = sim.describe(request)
             for ambush in list(sim.arrivals):
-                ambush(actor, verb, args)
+                ambush(actor, shown)
             if self.transport.is_closing():
                 return None
         answer = super().serve(run, request)
         if isinstance(answer, TxnDone):
-            assert isinstance(request, Txn)
-            outcome, kind = answer.outcome, "then"
-            taken = (Case(request.compares, request.then), *request.instead)[outcome.case]
-            if not outcome.succeeded:
-                kind, taken = "otherwise", Case(request.compares, request.otherwise)
-            sim.publish(actor, kind, taken.compares, taken.then)
+            sim.publish(actor, "then" if answer.outcome.succeeded else "otherwise")
         elif isinstance(request, Revoke):
             sim.publish(actor, "revoked")
         return answer

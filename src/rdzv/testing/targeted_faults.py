@@ -6,10 +6,10 @@ of runs to meet them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.keys import Keys
+from ..engines.embedded.frames import Request, Txn
 from ..engines.port import Batch, Put
 from .history import Fault
 
@@ -34,26 +34,23 @@ class TargetedFault:
         self._kind = kind
         self._keys = Keys("sim")
         self._engine = stage.engine
-        after = kind in ("expire after seal", "restart at seal")
         self._engine.arrivals.append(self._arrival)
-        if after:
-            self._engine.commits.append(self._commit)
+        self._engine.commits.append(self._commit)
 
-    def disarm(self) -> None:
+    def _disarm(self) -> None:
         if self._arrival in self._engine.arrivals:
             self._engine.arrivals.remove(self._arrival)
-        if self._commit in self._engine.commits:
             self._engine.commits.remove(self._commit)
 
     def _spring(self, target: str) -> None:
-        self.disarm()
+        self._disarm()
         self._stage.history.add(Fault(kind=self._kind, target=target, detail="sprung"))
         self._stage.history.add(Fault(kind=self._kind, target=target, stop=True))
 
-    def _arrival(self, actor: str, verb: str, args: tuple[Any, ...]) -> None:
-        if verb != "txn":
+    def _arrival(self, actor: str, request: Request) -> None:
+        if not isinstance(request, Txn):
             return
-        puts = {write.key: write.value for write in args[1] if isinstance(write, Put)}
+        puts = {write.key: write.value for write in request.then if isinstance(write, Put)}
         head = puts.get(self._keys.head, b"")
         if self._kind == "expire at seal" and _seals(head):
             self._expire(actor)
@@ -62,19 +59,18 @@ class TargetedFault:
             node = self._stage.apps[actor].node
             node.pause()
             self._stage.loop.call_later(self._stage.rng.choice([1.0, 15.0]), node.resume)
-        elif self._kind == ("gap at head write" if head else "gap at member write") and self._concerns(puts):
+        elif self._kind == ("gap at head write" if head else "gap at member write") and (
+            head or any(key.startswith(self._keys.members) for key in puts)
+        ):
             self._spring("")
             self._engine.drop_watches()
 
-    def _concerns(self, puts: Collection[str]) -> bool:
-        return self._keys.head in puts or any(key.startswith(self._keys.members) for key in puts)
-
-    def _commit(self, _server: object, actor: str, batch: Batch, *_: object) -> None:
+    def _commit(self, _server: object, actor: str, batch: Batch, _kind: str) -> None:
         heads = [event.item.value for event in batch.events if event.key == self._keys.head and event.item is not None]
         if not heads or not _seals(heads[0]):
             return
         if self._kind == "expire after seal":
-            self.disarm()
+            self._disarm()
             self._stage.loop.call_later(self._stage.rng.uniform(0, 0.01), self._expire, actor)
         elif self._kind == "restart at seal":
             self._spring("")

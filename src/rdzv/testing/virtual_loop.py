@@ -7,8 +7,7 @@ strings, whose order differs from one process to the next.
 Every callback belongs to the *process* in whose context it was made. A process can be paused as a whole, as by SIGSTOP.
 The code under test need not cooperate and cannot tell.
 
-A run that cannot end raises `OutOfTime`, `Livelock` or `Stuck`. A task that failed unnoticed fails the run
-(`TaskFailed`).
+A run that cannot end raises `RunError`, and so does one in which a task failed unnoticed (`TaskFailed`).
 """
 
 from __future__ import annotations
@@ -31,19 +30,7 @@ UNWIND_S = 3600.0
 
 
 class RunError(AssertionError):
-    """Base of the errors that fail a run."""
-
-
-class OutOfTime(RunError):
-    """The run reached its limit of virtual time."""
-
-
-class Livelock(RunError):
-    """The run reached its limit of callbacks."""
-
-
-class Stuck(RunError):
-    """No callback can run and no timer is set."""
+    """The run failed: it does not end, or something in it went wrong unnoticed."""
 
 
 class TaskFailed(RunError):
@@ -70,22 +57,12 @@ class VirtualTimer:
         self.stream: object = None
         """Callbacks of one stream keep their order when a paused process resumes; None is the stream of timers."""
 
-    def __repr__(self) -> str:
-        return f"<VirtualTimer {self.callback!r} at {self.at}>"
-
     def cancel(self) -> None:
         if not self.void:
             self.void = True
-            self.callback, self.args = _cancelled, ()  # Release what the callback refers to.
+            self.callback, self.args = object, ()  # Release what the callback refers to.
             if self.loop is not None:
                 self.loop.timer_cancelled()
-
-    def cancelled(self) -> bool:
-        return self.void
-
-
-def _cancelled() -> None:
-    """Do nothing, in the place of a cancelled callback."""
 
 
 class Process:
@@ -98,12 +75,9 @@ class Process:
         self.held: list[VirtualTimer] | None = None
         """Callbacks that came due while the process is paused; None if it is not."""
         self.context = contextvars.copy_context()
-        self.context.run(_process.set, self)
+        self.context.run(current_process.set, self)
         self.serial = count(1)
         loop.processes.append(self)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}>"
 
     def pause(self) -> None:
         """Hold back every callback from now on, including those already due. Time goes on."""
@@ -132,12 +106,8 @@ class Process:
         self.loop.make_ready(streams[stream].popleft() for stream in turns)
 
 
-_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("rdzv.testing.process", default=None)
-
-
-def current_process() -> Process | None:
-    """Return the process that the running code belongs to; None is the scenario itself."""
-    return _process.get()
+current_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("rdzv.testing.process", default=None)
+"""The process that the running code belongs to; None is the scenario itself."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -176,19 +146,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # ---- running
 
-    def run(
-        self, main: Coroutine[Any, Any, T], limit_s: float = 3600.0, callbacks_max: int = 10_000_000
-    ) -> T:
+    def run(self, main: Coroutine[Any, Any, T], limit_s: float = 3600.0, callbacks_max: int = 10_000_000) -> T:
         """Run `main` to its end, then cancel all other tasks and close the loop. Both limits are for the whole run."""
         self._limit_s, self._callbacks_max = limit_s, callbacks_max
         try:
-            result: T = self.run_until_complete(self.create_task(main, name="main"))
-        except BaseException:
-            self._raise_unseen()
-            raise
-        else:
-            self._raise_unseen()
-            return result
+            try:
+                return cast("T", self.run_until_complete(self.create_task(main, name="main")))
+            finally:
+                self._raise_unseen()
         finally:
             self._unwind()
 
@@ -219,13 +184,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
-        # The body of call_at once more: every message and every sleep of a run comes through here.
-        at = self.now + delay if delay > 0 else self.now
-        call = VirtualTimer(callback, args, context, at)
-        call.loop = self
-        self._timers_made = made = self._timers_made + 1
-        heappush(self._timers, (at, made, call))
-        return call
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def make_ready(self, calls: Generator[VirtualTimer, None, None]) -> None:
         """Run these callbacks at this instant, in this order."""
@@ -244,7 +203,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     continue
                 context = call.context
                 if self.paused:
-                    process = context.get(_process)
+                    process = context.get(current_process)
                     if process is not None and process.held is not None:
                         process.held.append(call)
                         continue
@@ -256,7 +215,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._raised.append((f"callback {call.callback!r}", error))
                     self.stop()
             else:
-                raise Livelock(f"{ran + 1} callbacks at {self.now:.6f} s and time does not pass; {self._state()}")
+                raise RunError(f"{ran + 1} callbacks at {self.now:.6f} s and time does not pass; {self._state()}")
             self.callbacks += ran
             if not self._stopping:
                 self._advance()
@@ -271,11 +230,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 break
             self._timers_void -= 1
         else:
-            raise Stuck(f"at {self.now:.6f} s nothing can run and no timer is set; {self._state()}")
+            raise RunError(f"at {self.now:.6f} s nothing can run and no timer is set; {self._state()}")
         if now > self._limit_s:
-            raise OutOfTime(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
+            raise RunError(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
         if self.callbacks > self._callbacks_max:
-            raise Livelock(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
+            raise RunError(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
         self.now = now
         ready.append(call)
         while timers and timers[0][0] == now:
@@ -301,7 +260,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def create_task(self, coro: Any, *, name: object = None, context: Any = None, **_: Any) -> asyncio.Task[Any]:
         """Make a task of the running process, with a name that is the same in every run."""
-        process = context.get(_process) if context is not None else _process.get()
+        process = context.get(current_process) if context is not None else current_process.get()
         serial, prefix = (self.serial, "") if process is None else (process.serial, f"{process.name}/")
         label = f"{prefix}{next(serial) if name is None else name}"
         make: Callable[[], asyncio.Task[Any]] = lambda: asyncio.Task(coro, loop=self, name=label)  # noqa: E731
