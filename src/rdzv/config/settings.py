@@ -197,8 +197,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, file("file with the certificates that others' are checked against; empty: those the system trusts")
     ] = ""
     tls_mutual: Annotated[
-        bool | None,
-        switch("the server takes only members that show a certificate; unset: true if tls_ca is given"),
+        bool | None, switch("the server takes only members that show a certificate; unset: true if tls_ca is given")
     ] = None
     tls_server_name: Annotated[str, text("the name in the server's certificate, if it is not the endpoint's host")] = ""
 
@@ -293,8 +292,7 @@ def _read(name: str, value: object, source: str = "") -> object:
     except (ValueError, TypeError):
         close = difflib.get_close_matches(str(value), setting.words, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        problem = f"{name} is {setting.show(value)}{source}: it must be {setting.allowed}{hint}"
-        raise SettingsError(problem) from None
+        raise SettingsError(f"{name} is {setting.show(value)}{source}: it must be {setting.allowed}{hint}") from None
 
 
 def _check_together(settings: Settings) -> None:

@@ -60,11 +60,9 @@ class Leases:
         charged all of it.
         """
         if not 0 < ttl_s < math.inf:
-            msg = f"a lease of {ttl_s} s: its time to live must be positive and finite"
-            raise ValueError(msg)
+            raise ValueError(f"a lease of {ttl_s} s: its time to live must be positive and finite")
         if lease in self._leases:
-            msg = f"lease {lease} is there already"
-            raise ValueError(msg)
+            raise ValueError(f"lease {lease} is there already")
         if not lease:
             lease = self._last = self._last + 1
         self._leases[lease] = state = _Lease(ttl_s, self._now + ttl_s)
@@ -96,8 +94,7 @@ class Leases:
         lease costs one look per time to live, however many leases there are.
         """
         if elapsed_s < 0:
-            msg = f"{elapsed_s} s passed: time does not go back"
-            raise ValueError(msg)
+            raise ValueError(f"{elapsed_s} s passed: time does not go back")
         self._now += elapsed_s
         ended = []
         queue = self._queue
@@ -147,8 +144,7 @@ class Leases:
     def _live(self, lease: int) -> _Lease:
         state = self._leases.get(lease)
         if state is None:
-            msg = f"lease {lease} has ended"
-            raise LeaseGone(msg)
+            raise LeaseGone(f"lease {lease} has ended")
         return state
 
     def _connected(self, lease: int, state: _Lease) -> None:

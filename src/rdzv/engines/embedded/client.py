@@ -21,7 +21,7 @@ from ...system.addresses import can_be_told, outward_address, plain
 from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver
 from ...system.node import LocalNode, Node
 from ...system.timers import backoff_s, sleep
-from ..port import Batch, Case, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome, leases_of
+from ..port import Batch, Case, Compares, EngineReset, Gap, LeaseGone, Operation, Operations, Outcome, leases_of
 from ..watch_queue import WatchQueue
 from . import frames
 from .connection import ClientConnection
@@ -72,11 +72,7 @@ class RemoteSession:
     # ---- the port
 
     async def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
-        instead: Sequence[Case] = (),
+        self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
         outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))

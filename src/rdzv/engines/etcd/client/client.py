@@ -44,7 +44,8 @@ class Client:
     # ---- keys
 
     async def range(self, request: messages.RangeRequest) -> tuple[messages.Header, messages.RangeResponse]:
-        return messages.decode_range(await self._call(_KV + "Range", request.encode(), retry=True))
+        reply = await self._call(_KV + "Range", request.encode(), retry=True)
+        return messages.decode_header(reply), messages.decode_range(reply)
 
     async def read(self, ranges: Sequence[messages.RangeRequest]) -> messages.TxnResponse:
         """Read several ranges in one transaction."""
@@ -60,15 +61,10 @@ class Client:
         return messages.decode_header(await self._call(_KV + "Put", request, retry=False)).revision
 
     async def txn(
-        self,
-        compares: Sequence[messages.Compare] = (),
-        then: Sequence[messages.Request] = (),
-        otherwise: Sequence[messages.Request] = (),
-        timeout_s: float | None = None,
-        instead: Sequence[messages.TxnBranch] = (),
-        *,
-        retry: bool = False,
-    ) -> messages.TxnResponse:
+        self, compares: Sequence[messages.Compare] = (), then: Sequence[messages.Request] = (),
+        otherwise: Sequence[messages.Request] = (), timeout_s: float | None = None,
+        instead: Sequence[messages.TxnBranch] = (), *, retry: bool = False,
+    ) -> messages.TxnResponse:  # fmt: skip
         """Compare, then apply one branch, all at one revision.
 
         A transaction is repeated when no reply comes if it only reads, or if the caller knows that this is harmless (`retry`).
@@ -82,8 +78,8 @@ class Client:
             otherwise = [*otherwise, messages.DeleteRequest((*then, *otherwise)[0].key + _ABSENT_SUFFIX)]
         for part in (compares, then, otherwise, *cases):
             if len(part) > messages.OPERATIONS_MAX:
-                problem = f"a transaction of {len(part)} compares or operations; etcd takes {messages.OPERATIONS_MAX}"
-                raise ValueError(problem)
+                most = messages.OPERATIONS_MAX
+                raise ValueError(f"a transaction of {len(part)} compares or operations; etcd takes {most}")
         request = messages.encode_txn(compares, then, otherwise, instead)
         if len(request) > messages.REQUEST_MAX:
             raise LimitExceeded("a transaction", len(request), messages.REQUEST_MAX)
