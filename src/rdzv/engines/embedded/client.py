@@ -75,12 +75,11 @@ class RemoteSession:
         self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
-        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
+        branches = (*given[1:3], *(case.then for case in given[3]))
+        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(branches)))
         return outcome
 
-    def _born(
-        self, then: Sequence[Operation], otherwise: Sequence[Operation], instead: Sequence[Case]
-    ) -> tuple[frames.LeaseGrant, ...]:
+    def _born(self, branches: Iterable[Sequence[Operation]]) -> tuple[frames.LeaseGrant, ...]:
         """Return the leases that begin with a transaction.
 
         Each is sent once. After an unknown outcome it is not sent again, so that a key that was there and is gone cannot come
@@ -88,8 +87,7 @@ class RemoteSession:
         """
         if not self._unborn:
             return ()
-        born = leases_of((then, otherwise, *(case.then for case in instead))) & self._unborn.keys()
-        grants = [self._unborn.pop(lease) for lease in born]
+        grants = [self._unborn.pop(lease) for lease in leases_of(branches) & self._unborn.keys()]
         self._leases.update({granting.lease: None for granting in grants if granting.presence})
         return tuple(grants)
 
@@ -130,8 +128,7 @@ class RemoteSession:
         """End the session. The goodbye leaves its leases alone; a connection that breaks does not."""
         if self._ended is not None:
             return
-        link = self._link
-        redialing = self._redialing
+        link, redialing = self._link, self._redialing
         self._end(Unreachable)
         if link is not None:
             link.close()
@@ -141,8 +138,7 @@ class RemoteSession:
     # ---- connections
 
     async def _call(self, frame: Callable[[int], Frame]) -> Any:
-        link = self._link or await self._connected()
-        return await link.call(frame)
+        return await (self._link or await self._connected()).call(frame)
 
     async def _connected(self) -> ClientConnection:
         """Wait for the connection to be restored."""
@@ -265,16 +261,9 @@ class RemoteDriver:
     session_type: type[Any] = RemoteSession
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        run_id: str,
-        linger_s: float = 1.0,
-        read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        trust: Trust | None = None,
-        node: Node | None = None,
-    ) -> None:
+        self, endpoint: Endpoint, *, run_id: str, linger_s: float = 1.0, read_timeout_s: float = 10.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S, trust: Trust | None = None, node: Node | None = None,
+    ) -> None:  # fmt: skip
         """`node`: the clock and the source of chance to go by."""
         self.endpoint = str(endpoint)
         self.run_id = run_id
@@ -299,8 +288,7 @@ class RemoteDriver:
 
     def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
         """Return the greeting of a session, with the presences it brings back."""
-        brought = tuple(leases)[-frames.LEASES_MAX :]
-        return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
+        return Hello(self.run_id, session, attempt, instance, tuple(leases)[-frames.LEASES_MAX :], self.linger_s)
 
     async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try once to get a connection. Raise Unreachable or Untrusted."""
@@ -311,8 +299,7 @@ class RemoteDriver:
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try all addresses of the endpoint. Raise DialFailed."""
-        addresses = await self.addresses()
-        return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
+        return await dial(await self.addresses(), hello, self.new_link, self.connect_timeout_s)
 
     async def addresses(self) -> list[Address]:
         """Resolve the endpoint's name. Raise DialFailed."""
@@ -332,9 +319,7 @@ class RemoteDriver:
         the address at which others have reached the server; before any has, the one from which we would reach others.
         """
         own = plain(link.transport.get_extra_info("sockname")[0])
-        if can_be_told(own):
-            return own
-        if self.named.is_loopback or self.named.is_one_machine:
+        if can_be_told(own) or self.named.is_loopback or self.named.is_one_machine:
             return own
         if not own.startswith("127.") and own != "::1":
             return ""  # Link-local: it means something else on every host.
