@@ -15,6 +15,8 @@ import math
 from collections import deque
 from heapq import heapify, heappop, heappush, heapreplace
 
+import msgspec
+
 from .port import LeaseGone
 
 FEW = 3
@@ -23,16 +25,13 @@ SHARE = 0.1
 """The same as a share of the leases that have a connection. More than both: the network is to blame."""
 
 
-class _Lease:
+class _Lease(msgspec.Struct, gc=False):
     """The end of a lease's time (`due`) and of its linger (`cut`), and its entry in the queue, at or before both."""
 
-    __slots__ = ("cut", "due", "queued", "ttl_s")
-
-    def __init__(self, ttl_s: float, due: float) -> None:
-        self.ttl_s = ttl_s
-        self.due = due
-        self.cut = math.inf
-        self.queued = due
+    ttl_s: float
+    due: float
+    cut: float = math.inf
+    queued: float = math.inf
 
 
 class Leases:
@@ -65,8 +64,7 @@ class Leases:
             raise ValueError(f"lease {lease} is there already")
         if not lease:
             lease = self._last = self._last + 1
-        self._leases[lease] = state = _Lease(ttl_s, self._now + ttl_s)
-        self._enqueue(lease, state, state.due)
+        self.adopt(lease, ttl_s)
         return lease
 
     def adopt(self, lease: int, ttl_s: float) -> None:

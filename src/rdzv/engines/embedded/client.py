@@ -24,8 +24,7 @@ from ...system.timers import backoff_s, sleep
 from ..port import Batch, Case, Compares, EngineReset, Gap, LeaseGone, Operation, Operations, Outcome, leases_of
 from ..watch_queue import WatchQueue
 from . import frames
-from .connection import ClientConnection
-from .dial import dial
+from .connection import ClientConnection, dial
 from .frames import Frame, Hello, Welcome
 from .trust import Trust
 
@@ -178,16 +177,7 @@ class RemoteSession:
             self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
 
     async def _redial(self) -> None:
-        link, instance = await self._dial_again()
-        self._redialing = None
-        if instance != self.instance:
-            link.close()
-            self._end(EngineReset)
-        elif not self._use(link):
-            self._lost("")
-
-    async def _dial_again(self) -> tuple[ClientConnection, str]:
-        """Return a connection and the instance that answers, however many attempts it takes."""
+        """Dial until a server answers, however many attempts it takes."""
         first_s, longest_s = BACKOFF_S
         longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
         for attempt in count():
@@ -199,8 +189,13 @@ class RemoteSession:
                     self._driver.warn(error.problem)
                 await sleep(self._node, backoff_s(attempt, (first_s, longest_s), self._node.jitter()))
             else:
-                return link, welcome.instance
-        raise AssertionError  # It counts without end.
+                break
+        self._redialing = None
+        if welcome.instance != self.instance:
+            link.close()
+            self._end(EngineReset)
+        elif not self._use(link):
+            self._lost("")
 
     def _hello_again(self) -> Hello:
         return self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)

@@ -26,8 +26,7 @@ from ...errors import SettingsError
 from ...system.addresses import is_here
 from ...system.dial import Address, DialFailed, connect
 from .client import Greeter, RemoteDriver, logger
-from .connection import ClientConnection
-from .dial import greet
+from .connection import ClientConnection, greet
 from .frames import Hello, Welcome
 from .limits import Limits
 from .server import Server
@@ -163,7 +162,13 @@ class HostingDriver(RemoteDriver):
         if serves:
             server.admit()
             _users[server] = {self}
-            self._announce(server)
+            logger.info("serving run %r at %s (port %s)", self.run_id, self.endpoint, server.port)
+            if self.named.is_loopback and self._max_nodes > 1:
+                logger.warning(
+                    "endpoint %s means this machine only: members on other machines will not find this server; "
+                    "if max_nodes %s are on several, name the host that serves",
+                    self.endpoint, self._max_nodes,
+                )  # fmt: skip
             return
         if not self._is_host:
             await self._give_up_server()
@@ -221,15 +226,6 @@ class HostingDriver(RemoteDriver):
         server, self.server = self.server, None
         if server is not None:
             await server.stop()
-
-    def _announce(self, server: Server) -> None:
-        logger.info("serving run %r at %s (port %s)", self.run_id, self.endpoint, server.port)
-        if self.named.is_loopback and self._max_nodes > 1:
-            logger.warning(
-                "endpoint %s means this machine only: members on other machines will not find this server; "
-                "if max_nodes %s are on several, name the host that serves",
-                self.endpoint, self._max_nodes,
-            )  # fmt: skip
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +26,9 @@ from ..reference import Engine
 from .frames import KEY_MAX
 from .lease_clock import STEP_MAX_S
 from .limits import Limits
+
+if TYPE_CHECKING:
+    from .session import ServerSession
 
 QUIET_MIN_S = 0.5
 """A shorter pause is no silence, however short the leases are."""
@@ -37,22 +40,11 @@ PREFIXES_MAX = 1000
 PAIRS_MAX = 10_000_000
 
 
-class RunHome(Protocol):
-    """A connection on which presences hang."""
-
-    session: str
-    attempt: int
-    leases: set[int]
-
-    def replaced(self) -> None:
-        """Drop the connection: its session has come back by another one."""
-
-
 class _Presence(msgspec.Struct):
     """A lease that stands for a process."""
 
     ttl_s: float
-    home: RunHome
+    home: ServerSession
 
 
 class Run:
@@ -62,7 +54,7 @@ class Run:
         self.name = name
         self.engine = Engine(instance, history_max=limits.history)
         self.engine.observers.append(self._count)
-        self.sessions: dict[str, RunHome] = {}
+        self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0
         self.heard_at = now
         self._limits = limits
@@ -98,7 +90,7 @@ class Run:
         self._check_operations(otherwise)
         return self.engine.txn(compares, then, otherwise, instead)
 
-    def grant(self, ttl_s: float, home: RunHome | None, lease: int = 0) -> int:
+    def grant(self, ttl_s: float, home: ServerSession | None, lease: int = 0) -> int:
         """Begin a lease. `home`: the connection of the process that it stands for. `lease`: its id; 0 for any.
 
         Only a presence ends with its connection. The run's own records hang on an ordinary lease, or they would go with the
@@ -116,7 +108,7 @@ class Run:
             self._quiet_max_s = min(self._quiet_max_s, max(ttl_s / 2, QUIET_MIN_S))
         return lease
 
-    def renew(self, lease: int, home: RunHome) -> None:
+    def renew(self, lease: int, home: ServerSession) -> None:
         """Start the lease's time anew. Raise LeaseGone if it has ended."""
         self.engine.renew(lease)
         self._move(lease, home)
@@ -128,7 +120,7 @@ class Run:
 
     # ---- connections
 
-    def enter(self, home: RunHome, instance: str, leases: Iterable[int]) -> bool:
+    def enter(self, home: ServerSession, instance: str, leases: Iterable[int]) -> bool:
         """Take a session in, with the presences it brings back if it knows this instance.
 
         Return False if a later connection of the session is there already. Presences that have ended are not an error: the
@@ -145,28 +137,28 @@ class Run:
             former.replaced()
         return True
 
-    def leave(self, home: RunHome) -> None:
+    def leave(self, home: ServerSession) -> None:
         """Forget a connection that is over."""
         if self.sessions.get(home.session) is home:
             del self.sessions[home.session]
 
-    def hang_up(self, home: RunHome, linger_s: float) -> None:
+    def hang_up(self, home: ServerSession, linger_s: float) -> None:
         """Start the linger: the connection broke, perhaps because its member died."""
         if linger_s:  # It must last for `linger_s` at least, even if the next step begins now and is the longest.
             linger_s += STEP_MAX_S
         for lease in self._presences_of(home):
             self.engine.leases.hang_up(lease, linger_s)
 
-    def let_go(self, home: RunHome) -> None:
+    def let_go(self, home: ServerSession) -> None:
         """Make the session's presences ordinary leases: it said goodbye."""
         for lease in self._presences_of(home):
             del self._presences[lease]
             self._some_ended = True
 
-    def _presences_of(self, home: RunHome) -> list[int]:
+    def _presences_of(self, home: ServerSession) -> list[int]:
         return [one for one in home.leases if (held := self._presences.get(one)) is not None and held.home is home]
 
-    def _move(self, lease: int, home: RunHome) -> bool:
+    def _move(self, lease: int, home: ServerSession) -> bool:
         """Hang the lease on this connection, unless this is a late frame of one that was given up."""
         presence = self._presences.get(lease)
         if presence is None or presence.home.session != home.session or presence.home.attempt > home.attempt:
