@@ -77,14 +77,10 @@ def _open_etcd(settings: Settings) -> Driver:
     if not tls and (settings.tls_ca or settings.tls_cert):
         raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and tls_ca or tls_cert is set: write etcds://")
     access = Credentials(
-        tls=tls,
-        ca=settings.tls_ca,
-        cert=settings.tls_cert,
-        key=settings.tls_key,
+        tls=tls, ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key,
         user=endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, ""),
-        password_file=settings.token_file,
-        password=os.environ.get(PASSWORD_ENV, ""),
-    )
+        password_file=settings.token_file, password=os.environ.get(PASSWORD_ENV, ""),
+    )  # fmt: skip
     if settings.token_file and not access.user:
         raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)

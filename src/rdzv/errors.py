@@ -69,10 +69,7 @@ class SettingsError(RdzvError, ValueError):
 
 
 class Unreachable(RdzvError, ConnectionError):
-    """The engine did not answer: trying again is reasonable.
-
-    `applied` is False if the request surely had no effect, None if that is unknown.
-    """
+    """The engine did not answer: try again. `applied`: False if the request surely had no effect, None if unknown."""
 
     code = "RDZV-E02"
     endpoint: str

@@ -35,13 +35,9 @@ INCARNATION_ENV = "SLURM_RESTART_COUNT"
 TOPOLOGY_ENV = "SLURM_TOPOLOGY_ADDR"
 
 _ALSO_CALLED = {
-    "rank": "order",
-    "node_rank": "order",
-    "timeout": "join_timeout",
-    "last_call_timeout": "last_call",
-    "close_timeout": "closed_for",
-    "keep_alive_interval": "lease",
-}
+    "rank": "order", "node_rank": "order", "timeout": "join_timeout", "last_call_timeout": "last_call",
+    "close_timeout": "closed_for", "keep_alive_interval": "lease",
+}  # fmt: skip
 """torch's names that are spelt too differently for the spelling hint to find."""
 
 _NODES = {"low": 1, "high": NODES_MAX}

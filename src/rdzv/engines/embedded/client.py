@@ -182,7 +182,9 @@ class RemoteSession:
         longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
         for attempt in count():
             try:
-                link, welcome = await self._driver.dial(self._hello_again)
+                link, welcome = await self._driver.dial(
+                    lambda: self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
+                )
             except (Unreachable, Untrusted) as error:
                 if isinstance(error, Untrusted):
                     # Final for a newcomer, but an outage for a member that is in: the mistake may be undone before it matters.
@@ -196,9 +198,6 @@ class RemoteSession:
             self._end(EngineReset)
         elif not self._use(link):
             self._lost("")
-
-    def _hello_again(self) -> Hello:
-        return self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
 
     def _end(self, how: type[Exception]) -> None:
         """End for good: every call and watch fails from now on."""

@@ -35,13 +35,10 @@ class ClientConnection(ClientProtocol, FramedProtocol):
         """`host`: the name that the server's certificate must be for."""
         self._node = node or LocalNode()
         self._host = host
+        self.is_encrypted = trust is not None and trust.certificates is not None
         self._alarm: Timer | None = None
         new_waiter = asyncio.get_running_loop().create_future
         super().__init__(endpoint, read_timeout_s, trust or Trust(), self._node.now, new_waiter)
-
-    @property
-    def is_encrypted(self) -> bool:
-        return self._trust.certificates is not None
 
     def carrier(self) -> asyncio.BufferedProtocol:
         """Return the protocol to connect the socket to."""

@@ -302,14 +302,14 @@ class FrameStream(ABC):
     Only the beginning of an incomplete frame is kept. Server, client and simulator all read with this class.
     """
 
-    __slots__ = ("__weakref__", "_greeted", "_held", "_need", "_rest", "frame_max", "transport")
+    __slots__ = ("__weakref__", "_greeted", "_need", "_rest", "frame_max", "is_held", "transport")
 
     transport: Transport
 
     def __init__(self, frame_max: int) -> None:
         self.frame_max = frame_max
         self._greeted = False
-        self._held = False
+        self.is_held = False
         self._need = 0
         self._rest: bytearray | None = None
 
@@ -357,23 +357,19 @@ class FrameStream(ABC):
         """Bytes of the incomplete frame."""
         return 0 if self._rest is None else len(self._rest)
 
-    @property
-    def is_held(self) -> bool:
-        return self._held
-
     def hold(self) -> None:
         """Stop reading until `go_on`. Bytes that have arrived wait."""
-        self._held = True
+        self.is_held = True
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
     def go_on(self) -> None:
         """Read again after `hold`."""
-        self._held = False
+        self.is_held = False
         rest, self._rest = self._rest, None
         if rest is not None:
             self._read(memoryview(rest))
-        if not self._held and not self.transport.is_closing():
+        if not self.is_held and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _read(self, data: memoryview) -> None:
@@ -384,7 +380,7 @@ class FrameStream(ABC):
                 return
         end = len(data)
         need = 0
-        while not self._held and not self.transport.is_closing():
+        while not self.is_held and not self.transport.is_closing():
             if end - at < _SIZE.size:
                 need = _SIZE.size
                 break

@@ -47,10 +47,7 @@ class HostingDriver(RemoteDriver):
         self, endpoint: Endpoint, *, is_host: bool | None = None, max_nodes: int = 1, stay_s: float = STAY_S,
         limits: Limits | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """Take the options of `RemoteDriver`, too.
-
-        `stay_s`: how long `close` waits for others that are still connected to the server hosted here.
-        """
+        """Take the options of `RemoteDriver`, too. `stay_s`: how long `close` waits for others that are connected."""
         super().__init__(endpoint, **options)
         self.server: Server | None = None
         """The server hosted here, once there is one."""

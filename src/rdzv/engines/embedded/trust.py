@@ -71,13 +71,9 @@ class Certificates:
         self._ca, self._cert, self._key = ca, cert, key
         self.mutual = bool(ca) if mutual is None else mutual
         self.name = name
+        self.can_serve = bool(cert)  # A server must show a certificate.
         self._stamps = self._look()
         self._load()
-
-    @property
-    def can_serve(self) -> bool:
-        """Whether there is a certificate to show, as a server must."""
-        return bool(self._cert)
 
     def client(self) -> ssl.SSLContext:
         """Return the context for a connection that we make."""
@@ -198,6 +194,7 @@ _CERTIFICATES = {
     **dict.fromkeys((7, 18, 19, 20, 21), "is not signed by whom we trust: our tls_ca must name who signed it"),
     9: "is not valid yet: look at the clocks of both machines",
     10: "has expired: it must be renewed",
+    **dict.fromkeys((62, 64), "is not for {name!r}: call the server by a name that is in it, or set tls_server_name"),
 }
 """By OpenSSL's number. The five are of chains that do not lead to a trusted issuer."""
 _ALERTS = {
@@ -217,14 +214,9 @@ _REASONS = {
 def explain(error: ssl.SSLError, name: str) -> tuple[str, bool]:
     """Return a sentence, and whether it is about trust: then trying again does not help. `name`: the other side's name."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _explain_certificate(error, name), True
+        problem = _CERTIFICATES.get(error.verify_code, "is refused: {text}")
+        return f"its certificate {problem.format(name=name, text=error.verify_message)}", True
     reason = re.sub(r"[^A-Z0-9]+", "_", (error.reason or str(error)).upper())
     if known := _REASONS.get(reason) or _ALERTS.get(reason.partition("ALERT_")[2]):
         return known, True
     return f"TLS failed: {reason.lower().replace('_', ' ')}", False
-
-
-def _explain_certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
-    if error.verify_code in {62, 64}:
-        return f"its certificate is not for {name!r}: call the server by a name that is in it, or set tls_server_name"
-    return f"its certificate {_CERTIFICATES.get(error.verify_code) or f'is refused: {error.verify_message}'}"

@@ -23,7 +23,7 @@ from .counting import KeyCounter
 from .credentials import Credentials
 from .errors import LeaseExists, LeaseNotFound, RequestRefused, Unanswered
 from .stream import Stream
-from .watches import Listener, Subscription, Watches
+from .watches import Watches
 
 _KV = "/etcdserverpb.KV/"
 _ABSENT_SUFFIX = b"\0never there"
@@ -86,6 +86,7 @@ class Client:
         self._call = self.cluster.call
         self._keepalive = KeepAlive(self.cluster)
         self._watches = Watches(self.cluster)
+        self.watch, self.unwatch = self._watches.add, self._watches.remove
         self.counter = KeyCounter(self.read)
 
     # ---- keys
@@ -174,15 +175,6 @@ class Client:
     async def _lease(self, method: str, lease: int, ttl_s: int = 0) -> messages.LeaseResponse:
         request = messages.encode_lease(lease, ttl_s)
         return messages.decode_lease(await self._call("/etcdserverpb.Lease/" + method, request, retry=True))
-
-    # ---- watches
-
-    def watch(self, key: bytes, end: bytes, start: int, listener: Listener) -> Subscription:
-        """Call the listener with all changes from revision `start` on."""
-        return self._watches.add(key, end, start, listener)
-
-    def unwatch(self, subscription: Subscription) -> None:
-        self._watches.remove(subscription)
 
     # ---- the cluster
 
