@@ -31,15 +31,10 @@ def open_driver(settings: Settings) -> Driver:
 
         endpoint.options()
         return HostingDriver(
-            endpoint,
-            run_id=settings.run_id,
-            is_host=settings.is_host,
-            max_nodes=settings.max_nodes,
-            linger_s=settings.linger,
-            stay_s=settings.serve_on,
-            read_timeout_s=settings.read_timeout,
+            endpoint, run_id=settings.run_id, is_host=settings.is_host, max_nodes=settings.max_nodes,
+            linger_s=settings.linger, stay_s=settings.serve_on, read_timeout_s=settings.read_timeout,
             trust=Trust.of(settings),
-        )
+        )  # fmt: skip
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)
     if endpoint.scheme == "file":
@@ -50,7 +45,16 @@ def open_driver(settings: Settings) -> Driver:
         endpoint.options()
         register = BlockingRegister(FileBackend(endpoint.path), str(endpoint), timeout_s=settings.read_timeout)
         return RegisterDriver(register, LocalNode(), timeout_s=settings.read_timeout)
-    return _open_elsewhere(settings)
+    module, needs = _ELSEWHERE[endpoint.scheme]
+    try:
+        driver: Driver = import_module(module).open_driver(settings)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != needs:
+            raise
+        raise SettingsError(
+            f"endpoint {str(endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
+        ) from error
+    return driver
 
 
 def _open_etcd(settings: Settings) -> Driver:
@@ -73,26 +77,10 @@ def _open_etcd(settings: Settings) -> Driver:
     if not tls and (settings.tls_ca or settings.tls_cert):
         raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and tls_ca or tls_cert is set: write etcds://")
     access = Credentials(
-        tls=tls,
-        ca=settings.tls_ca,
-        cert=settings.tls_cert,
-        key=settings.tls_key,
+        tls=tls, ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key,
         user=endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, ""),
-        password_file=settings.token_file,
-        password=os.environ.get(PASSWORD_ENV, ""),
-    )
+        password_file=settings.token_file, password=os.environ.get(PASSWORD_ENV, ""),
+    )  # fmt: skip
     if settings.token_file and not access.user:
         raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
-
-
-def _open_elsewhere(settings: Settings) -> Driver:
-    module, needs = _ELSEWHERE[settings.endpoint.scheme]
-    try:
-        driver: Driver = import_module(module).open_driver(settings)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != needs:
-            raise
-        problem = f"endpoint {str(settings.endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
-        raise SettingsError(problem) from error
-    return driver

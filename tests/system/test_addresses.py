@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.embedded import client
-from rdzv.engines.embedded import dial as greeting
+from rdzv.engines.embedded import connection as greeting
 from rdzv.engines.embedded.client import RemoteDriver
 from rdzv.engines.embedded.frames import Welcome
 from rdzv.errors import Unreachable

@@ -39,23 +39,11 @@ _SECRET = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECA
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class _Scheme(msgspec.Struct, frozen=True):
-    """The parts that an endpoint of one scheme may have."""
-
-    port: int = 0
-    """The default port; 0: the scheme has no hosts."""
-    hosts_max: int = 0
-    takes_path: bool = False
-
-
 _SCHEMES = {
-    "memory": _Scheme(takes_path=True),
-    "rdzv": _Scheme(port=PORT, hosts_max=1),
-    "etcd": _Scheme(port=PORT_ETCD, hosts_max=100, takes_path=True),
-    "etcds": _Scheme(port=PORT_ETCD, hosts_max=100, takes_path=True),
-    "c10d": _Scheme(port=PORT, hosts_max=1),
-    "file": _Scheme(takes_path=True),
-}
+    "memory": (0, 0), "rdzv": (PORT, 1), "etcd": (PORT_ETCD, 100), "etcds": (PORT_ETCD, 100), "c10d": (PORT, 1),
+    "file": (0, 0),
+}  # fmt: skip
+"""Every scheme: its default port and the most hosts it may name."""
 _ALSO_CALLED = {"http": "etcd", "https": "etcds", "etcd-v2": "etcd", "etcd-v3": "etcd", "tcp": "rdzv"}
 """Schemes of etcd's own tools and of torch."""
 
@@ -100,9 +88,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        path = quote(self.path)
-        if self.hosts and path:
-            path = "/" + path
+        path = ("/" if self.hosts and self.path else "") + quote(self.path)
         query = "?" + urlencode(self.query) if self.query else ""
         return f"{self.scheme}://{hosts}{path}{query}"
 
@@ -136,8 +122,7 @@ def _refuse_secrets(text: str) -> None:
             "leave them out and name a token_file or tls_cert instead"
         )
     for name in re.findall(r"[?&]([^=&]*)", text):
-        found = _SECRET.search(unquote(name))
-        if found:
+        if found := _SECRET.search(unquote(name)):
             raise SettingsError(
                 f"endpoint has a secret in its query ({found[0].lower()!r}), which would end up in logs: "
                 "leave it out and name a token_file instead"
@@ -176,12 +161,11 @@ def _read(text: str) -> Endpoint:
         return Endpoint(scheme, path=path, query=options)
     where, _, path = rest.partition("/")
     path = _unquote(path).strip("/")
-    rule = _SCHEMES[scheme]
-    if path and not rule.takes_path:
+    if path and scheme not in {"etcd", "etcds"}:
         raise ValueError(f"an endpoint of scheme {scheme!r} has no path, this one has {_show(path)}")
     hosts = _read_hosts(scheme, where) if where else ()
     if not hosts and scheme != "rdzv":
-        raise ValueError(f"it names no host, as in '{scheme}://host:{rule.port}'")
+        raise ValueError(f"it names no host, as in '{scheme}://host:{_SCHEMES[scheme][0]}'")
     return Endpoint(scheme, hosts, path, options)
 
 
@@ -197,7 +181,7 @@ def _known_scheme(name: str) -> str:
 
 
 def _read_hosts(scheme: str, text: str) -> tuple[tuple[str, int], ...]:
-    hosts_max = _SCHEMES[scheme].hosts_max
+    hosts_max = _SCHEMES[scheme][1]
     parts = text.split(",")
     if len(parts) > hosts_max:
         raise ValueError(
@@ -212,7 +196,7 @@ def _read_hosts(scheme: str, text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
-    default = _SCHEMES[scheme].port
+    default = _SCHEMES[scheme][0]
     if text.startswith("["):
         address, end, port = text[1:].partition("]")
         if not end or ":" not in address or (port and not port.startswith(":")):

@@ -93,27 +93,19 @@ def whole(meaning: str, raised: str = "", *, low: int, high: int) -> Setting:
     return Setting(meaning, raised, f"a whole number from {low} to {high}", read)
 
 
-def choice(meaning: str, raised: str = "", *, words: tuple[str, ...]) -> Setting:
-    """Make a choice of words."""
+def choice(meaning: str, raised: str = "", *, words: tuple[str, ...], or_unit: bool = False) -> Setting:
+    """Make a choice of words. `or_unit`: or of `unit=n`, which `Settings.make` splits into two settings."""
 
     def read(value: Any) -> str:
-        _check(value in words)
-        return str(value)
-
-    return Setting(meaning, raised, " or ".join(map(repr, words)), read, words=words)
-
-
-def growth(meaning: str, raised: str = "", *, words: tuple[str, ...]) -> Setting:
-    """Make a choice of words or `unit=n`, which `Settings.make` splits into two settings."""
-
-    def read(value: Any) -> str:
-        match = _UNIT.fullmatch(value) if isinstance(value, str) else None
+        match = _UNIT.fullmatch(value) if or_unit and isinstance(value, str) else None
         if match and int(match[1]) > 0:
             return f"unit={int(match[1])}"
         _check(value in words)
         return str(value)
 
-    allowed = ", ".join(map(repr, words)) + " or 'unit=n' with n of 1 or more"
+    allowed = (", " if or_unit else " or ").join(map(repr, words))
+    if or_unit:
+        allowed += " or 'unit=n' with n of 1 or more"
     return Setting(meaning, raised, allowed, read, words=words)
 
 
@@ -136,9 +128,8 @@ def text(meaning: str, raised: str = "", *, size_max: int = 256, empty: bool = T
 def _read_switch(value: Any) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
-    word = value.strip().lower() if isinstance(value, str) else ""
-    _check(word in _SWITCH)
-    return _SWITCH[word]
+    _check(isinstance(value, str) and value.strip().lower() in _SWITCH)
+    return _SWITCH[value.strip().lower()]
 
 
 def _read_path(value: Any) -> str:
@@ -208,15 +199,9 @@ def _hide(kind: str, value: object) -> str:
 switch = partial(Setting, allowed="true or false", read=_read_switch)
 file = partial(Setting, allowed="the path of a file", read=_read_path, show=partial(_hide, "path"))
 secret = partial(Setting, allowed=f"text of 1 to {SIZE_MAX} bytes", read=_read_secret, show=partial(_hide, "secret"))
-ports = partial(
-    Setting,
-    allowed=f"a port from 1 to {_PORT_MAX}, a range such as '29500-29600', or 0 for any free port",
-    read=_read_ports,
-)
-address = partial(
-    Setting,
-    allowed="a host name or an IP address that others can reach (not link-local, 0.0.0.0 or ::)",
-    read=_read_address,
-)
+ports = partial(Setting, read=_read_ports,
+    allowed=f"a port from 1 to {_PORT_MAX}, a range such as '29500-29600', or 0 for any free port")  # fmt: skip
+address = partial(Setting, read=_read_address,
+    allowed="a host name or an IP address that others can reach (not link-local, 0.0.0.0 or ::)")  # fmt: skip
 mapping = partial(Setting, allowed=f"a dict of str to str of at most {INFO_MAX} bytes as JSON", read=_read_mapping)
 place = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379' or 'memory://'", read=_read_endpoint)

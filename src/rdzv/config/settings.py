@@ -21,21 +21,7 @@ from ..core.model import RunSettings
 from ..errors import SettingsError
 from .endpoint import Endpoint
 from .secret import TOKEN_ENV, Secret
-from .setting_types import (
-    Setting,
-    address,
-    choice,
-    file,
-    growth,
-    mapping,
-    place,
-    ports,
-    seconds,
-    secret,
-    switch,
-    text,
-    whole,
-)
+from .setting_types import Setting, address, choice, file, mapping, place, ports, seconds, secret, switch, text, whole
 
 NODES_MAX = 10_000
 """The largest run that is planned for and measured."""
@@ -49,13 +35,9 @@ INCARNATION_ENV = "SLURM_RESTART_COUNT"
 TOPOLOGY_ENV = "SLURM_TOPOLOGY_ADDR"
 
 _ALSO_CALLED = {
-    "rank": "order",
-    "node_rank": "order",
-    "timeout": "join_timeout",
-    "last_call_timeout": "last_call",
-    "close_timeout": "closed_for",
-    "keep_alive_interval": "lease",
-}
+    "rank": "order", "node_rank": "order", "timeout": "join_timeout", "last_call_timeout": "last_call",
+    "close_timeout": "closed_for", "keep_alive_interval": "lease",
+}  # fmt: skip
 """torch's names that are spelt too differently for the spelling hint to find."""
 
 _NODES = {"low": 1, "high": NODES_MAX}
@@ -64,155 +46,88 @@ _NODES = {"low": 1, "high": NODES_MAX}
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one member, all checked. Times in seconds. Make it with `make`."""
 
+    # fmt: off  A table: what a value means and what raising it costs.
     endpoint: Annotated[Endpoint, place("where the run is kept")]
     run_id: Annotated[str, text("names the run: members with one id meet", size_max=RUN_ID_MAX, empty=False)]
-    min_nodes: Annotated[
-        int, whole("quorum: fewest nodes that make a round", "the run stands still after fewer losses", **_NODES)
-    ]
-    max_nodes: Annotated[
-        int,
-        whole("most nodes in a round; further nodes are spares", "a run that is not full waits out last_call", **_NODES),
-    ]
-    join_timeout: Annotated[
-        float,
-        seconds(
-            "until join gives up, while the run has no sealed round; spares and waiting members do not time out",
-            "a run that can never form is noticed later",
-        ),
-    ] = 600.0
-    last_call: Annotated[
-        float, seconds("wait for more nodes after quorum", "a run that will not be full starts later", zero=True)
-    ] = 30.0
-    regroup: Annotated[
-        float,
-        seconds(
-            "longest wait for live members of a broken round to stop their workers; then they are evicted "
-            "if the others suffice",
-            "one stuck node holds up all others for longer",
-        ),
-    ] = 75.0
-    lease: Annotated[
-        float, seconds("a member that does not renew for this long is lost", "a dead node is noticed later")
-    ] = 10.0
-    linger: Annotated[
-        float,
-        seconds(
-            "embedded server: a member whose connection is gone for this long is lost",
-            "a killed process is noticed later",
-            zero=True,
-        ),
-    ] = 1.0
-    serve_on: Annotated[
-        float,
-        seconds(
-            "embedded server: how long the process that serves stays for other members when it could go",
-            "its process ends later, and so does its job in the batch system",
-            zero=True,
-        ),
-    ] = 60.0
-    outage_grace: Annotated[
-        float,
-        seconds(
-            "workers go on for this long while the engine is unreachable; then the member is told",
-            "a member that is cut off trains for nothing, beside a newer round, for longer",
-        ),
-    ] = 900.0
-    settle: Annotated[
-        float, seconds("gather newcomers for this long before growing", "a single newcomer waits longer", zero=True)
-    ] = 2.0
-    grow: Annotated[
-        str,
-        growth(
-            "let newcomers into a running round: after settling, at once, not at all, or by whole units",
-            "'now' restarts the workers once for every newcomer",
-            words=("settle", "now", "never"),
-        ),
-    ] = "settle"
-    unit: Annotated[
-        int, whole("the size of a round is a multiple of this", "more nodes are left over as spares", **_NODES)
-    ] = 1
-    grow_every: Annotated[
-        float,
-        seconds(
-            "least time between two growths beyond a size the run already had",
-            "newcomers stand idle for longer",
-            zero=True,
-        ),
-    ] = 60.0
-    replace_wait: Annotated[
-        float,
-        seconds("wait for a replacement before shrinking", "a loss that is not replaced costs this long", zero=True),
-    ] = 0.0
-    drain_settle: Annotated[
-        float, seconds("gather members that drain, to break the round once", "less of their notice is left", zero=True)
-    ] = 1.0
-    on_failure: Annotated[
-        str,
-        choice(
-            "when a member that gave up puts quorum out of reach: close the run with its reason, or wait for others",
-            "'wait' keeps idle nodes until join_timeout if nobody restarts agents",
-            words=("close", "wait"),
-        ),
-    ] = "close"
-    closed_for: Annotated[
-        float, seconds("a closed run id is refused for this long", "the id cannot be used again for longer")
-    ] = 60.0
-    incarnation: Annotated[
-        int,
-        whole(
-            f"number of the run id's life; a higher one may follow a close at once (default: {INCARNATION_ENV})",
-            low=0,
-            high=2**31 - 1,
-        ),
-    ] = 0
-    read_timeout: Annotated[
-        float, seconds("longest wait for one answer of the engine", "an engine that hangs is noticed later")
-    ] = 10.0
-    is_host: Annotated[
-        bool | None, switch("serve here, or do not; unset: serve where the endpoint's address can be bound")
-    ] = None
-    order: Annotated[
-        str, text(f"sort key for the first ranks (default: the first set of {', '.join(ORDER_ENV)})", or_number=True)
-    ] = ""
+    min_nodes: Annotated[int, whole(
+        "quorum: fewest nodes that make a round", "the run stands still after fewer losses", **_NODES)]
+    max_nodes: Annotated[int, whole(
+        "most nodes in a round; further nodes are spares", "a run that is not full waits out last_call", **_NODES)]
+    join_timeout: Annotated[float, seconds(
+        "until join gives up, while the run has no sealed round; spares and waiting members do not time out",
+        "a run that can never form is noticed later")] = 600.0
+    last_call: Annotated[float, seconds(
+        "wait for more nodes after quorum", "a run that will not be full starts later", zero=True)] = 30.0
+    regroup: Annotated[float, seconds(
+        "longest wait for live members of a broken round to stop their workers; then they are evicted "
+        "if the others suffice", "one stuck node holds up all others for longer")] = 75.0
+    lease: Annotated[float, seconds(
+        "a member that does not renew for this long is lost", "a dead node is noticed later")] = 10.0
+    linger: Annotated[float, seconds(
+        "embedded server: a member whose connection is gone for this long is lost", "a killed process is noticed later",
+        zero=True)] = 1.0
+    serve_on: Annotated[float, seconds(
+        "embedded server: how long the process that serves stays for other members when it could go",
+        "its process ends later, and so does its job in the batch system", zero=True)] = 60.0
+    outage_grace: Annotated[float, seconds(
+        "workers go on for this long while the engine is unreachable; then the member is told",
+        "a member that is cut off trains for nothing, beside a newer round, for longer")] = 900.0
+    settle: Annotated[float, seconds(
+        "gather newcomers for this long before growing", "a single newcomer waits longer", zero=True)] = 2.0
+    grow: Annotated[str, choice(
+        "let newcomers into a running round: after settling, at once, not at all, or by whole units",
+        "'now' restarts the workers once for every newcomer",
+        words=("settle", "now", "never"), or_unit=True)] = "settle"
+    unit: Annotated[int, whole(
+        "the size of a round is a multiple of this", "more nodes are left over as spares", **_NODES)] = 1
+    grow_every: Annotated[float, seconds(
+        "least time between two growths beyond a size the run already had", "newcomers stand idle for longer",
+        zero=True)] = 60.0
+    replace_wait: Annotated[float, seconds(
+        "wait for a replacement before shrinking", "a loss that is not replaced costs this long", zero=True)] = 0.0
+    drain_settle: Annotated[float, seconds(
+        "gather members that drain, to break the round once", "less of their notice is left", zero=True)] = 1.0
+    on_failure: Annotated[str, choice(
+        "when a member that gave up puts quorum out of reach: close the run with its reason, or wait for others",
+        "'wait' keeps idle nodes until join_timeout if nobody restarts agents", words=("close", "wait"))] = "close"
+    closed_for: Annotated[float, seconds(
+        "a closed run id is refused for this long", "the id cannot be used again for longer")] = 60.0
+    incarnation: Annotated[int, whole(
+        f"number of the run id's life; a higher one may follow a close at once (default: {INCARNATION_ENV})", low=0,
+        high=2**31 - 1)] = 0
+    read_timeout: Annotated[float, seconds(
+        "longest wait for one answer of the engine", "an engine that hangs is noticed later")] = 10.0
+    is_host: Annotated[bool | None, switch(
+        "serve here, or do not; unset: serve where the endpoint's address can be bound")] = None
+    order: Annotated[str, text(
+        f"sort key for the first ranks (default: the first set of {', '.join(ORDER_ENV)})", or_number=True)] = ""
     slot: Annotated[str, text("tells members on one host apart, and keeps their ranks apart", or_number=True)] = ""
-    topology: Annotated[
-        str, text(f"where the node is in the network, to put neighbours together (default: {TOPOLOGY_ENV})")
-    ] = ""
+    topology: Annotated[str, text(
+        f"where the node is in the network, to put neighbours together (default: {TOPOLOGY_ENV})")] = ""
     info: Annotated[dict[str, str], mapping("told to all members of the round", "each fetches it from all others")] = {}
-    bootstrap_port: Annotated[
-        tuple[int, int], ports("where rank 0 serves the workers' bootstrap; a range if a firewall wants one")
-    ] = (0, 0)
+    bootstrap_port: Annotated[tuple[int, int], ports(
+        "where rank 0 serves the workers' bootstrap; a range if a firewall wants one")] = (0, 0)
     local_addr: Annotated[str, address("how others reach this node; empty: taken from the connection")] = ""
-    token: Annotated[
-        Secret | None,
-        secret(f"the secret that members and server share (default: {TOKEN_ENV}, which is taken out of the environment)"),
-    ] = None
+    token: Annotated[Secret | None, secret(
+        f"the secret that members and server share (default: {TOKEN_ENV}, which is taken out of the environment)",
+    )] = None
     token_file: Annotated[str, file("file with the secret that members and server share")] = ""
-    tls: Annotated[
-        bool | None, switch("encrypt, and check the server's certificate; unset: if any other tls setting is given")
-    ] = None
+    tls: Annotated[bool | None, switch(
+        "encrypt, and check the server's certificate; unset: if any other tls setting is given")] = None
     tls_cert: Annotated[str, file("file with the certificate this node shows; a node that serves needs one")] = ""
     tls_key: Annotated[str, file("file with the key of tls_cert")] = ""
-    tls_ca: Annotated[
-        str, file("file with the certificates that others' are checked against; empty: those the system trusts")
-    ] = ""
-    tls_mutual: Annotated[
-        bool | None,
-        switch("the server takes only members that show a certificate; unset: true if tls_ca is given"),
-    ] = None
+    tls_ca: Annotated[str, file(
+        "file with the certificates that others' are checked against; empty: those the system trusts")] = ""
+    tls_mutual: Annotated[bool | None, switch(
+        "the server takes only members that show a certificate; unset: true if tls_ca is given")] = None
     tls_server_name: Annotated[str, text("the name in the server's certificate, if it is not the endpoint's host")] = ""
 
+    # fmt: on
     @classmethod
     def make(
-        cls,
-        endpoint: str | Endpoint,
-        *,
-        run_id: str,
-        min_nodes: int | str,
-        max_nodes: int | str,
-        environ: Mapping[str, str] = MappingProxyType({}),
-        **options: object,
-    ) -> Settings:
+        cls, endpoint: str | Endpoint, *, run_id: str, min_nodes: int | str, max_nodes: int | str,
+        environ: Mapping[str, str] = MappingProxyType({}), **options: object,
+    ) -> Settings:  # fmt: skip
         """Check all values and raise SettingsError for the first wrong one. Numbers may come as text.
 
         `environ` gives what the batch system knows better than the user; the public API passes `os.environ`.
@@ -222,9 +137,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else difflib.get_close_matches(name, TABLE, n=1)
                 hint = f": did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(TABLE)}"
                 raise SettingsError(f"unknown setting {name!r}{hint}")
-        given: dict[str, object] = {
-            "endpoint": endpoint, "run_id": run_id, "min_nodes": min_nodes, "max_nodes": max_nodes, **options
-        }  # fmt: skip
+        given = {"endpoint": endpoint, "run_id": run_id, "min_nodes": min_nodes, "max_nodes": max_nodes, **options}
         values: dict[str, Any] = {name: _read(name, value) for name, value in given.items()}
         for name, variables in _ENVIRON.items():
             for variable in variables:
@@ -262,10 +175,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(f"{name}={_plain(getattr(self, name))}" for name in names if name not in _NEVER_SHOWN)
 
 
-TABLE: dict[str, Setting] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Settings, include_extras=True).items()
-}
-
+_HINTS = get_type_hints(Settings, include_extras=True)
+TABLE: dict[str, Setting] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
 DEFAULTS: dict[str, Any] = {
     field.name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
     for field in msgspec.structs.fields(Settings)
@@ -293,8 +204,7 @@ def _read(name: str, value: object, source: str = "") -> object:
     except (ValueError, TypeError):
         close = difflib.get_close_matches(str(value), setting.words, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        problem = f"{name} is {setting.show(value)}{source}: it must be {setting.allowed}{hint}"
-        raise SettingsError(problem) from None
+        raise SettingsError(f"{name} is {setting.show(value)}{source}: it must be {setting.allowed}{hint}") from None
 
 
 def _check_together(settings: Settings) -> None:

@@ -15,6 +15,8 @@ import math
 from collections import deque
 from heapq import heapify, heappop, heappush, heapreplace
 
+import msgspec
+
 from .port import LeaseGone
 
 FEW = 3
@@ -23,16 +25,13 @@ SHARE = 0.1
 """The same as a share of the leases that have a connection. More than both: the network is to blame."""
 
 
-class _Lease:
+class _Lease(msgspec.Struct, gc=False):
     """The end of a lease's time (`due`) and of its linger (`cut`), and its entry in the queue, at or before both."""
 
-    __slots__ = ("cut", "due", "queued", "ttl_s")
-
-    def __init__(self, ttl_s: float, due: float) -> None:
-        self.ttl_s = ttl_s
-        self.due = due
-        self.cut = math.inf
-        self.queued = due
+    ttl_s: float
+    due: float
+    cut: float = math.inf
+    queued: float = math.inf
 
 
 class Leases:
@@ -60,15 +59,12 @@ class Leases:
         charged all of it.
         """
         if not 0 < ttl_s < math.inf:
-            msg = f"a lease of {ttl_s} s: its time to live must be positive and finite"
-            raise ValueError(msg)
+            raise ValueError(f"a lease of {ttl_s} s: its time to live must be positive and finite")
         if lease in self._leases:
-            msg = f"lease {lease} is there already"
-            raise ValueError(msg)
+            raise ValueError(f"lease {lease} is there already")
         if not lease:
             lease = self._last = self._last + 1
-        self._leases[lease] = state = _Lease(ttl_s, self._now + ttl_s)
-        self._enqueue(lease, state, state.due)
+        self.adopt(lease, ttl_s)
         return lease
 
     def adopt(self, lease: int, ttl_s: float) -> None:
@@ -96,8 +92,7 @@ class Leases:
         lease costs one look per time to live, however many leases there are.
         """
         if elapsed_s < 0:
-            msg = f"{elapsed_s} s passed: time does not go back"
-            raise ValueError(msg)
+            raise ValueError(f"{elapsed_s} s passed: time does not go back")
         self._now += elapsed_s
         ended = []
         queue = self._queue
@@ -147,8 +142,7 @@ class Leases:
     def _live(self, lease: int) -> _Lease:
         state = self._leases.get(lease)
         if state is None:
-            msg = f"lease {lease} has ended"
-            raise LeaseGone(msg)
+            raise LeaseGone(f"lease {lease} has ended")
         return state
 
     def _connected(self, lease: int, state: _Lease) -> None:

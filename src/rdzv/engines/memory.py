@@ -11,15 +11,14 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from ..errors import Unreachable
-from .port import Batch, Case, Compare, Gap, Operation, Outcome
+from .port import Batch, Case, Compares, Gap, Operations, Outcome
 from .reference import Engine
 from .watch_queue import WatchQueue
-
-__all__ = ["Engine", "MemoryDriver", "MemorySession", "MemoryWatch"]
 
 TICK_S = 0.25
 """Time between two checks for ended leases."""
@@ -132,11 +131,7 @@ class MemorySession:
         self._closed = False
 
     async def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
-        instead: Sequence[Case] = (),
+        self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         with self._lock():
             return self.engine.txn(compares, then, otherwise, instead)
@@ -197,9 +192,6 @@ class MemoryWatch(WatchQueue):
         self._session = session
         self._shared = session.shared
 
-    def __aiter__(self) -> MemoryWatch:
-        return self
-
     async def __anext__(self) -> Batch:
         while True:
             if self._shared.forked:
@@ -233,13 +225,10 @@ class MemoryWatch(WatchQueue):
         reader, self._reader = self._reader, None
         if reader is None:
             return
-        try:
-            is_reader_thread = asyncio.get_running_loop() is self._session.loop
-        except RuntimeError:
-            is_reader_thread = False
-        if is_reader_thread:
-            _wake_reader(reader)
-            return
+        with suppress(RuntimeError):  # This thread may have no loop.
+            if asyncio.get_running_loop() is self._session.loop:
+                _wake_reader(reader)
+                return
         try:
             self._session.loop.call_soon_threadsafe(_wake_reader, reader)
         except RuntimeError:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol, final
+from typing import Protocol, TypeAlias, final
 
 import msgspec
 
@@ -188,6 +188,10 @@ class Case(_Data, frozen=True):
     then: tuple[Operation, ...]
 
 
+Compares: TypeAlias = Iterable[Compare]
+Operations: TypeAlias = Iterable[Operation]
+
+
 class Outcome(_Data, frozen=True):
     """The result of a transaction: its branch, its revision, and the items that each operation read (writes: none)."""
 
@@ -252,11 +256,7 @@ class Session(Protocol):
     """The address at which others reach this process; empty: the driver cannot tell."""
 
     async def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
-        instead: Sequence[Case] = (),
+        self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         """Judge and apply at one revision: `then`, or the first of `instead` whose compares hold, or `otherwise`.
 
@@ -266,8 +266,7 @@ class Session(Protocol):
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Make a lease; the engine may round its time to live up, never down.
 
-        `presence`: the lease stands for this process. An engine that sees connections may end it soon after this one is
-        lost.
+        `presence`: the lease stands for this process. An engine that sees connections may end it soon after this one's.
         """
 
     async def renew(self, lease: int) -> None:

@@ -18,6 +18,7 @@ from .port import (
     Batch,
     Case,
     Compare,
+    Compares,
     Created,
     Delete,
     DeletePrefix,
@@ -30,6 +31,7 @@ from .port import (
     List,
     Modified,
     Operation,
+    Operations,
     Order,
     Outcome,
     Put,
@@ -208,11 +210,7 @@ class Engine:
     # ---- transactions
 
     def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
-        instead: Sequence[Case] = (),
+        self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before any change."""
         cases = (Case(tuple(compares), tuple(then)), *instead)
@@ -223,8 +221,7 @@ class Engine:
         operations = branches[-1 if taken is None else taken]
         for operation in operations:
             if type(operation) is Put and operation.lease and operation.lease not in self.leases:
-                msg = f"lease {operation.lease} has ended: {operation.key} cannot be put under it"
-                raise LeaseGone(msg)
+                raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
         events: list[Event] = []
         reads = tuple([self._apply(operation, events) for operation in operations])
         revision = self.revision + 1 if events else self.revision
@@ -328,8 +325,7 @@ class Engine:
         follows. All watchers of the same events get the same object, so that a server encodes it once.
         """
         if not self._forgotten <= since <= self.revision:
-            msg = f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}"
-            raise Gap(msg)
+            raise Gap(f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}")
         watcher = _Watcher(targets, self.revision, deliver)
         for index, names in ((self._by_key, watcher.keys), (self._by_prefix, watcher.prefixes)):
             for name in names:
@@ -462,5 +458,4 @@ def refuse_double_writes(operations: Sequence[Operation]) -> None:
             twice = name in keys or name.startswith(prefixes)
             keys.add(name)
         if twice:
-            msg = f"{name} would be written twice in one transaction"
-            raise ValueError(msg)
+            raise ValueError(f"{name} would be written twice in one transaction")

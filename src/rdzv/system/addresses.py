@@ -87,19 +87,12 @@ def is_here(family: int, address: str) -> bool:
 def place_of(listeners: list[socket.socket], host: str) -> str:
     """Return a text of all that makes the place unique."""
     names = "*" if not host else ",".join(sorted(plain(one.getsockname()[0]) for one in listeners))
-    return f"{_boot_id()}/{_namespace()}/{names}:{listeners[0].getsockname()[1]}"
-
-
-def _boot_id() -> str:
+    boot, namespace = f"{sys.platform}-{socket.gethostname()}", "-"
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{sys.platform}-{socket.gethostname()}"
-
-
-def _namespace() -> str:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with suppress(OSError):
-        return str(Path("/proc/self/ns/net").stat().st_ino)
-    return "-"
+        namespace = str(Path("/proc/self/ns/net").stat().st_ino)
+    return f"{boot}/{namespace}/{names}:{listeners[0].getsockname()[1]}"
 
 
 def plain(address: str) -> str:
@@ -108,8 +101,7 @@ def plain(address: str) -> str:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return str(mapped or ip)
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
 
 
 def is_loopback(address: str) -> bool:
@@ -138,12 +130,8 @@ def outward_address() -> str:
     return next((address for address, _ in interfaces() if can_be_told(address)), "")
 
 
-def interfaces() -> list[tuple[str, str]]:
-    """Return the addresses of this node, as far as the system tells, and the interface of each."""
-    return [*_interfaces_v4(), *_interfaces_v6()]
-
-
-def _interfaces_v4() -> Iterator[tuple[str, str]]:
+def interfaces() -> Iterator[tuple[str, str]]:
+    """Yield the addresses of this node, as far as the system tells, and the interface of each."""
     with suppress(ImportError, OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         import fcntl  # noqa: PLC0415  Not everywhere.
 
@@ -151,9 +139,6 @@ def _interfaces_v4() -> Iterator[tuple[str, str]]:
             with suppress(OSError):  # It has no address.
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 yield socket.inet_ntoa(answer[20:24]), name
-
-
-def _interfaces_v6() -> Iterator[tuple[str, str]]:
     with suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             number, *_, name = line.split()

@@ -65,10 +65,9 @@ def bind(host: str, ports: tuple[int, int]) -> Bootstrap:
     for port in range(low, high + 1):
         try:
             listener = _listen(host, port)
+            return Bootstrap(host, listener.getsockname()[1], listener)
         except OSError as error:
             problem = error
-            continue
-        return Bootstrap(host, listener.getsockname()[1], listener)
     raise SettingsError(
         f"bootstrap_port {low}..{high}: no port could be bound on this host ({problem}); give a free port or a wider range"
     )

@@ -65,11 +65,10 @@ class Resolver:
         if not done:
             raise DialFailed(f"host {host!r} was not resolved within {timeout_s:g} s", answered=False, remedy=NO_NAME)
         try:
-            found = asked.result()
+            return asked.result()
         except OSError as error:
             problem = f"host {host!r} does not resolve: {_reason(error)}"
             raise DialFailed(problem, answered=False, remedy=NO_NAME) from None
-        return found
 
     def _ask(self, host: str, port: int) -> asyncio.Future[list[Address]]:
         """Ask in a daemon thread: the end of the program would wait for one of asyncio's own."""

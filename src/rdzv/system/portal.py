@@ -71,10 +71,7 @@ class Portal:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread and, unless called in it, wait for the end.
-
-        Called while users are left only at the end of the process.
-        """
+        """End the thread and, unless called in it, wait for that. With users left, only the process's end calls it."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)

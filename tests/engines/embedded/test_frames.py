@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.engines.embedded import frames
-from rdzv.engines.embedded.frames import PREAMBLE, describe, encode, encode_batch, encode_news
+from rdzv.engines.embedded.frames import PREAMBLE, describe, encode, encode_news, encoder
 from rdzv.engines.embedded.server import Server, ServerConnection
 from rdzv.engines.embedded.stream import FramedProtocol
 from rdzv.engines.port import (
@@ -62,7 +62,7 @@ def test_every_answer_arrives_as_it_was_sent(frame):
 def test_news_from_a_shared_batch_are_the_same_bytes():
     batch = Batch(9, (Event("k", 9, ITEM),))
     for number in (0, 1, 127, 128, 70_000, 2**40):
-        assert encode_news(number, encode_batch(batch)) == encode(frames.WatchNews(number, batch))
+        assert encode_news(number, encoder.encode(batch)) == encode(frames.WatchNews(number, batch))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=10), st.integers(1, 700))

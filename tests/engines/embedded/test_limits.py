@@ -219,7 +219,7 @@ def test_requests_of_one_that_does_not_read_wait_until_it_does():
             count = 200
             raw.write(*(Txn(n, (), (Get("k"),), ()) for n in range(count)))
             peer = next(peer for peer in server.peers if peer.session == "s")
-            await until(lambda: peer._held)
+            await until(lambda: peer.is_held)
             for _ in range(5):
                 await writer.txn()
             assert peer.transport.get_write_buffer_size() < 1_200_000, "of 100 MB"

@@ -273,11 +273,11 @@ def test_requests_of_one_that_does_not_read_wait_under_tls_too():
             (peer,) = server.peers
             proxy.freeze("down")
             reads = [asyncio.ensure_future(session.txn(then=[Get("k")])) for _ in range(40)]
-            await until(lambda: peer._held)
+            await until(lambda: peer.is_held)
             proxy.thaw()
             for outcome in await asyncio.gather(*reads):
                 assert len(outcome.item(0).value) == 500_000
-            assert not peer._held
+            assert not peer.is_held
             await session.close()
 
     run(scenario)

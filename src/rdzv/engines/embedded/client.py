@@ -21,11 +21,10 @@ from ...system.addresses import can_be_told, outward_address, plain
 from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver
 from ...system.node import LocalNode, Node
 from ...system.timers import backoff_s, sleep
-from ..port import Batch, Case, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome, leases_of
+from ..port import Batch, Case, Compares, EngineReset, Gap, LeaseGone, Operation, Operations, Outcome, leases_of
 from ..watch_queue import WatchQueue
 from . import frames
-from .connection import ClientConnection
-from .dial import dial
+from .connection import ClientConnection, dial
 from .frames import Frame, Hello, Welcome
 from .trust import Trust
 
@@ -72,19 +71,14 @@ class RemoteSession:
     # ---- the port
 
     async def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
-        instead: Sequence[Case] = (),
+        self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
-        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
+        branches = (*given[1:3], *(case.then for case in given[3]))
+        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(branches)))
         return outcome
 
-    def _born(
-        self, then: Sequence[Operation], otherwise: Sequence[Operation], instead: Sequence[Case]
-    ) -> tuple[frames.LeaseGrant, ...]:
+    def _born(self, branches: Iterable[Sequence[Operation]]) -> tuple[frames.LeaseGrant, ...]:
         """Return the leases that begin with a transaction.
 
         Each is sent once. After an unknown outcome it is not sent again, so that a key that was there and is gone cannot come
@@ -92,8 +86,7 @@ class RemoteSession:
         """
         if not self._unborn:
             return ()
-        born = leases_of((then, otherwise, *(case.then for case in instead))) & self._unborn.keys()
-        grants = [self._unborn.pop(lease) for lease in born]
+        grants = [self._unborn.pop(lease) for lease in leases_of(branches) & self._unborn.keys()]
         self._leases.update({granting.lease: None for granting in grants if granting.presence})
         return tuple(grants)
 
@@ -134,8 +127,7 @@ class RemoteSession:
         """End the session. The goodbye leaves its leases alone; a connection that breaks does not."""
         if self._ended is not None:
             return
-        link = self._link
-        redialing = self._redialing
+        link, redialing = self._link, self._redialing
         self._end(Unreachable)
         if link is not None:
             link.close()
@@ -145,8 +137,7 @@ class RemoteSession:
     # ---- connections
 
     async def _call(self, frame: Callable[[int], Frame]) -> Any:
-        link = self._link or await self._connected()
-        return await link.call(frame)
+        return await (self._link or await self._connected()).call(frame)
 
     async def _connected(self) -> ClientConnection:
         """Wait for the connection to be restored."""
@@ -186,32 +177,27 @@ class RemoteSession:
             self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
 
     async def _redial(self) -> None:
-        link, instance = await self._dial_again()
-        self._redialing = None
-        if instance != self.instance:
-            link.close()
-            self._end(EngineReset)
-        elif not self._use(link):
-            self._lost("")
-
-    async def _dial_again(self) -> tuple[ClientConnection, str]:
-        """Return a connection and the instance that answers, however many attempts it takes."""
+        """Dial until a server answers, however many attempts it takes."""
         first_s, longest_s = BACKOFF_S
         longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
         for attempt in count():
             try:
-                link, welcome = await self._driver.dial(self._hello_again)
+                link, welcome = await self._driver.dial(
+                    lambda: self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
+                )
             except (Unreachable, Untrusted) as error:
                 if isinstance(error, Untrusted):
                     # Final for a newcomer, but an outage for a member that is in: the mistake may be undone before it matters.
                     self._driver.warn(error.problem)
                 await sleep(self._node, backoff_s(attempt, (first_s, longest_s), self._node.jitter()))
             else:
-                return link, welcome.instance
-        raise AssertionError  # It counts without end.
-
-    def _hello_again(self) -> Hello:
-        return self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
+                break
+        self._redialing = None
+        if welcome.instance != self.instance:
+            link.close()
+            self._end(EngineReset)
+        elif not self._use(link):
+            self._lost("")
 
     def _end(self, how: type[Exception]) -> None:
         """End for good: every call and watch fails from now on."""
@@ -269,16 +255,9 @@ class RemoteDriver:
     session_type: type[Any] = RemoteSession
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        run_id: str,
-        linger_s: float = 1.0,
-        read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        trust: Trust | None = None,
-        node: Node | None = None,
-    ) -> None:
+        self, endpoint: Endpoint, *, run_id: str, linger_s: float = 1.0, read_timeout_s: float = 10.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S, trust: Trust | None = None, node: Node | None = None,
+    ) -> None:  # fmt: skip
         """`node`: the clock and the source of chance to go by."""
         self.endpoint = str(endpoint)
         self.run_id = run_id
@@ -303,8 +282,7 @@ class RemoteDriver:
 
     def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
         """Return the greeting of a session, with the presences it brings back."""
-        brought = tuple(leases)[-frames.LEASES_MAX :]
-        return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
+        return Hello(self.run_id, session, attempt, instance, tuple(leases)[-frames.LEASES_MAX :], self.linger_s)
 
     async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try once to get a connection. Raise Unreachable or Untrusted."""
@@ -315,8 +293,7 @@ class RemoteDriver:
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try all addresses of the endpoint. Raise DialFailed."""
-        addresses = await self.addresses()
-        return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
+        return await dial(await self.addresses(), hello, self.new_link, self.connect_timeout_s)
 
     async def addresses(self) -> list[Address]:
         """Resolve the endpoint's name. Raise DialFailed."""
@@ -336,9 +313,7 @@ class RemoteDriver:
         the address at which others have reached the server; before any has, the one from which we would reach others.
         """
         own = plain(link.transport.get_extra_info("sockname")[0])
-        if can_be_told(own):
-            return own
-        if self.named.is_loopback or self.named.is_one_machine:
+        if can_be_told(own) or self.named.is_loopback or self.named.is_one_machine:
             return own
         if not own.startswith("127.") and own != "::1":
             return ""  # Link-local: it means something else on every host.

@@ -14,20 +14,7 @@ from ...errors import Incompatible, LimitExceeded, Unreachable
 from ...system.dial import DialFailed
 from ..port import Batch, Gap, LeaseGone
 from . import frames
-from .frames import (
-    PREAMBLE,
-    Challenge,
-    Frame,
-    FrameStream,
-    Hello,
-    Ping,
-    Proof,
-    Transport,
-    TxnDone,
-    Welcome,
-    decode,
-    encode,
-)
+from .frames import PREAMBLE, Challenge, Frame, FrameStream, Hello, Ping, Proof, TxnDone, decode, encode
 from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 
 PING_S = 10.0
@@ -86,9 +73,7 @@ class ClientProtocol(FrameStream):
         """Give up waiting for the server's greeting."""
         self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s", remedy=STRANGER)
 
-    def _fail_greeting(
-        self, problem: str, *, passing: bool = False, untrusted: bool = False, remedy: str = ""
-    ) -> None:
+    def _fail_greeting(self, problem: str, *, passing: bool = False, untrusted: bool = False, remedy: str = "") -> None:
         if not self._welcome.done():
             failed = DialFailed(problem, answered=True, passing=passing, untrusted=untrusted, remedy=remedy)
             self._welcome.set_exception(failed)
@@ -173,7 +158,7 @@ class ClientProtocol(FrameStream):
             self._fail_greeting(problem, remedy=STRANGER)
         self.lose(problem)
 
-    def in_the_clear(self, transport: Transport, start: bytes) -> None:
+    def in_the_clear(self, transport: frames.Transport, start: bytes) -> None:
         self.transport = transport
         is_ours = frames.MAGIC.startswith(start[: len(frames.MAGIC)])
         problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (frames.describe(start), STRANGER)
@@ -190,13 +175,15 @@ class ClientProtocol(FrameStream):
         decoder: Any = frames.welcome_decoder
         if not self._is_proven:
             decoder = frames.challenge_decoder if self._handshake is None else frames.proven_decoder
-        answer: Welcome | Challenge | Proof | frames.Rejected = decode(decoder, payload)
+        answer: frames.Welcome | Challenge | Proof | frames.Rejected = decode(decoder, payload)
         if isinstance(answer, frames.Rejected):
             self._fail_greeting(_refusal(answer), passing=answer.passing, untrusted=answer.untrusted)
         elif isinstance(answer, Challenge):
             self._challenged(answer)
         elif isinstance(answer, Proof):
-            self._proven(answer)
+            self._is_proven = self._handshake is not None and self._handshake.holds(SERVER, answer.proof)
+            if not self._is_proven:
+                self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)
         else:
             self._welcome.set_result(answer)
 
@@ -210,12 +197,6 @@ class ClientProtocol(FrameStream):
         binding = self.transport.get_extra_info("binding", b"")
         self._handshake = Handshake(self._trust.secret, self._nonce, challenge.nonce, binding)
         self.send(encode(Proof(self._handshake.proof(DRIVER))) + encode(self._hello))
-
-    def _proven(self, proof: Proof) -> None:
-        if self._handshake is not None and self._handshake.holds(SERVER, proof.proof):
-            self._is_proven = True
-        else:
-            self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)
 
     def _answered(self, answer: frames.Answer) -> None:
         if isinstance(answer, frames.WatchNews):

@@ -63,8 +63,6 @@ class Challenge(Frame, frozen=True, tag=11):
 
 
 class Proof(Frame, frozen=True, tag=12):
-    """The proof of the secret."""
-
     proof: Nonce
 
 
@@ -117,15 +115,11 @@ class Txn(Frame, frozen=True, tag=2):
 
 
 class Renew(Frame, frozen=True, tag=4):
-    """Start a lease's time anew."""
-
     number: Number
     lease: Number
 
 
 class Revoke(Frame, frozen=True, tag=5):
-    """End a lease."""
-
     number: Number
     lease: Number
 
@@ -139,8 +133,6 @@ class WatchStart(Frame, frozen=True, tag=6):
 
 
 class WatchStop(Frame, frozen=True, tag=7):
-    """End a watch."""
-
     watch: Number
 
 
@@ -189,8 +181,6 @@ class Rejected(Frame, frozen=True, tag=2):
 
 
 class TxnDone(Frame, frozen=True, tag=3):
-    """Answer to Txn."""
-
     number: Number
     outcome: Outcome
 
@@ -225,8 +215,6 @@ class LimitReached(Frame, frozen=True, tag=8):
 
 
 class WatchNews(Frame, frozen=True, tag=9):
-    """A watch's next changes."""
-
     watch: Number
     batch: Batch
 
@@ -244,7 +232,7 @@ Answer = Reply | WatchNews | WatchGap | Rejected
 
 # ---- bytes
 
-_encoder = msgspec.msgpack.Encoder()
+encoder = msgspec.msgpack.Encoder()
 first_decoder = msgspec.msgpack.Decoder(Challenge | Hello)
 proof_decoder = msgspec.msgpack.Decoder(Proof)
 hello_decoder = msgspec.msgpack.Decoder(Hello)
@@ -257,20 +245,15 @@ answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 def encode(frame: Frame, size_max: int = FRAME_MAX) -> bytes:
     """Return the frame with its length before it. Raise LimitExceeded."""
-    payload = _encoder.encode(frame)
+    payload = encoder.encode(frame)
     if len(payload) > size_max:
         raise LimitExceeded(f"a frame {type(frame).__name__!r}", len(payload), size_max)
     return _SIZE.pack(len(payload)) + payload
 
 
-def encode_batch(batch: Batch) -> bytes:
-    """Encode a batch for `encode_news`, so that a commit is encoded once for all its watches."""
-    return _encoder.encode(batch)
-
-
 def encode_news(watch: int, batch: bytes) -> bytes:
-    """Return the frame `WatchNews` around an encoded batch."""
-    start = b"\x93\x09" + _encoder.encode(watch)
+    """Return the frame `WatchNews` around a batch that `encoder` encoded once for all its watches."""
+    start = b"\x93\x09" + encoder.encode(watch)
     return _SIZE.pack(len(start) + len(batch)) + start + batch
 
 
@@ -319,14 +302,14 @@ class FrameStream(ABC):
     Only the beginning of an incomplete frame is kept. Server, client and simulator all read with this class.
     """
 
-    __slots__ = ("__weakref__", "_greeted", "_held", "_need", "_rest", "frame_max", "transport")
+    __slots__ = ("__weakref__", "_greeted", "_need", "_rest", "frame_max", "is_held", "transport")
 
     transport: Transport
 
     def __init__(self, frame_max: int) -> None:
         self.frame_max = frame_max
         self._greeted = False
-        self._held = False
+        self.is_held = False
         self._need = 0
         self._rest: bytearray | None = None
 
@@ -374,23 +357,19 @@ class FrameStream(ABC):
         """Bytes of the incomplete frame."""
         return 0 if self._rest is None else len(self._rest)
 
-    @property
-    def is_held(self) -> bool:
-        return self._held
-
     def hold(self) -> None:
         """Stop reading until `go_on`. Bytes that have arrived wait."""
-        self._held = True
+        self.is_held = True
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
     def go_on(self) -> None:
         """Read again after `hold`."""
-        self._held = False
+        self.is_held = False
         rest, self._rest = self._rest, None
         if rest is not None:
             self._read(memoryview(rest))
-        if not self._held and not self.transport.is_closing():
+        if not self.is_held and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _read(self, data: memoryview) -> None:
@@ -401,7 +380,7 @@ class FrameStream(ABC):
                 return
         end = len(data)
         need = 0
-        while not self._held and not self.transport.is_closing():
+        while not self.is_held and not self.transport.is_closing():
             if end - at < _SIZE.size:
                 need = _SIZE.size
                 break

@@ -26,8 +26,7 @@ from ...errors import SettingsError
 from ...system.addresses import is_here
 from ...system.dial import Address, DialFailed, connect
 from .client import Greeter, RemoteDriver, logger
-from .connection import ClientConnection
-from .dial import greet
+from .connection import ClientConnection, greet
 from .frames import Hello, Welcome
 from .limits import Limits
 from .server import Server
@@ -45,19 +44,10 @@ class HostingDriver(RemoteDriver):
     """A driver that may host the server."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        is_host: bool | None = None,
-        max_nodes: int = 1,
-        stay_s: float = STAY_S,
-        limits: Limits | None = None,
-        **options: Any,
-    ) -> None:
-        """Take the options of `RemoteDriver`, too.
-
-        `stay_s`: how long `close` waits for others that are still connected to the server hosted here.
-        """
+        self, endpoint: Endpoint, *, is_host: bool | None = None, max_nodes: int = 1, stay_s: float = STAY_S,
+        limits: Limits | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """Take the options of `RemoteDriver`, too. `stay_s`: how long `close` waits for others that are connected."""
         super().__init__(endpoint, **options)
         self.server: Server | None = None
         """The server hosted here, once there is one."""
@@ -136,17 +126,13 @@ class HostingDriver(RemoteDriver):
         try:
             return await self.dial_named(hello)
         except DialFailed as failed:
-            if failed.answered and not self._is_pending:
+            # Our own server may answer before the endpoint has been seen to mean it.
+            if failed.answered and (self.server is None or self.server.is_open):
                 raise
             nobody = failed
         async with self._hosting:
             await self._host(nobody)
         return await self.dial_named(hello)
-
-    @property
-    def _is_pending(self) -> bool:
-        """Whether our server runs, but the endpoint has not been seen to mean it."""
-        return self.server is not None and not self.server.is_open
 
     # ---- hosting
 
@@ -161,9 +147,10 @@ class HostingDriver(RemoteDriver):
         server = self.server
         if server is None:
             if not self._is_host and not self.named.is_one_machine:
-                await self._prove_it_is_ours(nobody)
-            server = await self._start(nobody)
-            self.server = server
+                addresses = await self.addresses()
+                if not any(is_here(family, str(where[0])) for family, where in addresses):
+                    raise nobody
+            server = self.server = await self._start(nobody)
         try:
             serves = await self._is_meant(server)
         except BaseException:
@@ -172,7 +159,13 @@ class HostingDriver(RemoteDriver):
         if serves:
             server.admit()
             _users[server] = {self}
-            self._announce(server)
+            logger.info("serving run %r at %s (port %s)", self.run_id, self.endpoint, server.port)
+            if self.named.is_loopback and self._max_nodes > 1:
+                logger.warning(
+                    "endpoint %s means this machine only: members on other machines will not find this server; "
+                    "if max_nodes %s are on several, name the host that serves",
+                    self.endpoint, self._max_nodes,
+                )  # fmt: skip
             return
         if not self._is_host:
             await self._give_up_server()
@@ -182,21 +175,13 @@ class HostingDriver(RemoteDriver):
             answered=False,
         )
 
-    async def _prove_it_is_ours(self, nobody: DialFailed) -> None:
-        addresses = await self.addresses()
-        if not any(is_here(family, str(where[0])) for family, where in addresses):
-            raise nobody
-
     async def _start(self, nobody: DialFailed) -> Server:
-        host, port = self._to_bind()
-        server = Server(
-            (host, port),
-            run_id=self.run_id,
-            linger_s=self.linger_s,
-            limits=self._limits,
-            is_open=False,
-            trust=self.trust,
-        )
+        # All interfaces, unless the endpoint can only mean this node.
+        host, port = ("127.0.0.1", 0) if self.named.is_one_machine else self.named.hosts[0]
+        if not (self.named.is_one_machine or self.named.is_loopback):
+            host = ""
+        options = {"run_id": self.run_id, "linger_s": self.linger_s, "limits": self._limits, "trust": self.trust}
+        server = Server((host, port), is_open=False, **options)
         try:
             await server.start()
         except OSError as error:
@@ -208,13 +193,6 @@ class HostingDriver(RemoteDriver):
                 problem = f"{nobody.problem}; port {port} cannot be bound here ({error.strerror or error})"
             raise DialFailed(problem, answered=False, remedy=remedy) from None
         return server
-
-    def _to_bind(self) -> tuple[str, int]:
-        """Return the host and port to bind: all interfaces, unless the endpoint can only mean this node."""
-        if self.named.is_one_machine:
-            return "127.0.0.1", 0
-        (host, port), *_ = self.named.hosts
-        return (host if self.named.is_loopback else ""), port
 
     async def _is_meant(self, server: Server) -> bool:
         """Whether the endpoint leads to this server and to no other. Raise DialFailed if another one is there."""
@@ -245,15 +223,6 @@ class HostingDriver(RemoteDriver):
         server, self.server = self.server, None
         if server is not None:
             await server.stop()
-
-    def _announce(self, server: Server) -> None:
-        logger.info("serving run %r at %s (port %s)", self.run_id, self.endpoint, server.port)
-        if self.named.is_loopback and self._max_nodes > 1:
-            logger.warning(
-                "endpoint %s means this machine only: members on other machines will not find this server; "
-                "if max_nodes %s are on several, name the host that serves",
-                self.endpoint, self._max_nodes,
-            )  # fmt: skip
 
 
 if hasattr(os, "register_at_fork"):

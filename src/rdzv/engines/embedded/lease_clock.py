@@ -21,9 +21,7 @@ STALL_S = 1.0
 class LeaseClock:
     """Calls `judge` about every `TICK_S`, with the seconds that have passed."""
 
-    def __init__(
-        self, judge: Callable[[float], None], loop: asyncio.AbstractEventLoop, tick_s: float = TICK_S
-    ) -> None:
+    def __init__(self, judge: Callable[[float], None], loop: asyncio.AbstractEventLoop, tick_s: float = TICK_S) -> None:
         self._judge = judge
         self._tick_s = tick_s
         self._loop = loop

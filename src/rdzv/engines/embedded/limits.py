@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -67,11 +68,9 @@ def raise_nofile() -> int:
     # Where "no limit" is said but not meant, the kernel refuses it.
     wanted = hard if hard != resource.RLIM_INFINITY else 65_536
     if wanted > soft:
-        try:
+        with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):
-            return soft
-        return wanted
+            return wanted
     return soft
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ...errors import LimitExceeded
 from ..port import AllCreated, Batch, Case, Compare, Delete, DeletePrefix, Empty, List, Operation, Outcome, Put
@@ -24,6 +26,9 @@ from ..reference import Engine
 from .frames import KEY_MAX
 from .lease_clock import STEP_MAX_S
 from .limits import Limits
+
+if TYPE_CHECKING:
+    from .session import ServerSession
 
 QUIET_MIN_S = 0.5
 """A shorter pause is no silence, however short the leases are."""
@@ -35,25 +40,11 @@ PREFIXES_MAX = 1000
 PAIRS_MAX = 10_000_000
 
 
-class RunHome(Protocol):
-    """A connection on which presences hang."""
-
-    session: str
-    attempt: int
-    leases: set[int]
-
-    def replaced(self) -> None:
-        """Drop the connection: its session has come back by another one."""
-
-
-class _Presence:
+class _Presence(msgspec.Struct):
     """A lease that stands for a process."""
 
-    __slots__ = ("home", "ttl_s")
-
-    def __init__(self, ttl_s: float, home: RunHome) -> None:
-        self.ttl_s = ttl_s
-        self.home = home
+    ttl_s: float
+    home: ServerSession
 
 
 class Run:
@@ -63,7 +54,7 @@ class Run:
         self.name = name
         self.engine = Engine(instance, history_max=limits.history)
         self.engine.observers.append(self._count)
-        self.sessions: dict[str, RunHome] = {}
+        self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0
         self.heard_at = now
         self._limits = limits
@@ -87,12 +78,9 @@ class Run:
     # ---- requests
 
     def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation],
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation],
         instead: Sequence[Case] = (),
-    ) -> Outcome:
+    ) -> Outcome:  # fmt: skip
         """Apply a transaction. Raise LeaseGone, ValueError or LimitExceeded if nothing was changed."""
         self._check_compares(compares)
         self._check_operations(then)
@@ -102,7 +90,7 @@ class Run:
         self._check_operations(otherwise)
         return self.engine.txn(compares, then, otherwise, instead)
 
-    def grant(self, ttl_s: float, home: RunHome | None, lease: int = 0) -> int:
+    def grant(self, ttl_s: float, home: ServerSession | None, lease: int = 0) -> int:
         """Begin a lease. `home`: the connection of the process that it stands for. `lease`: its id; 0 for any.
 
         Only a presence ends with its connection. The run's own records hang on an ordinary lease, or they would go with the
@@ -112,8 +100,7 @@ class Run:
             msg = f"run {self.name!r} has {len(self.engine.leases)} leases, at most {self._limits.leases} are allowed"
             raise ValueError(msg)
         if not 0 < ttl_s <= TTL_MAX_S:
-            msg = f"a lease of {ttl_s} s: its time to live must be positive and at most {TTL_MAX_S:.0f} s"
-            raise ValueError(msg)
+            raise ValueError(f"a lease of {ttl_s} s: its time to live must be positive and at most {TTL_MAX_S:.0f} s")
         lease = self.engine.grant(ttl_s + STEP_MAX_S, lease)
         if home is not None:
             self._presences[lease] = _Presence(ttl_s, home)
@@ -121,7 +108,7 @@ class Run:
             self._quiet_max_s = min(self._quiet_max_s, max(ttl_s / 2, QUIET_MIN_S))
         return lease
 
-    def renew(self, lease: int, home: RunHome) -> None:
+    def renew(self, lease: int, home: ServerSession) -> None:
         """Start the lease's time anew. Raise LeaseGone if it has ended."""
         self.engine.renew(lease)
         self._move(lease, home)
@@ -133,7 +120,7 @@ class Run:
 
     # ---- connections
 
-    def enter(self, home: RunHome, instance: str, leases: Iterable[int]) -> bool:
+    def enter(self, home: ServerSession, instance: str, leases: Iterable[int]) -> bool:
         """Take a session in, with the presences it brings back if it knows this instance.
 
         Return False if a later connection of the session is there already. Presences that have ended are not an error: the
@@ -150,29 +137,28 @@ class Run:
             former.replaced()
         return True
 
-    def leave(self, home: RunHome) -> None:
+    def leave(self, home: ServerSession) -> None:
         """Forget a connection that is over."""
         if self.sessions.get(home.session) is home:
             del self.sessions[home.session]
 
-    def hang_up(self, home: RunHome, linger_s: float) -> None:
+    def hang_up(self, home: ServerSession, linger_s: float) -> None:
         """Start the linger: the connection broke, perhaps because its member died."""
         if linger_s:  # It must last for `linger_s` at least, even if the next step begins now and is the longest.
             linger_s += STEP_MAX_S
-        for lease in home.leases:
-            presence = self._presences.get(lease)
-            if presence is not None and presence.home is home:
-                self.engine.leases.hang_up(lease, linger_s)
+        for lease in self._presences_of(home):
+            self.engine.leases.hang_up(lease, linger_s)
 
-    def let_go(self, home: RunHome) -> None:
+    def let_go(self, home: ServerSession) -> None:
         """Make the session's presences ordinary leases: it said goodbye."""
-        for lease in home.leases:
-            presence = self._presences.get(lease)
-            if presence is not None and presence.home is home:
-                del self._presences[lease]
-                self._some_ended = True
+        for lease in self._presences_of(home):
+            del self._presences[lease]
+            self._some_ended = True
 
-    def _move(self, lease: int, home: RunHome) -> bool:
+    def _presences_of(self, home: ServerSession) -> list[int]:
+        return [one for one in home.leases if (held := self._presences.get(one)) is not None and held.home is home]
+
+    def _move(self, lease: int, home: ServerSession) -> bool:
         """Hang the lease on this connection, unless this is a late frame of one that was given up."""
         presence = self._presences.get(lease)
         if presence is None or presence.home.session != home.session or presence.home.attempt > home.attempt:
@@ -218,18 +204,13 @@ class Run:
     def _check_compares(self, compares: Sequence[Compare]) -> None:
         count, scans = 0, 0
         for compare in compares:
-            if type(compare) is AllCreated:
-                count += len(compare.revisions)
-                continue
-            count += 1
-            if type(compare) is Empty:
-                scans += 1
+            count += len(compare.revisions) if type(compare) is AllCreated else 1
+            scans += type(compare) is Empty
         if count > self._limits.operations or scans > PREFIXES_MAX:
-            msg = (
+            raise ValueError(
                 f"a transaction with {count} compares, {scans} of prefixes: "
                 f"at most {self._limits.operations} are allowed, {PREFIXES_MAX} of prefixes; split it"
             )
-            raise ValueError(msg)
 
     def _check_operations(self, operations: Sequence[Operation]) -> None:
         """Check all that the engine does not check itself."""
@@ -250,14 +231,11 @@ class Run:
             elif type(operation) is Delete:
                 check_key(operation.key)
         if len(operations) > self._limits.operations or scans > PREFIXES_MAX or scans * len(operations) > PAIRS_MAX:
-            msg = (
+            raise ValueError(
                 f"a transaction with {len(operations)} operations, {scans} of prefixes: at most "
                 f"{self._limits.operations} are allowed, {PREFIXES_MAX} of prefixes; split it"
             )
-            raise ValueError(msg)
-        if puts and (
-            self.bytes + added > self._limits.bytes or len(self._sizes) + len(puts) > self._limits.keys
-        ):
+        if puts and (self.bytes + added > self._limits.bytes or len(self._sizes) + len(puts) > self._limits.keys):
             self._check_room(puts)
 
     def _check_room(self, puts: list[Put]) -> None:
@@ -282,5 +260,4 @@ class Run:
 def check_key(key: str) -> None:
     """Refuse a long key: every engine has such a limit, and long keys make short requests expensive."""
     if len(key) > KEY_MAX:
-        msg = f"key {key[:64]!r}... has {len(key)} characters, at most {KEY_MAX} are allowed"
-        raise ValueError(msg)
+        raise ValueError(f"key {key[:64]!r}... has {len(key)} characters, at most {KEY_MAX} are allowed")

@@ -69,9 +69,8 @@ class Server(ServerCore):
         if self.connections_max < self.limits.connections:
             logger.info(
                 "%s connections at most, because this process may have %s open files; raise the limit (ulimit -Hn) for more",
-                self.connections_max,
-                files,
-            )
+                self.connections_max, files,
+            )  # fmt: skip
         loop = self.loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self.judge, loop)
         self.now = loop.time  # type: ignore[method-assign]  # Read at every frame.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ...system.addresses import can_be_told, plain
 from ..port import Batch
-from .frames import Hello, Welcome, encode, encode_batch, encode_news
+from .frames import Hello, Welcome, encode, encode_news, encoder
 from .limits import Complaints, Limits
 from .run import Run
 from .session import LINGER_MAX_S, ServerSession
@@ -28,14 +28,9 @@ class ServerCore(ABC):
     """One engine for each run, and the sessions of all clients. A subclass supplies time, chance and the event loop."""
 
     def __init__(
-        self,
-        *,
-        run_id: str = "",
-        linger_s: float = LINGER_S,
-        limits: Limits | None = None,
-        is_open: bool = True,
+        self, *, run_id: str = "", linger_s: float = LINGER_S, limits: Limits | None = None, is_open: bool = True,
         trust: Trust | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.only_run = run_id
         self.linger_s = linger_s
         self.limits = limits or Limits()
@@ -44,7 +39,7 @@ class ServerCore(ABC):
         self.place = ""
         self.is_open = is_open
         self.reached_at = ""
-        """The address at which a client on another host reached this server last."""
+        """The address at which a client on another host reached this server last: others can use it, too."""
         self.awake_s = 0.0
         """How long this server has been awake: its own time, without its stalls."""
         self.connections_max = self.limits.connections
@@ -105,8 +100,7 @@ class ServerCore(ABC):
 
     def hello(self, peer: ServerSession, hello: Hello) -> None:
         """Take in a session by its first frame, or say why not."""
-        problem = self._why_not(hello)
-        if problem:
+        if problem := self._why_not(hello):
             self.complain(peer.host, problem)
             peer.reject(problem)
             return
@@ -114,16 +108,18 @@ class ServerCore(ABC):
             text = "this server has just started and does not know yet whether the endpoint means it: try again"
             peer.reject(text, passing=True)
             return
-        self._note_address(peer)
+        sockname = peer.transport.get_extra_info("sockname")
+        here = plain(sockname[0]) if sockname else ""
+        if here and here != peer.host and can_be_told(here):
+            self.reached_at = here
         if hello.probe:
             peer.send(encode(self._welcome("")))
             peer.transport.close()
             return
         self._strangers.pop(peer, None)
         peer.heard_s = self.awake_s
-        now = self.now()
         run = self.open_run(hello.run)
-        run.hear(now)
+        run.hear(self.now())
         peer.session, peer.attempt = hello.session, hello.attempt
         if not run.enter(peer, hello.instance, hello.leases):
             peer.reject("a later connection of this session is there already", passing=True)
@@ -146,30 +142,13 @@ class ServerCore(ABC):
                 f"this server is hosted by an agent of run {self.only_run!r} and serves that run only, not {hello.run!r}: "
                 "give one of the runs another port, or start a server for both with `rdzv serve`"
             )
-        if hello.probe:
-            return ""
-        if hello.run not in self.runs and len(self.runs) >= self.limits.runs:
+        if not hello.probe and hello.run not in self.runs and len(self.runs) >= self.limits.runs:
             return f"this server has {len(self.runs)} runs, which is all it can have"
         return ""
 
     def _welcome(self, instance: str) -> Welcome:
-        return Welcome(
-            server=self.id,
-            instance=instance,
-            place=self.place,
-            compares_max=self.limits.operations,
-            writes_max=self.limits.operations,
-            only_run=self.only_run,
-            open=self.is_open,
-            reached_at=self.reached_at,
-        )
-
-    def _note_address(self, peer: ServerSession) -> None:
-        """Remember the address at which a client on another host reached this server: others can use it, too."""
-        sockname = peer.transport.get_extra_info("sockname")
-        here = plain(sockname[0]) if sockname else ""
-        if here and here != peer.host and can_be_told(here):
-            self.reached_at = here
+        most = self.limits.operations
+        return Welcome(self.id, instance, self.place, most, most, self.only_run, self.is_open, self.reached_at)
 
     def gone(self, peer: ServerSession) -> None:
         """A connection ended. If that was during a stall of this server, it says nothing about the member."""
@@ -188,7 +167,7 @@ class ServerCore(ABC):
     def news(self, watch: int, batch: Batch) -> bytes:
         """Return the frame for a watch of that number. A commit is encoded once for all its watches."""
         if batch is not self._news_of:
-            self._news_of, self._news_body = batch, encode_batch(batch)
+            self._news_of, self._news_body = batch, encoder.encode(batch)
             self._news.clear()
         frame = self._news.get(watch)
         if frame is None:
@@ -209,12 +188,10 @@ class ServerCore(ABC):
     # ---- clients that do not keep up
 
     def is_slow(self, peer: ServerSession) -> None:
-        """The client leaves much unread."""
         self._slow[peer] = None
         self._check_unread()
 
     def is_quick(self, peer: ServerSession) -> None:
-        """The client reads again."""
         self._slow.pop(peer, None)
 
     def keeps(self, peer: ServerSession) -> None:

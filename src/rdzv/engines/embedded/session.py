@@ -15,38 +15,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...config.secret import Secret
 from ...errors import LimitExceeded
 from ...system.addresses import plain
 from ...system.node import http_date
 from ..port import Batch, Gap, LeaseGone
-from . import frames
-from .frames import (
-    PREAMBLE,
-    Acknowledged,
-    Challenge,
-    Frame,
-    FrameStream,
-    Hello,
-    Transport,
-    Txn,
-    TxnDone,
-    WatchGap,
-    decode,
-    encode,
-)
+from . import frames, trust
+from .frames import PREAMBLE, Acknowledged, Challenge, Frame, FrameStream, Hello, TxnDone, WatchGap, decode, encode
 from .limits import logger
 from .run import Run, check_key
-from .trust import (
-    DIFFERENT_SECRETS,
-    DRIVER,
-    ONLY_MEMBER_HAS_ONE,
-    ONLY_SERVER_HAS_ONE,
-    ONLY_SERVER_HAS_TLS,
-    SERVER,
-    Handshake,
-    new_nonce,
-)
+from .trust import Handshake, new_nonce
 
 if TYPE_CHECKING:
     from .server_core import ServerCore
@@ -109,7 +86,7 @@ class ServerSession(FrameStream):
 
     # ---- its life
 
-    def opened(self, transport: Transport) -> None:
+    def opened(self, transport: frames.Transport) -> None:
         """Begin. Nothing is sent yet: the answer to a stranger depends on what it says."""
         self.transport = transport
         self._core.arrived(self)
@@ -141,11 +118,11 @@ class ServerSession(FrameStream):
         else:
             self.reject(problem)
 
-    def in_the_clear(self, transport: Transport, start: bytes) -> None:
+    def in_the_clear(self, transport: frames.Transport, start: bytes) -> None:
         """Refuse a client without TLS, or a stranger, in the clear: it would not understand TLS."""
         self.transport = transport
         if frames.MAGIC.startswith(start[: len(frames.MAGIC)]):
-            self._distrust(ONLY_SERVER_HAS_TLS)
+            self._distrust(trust.ONLY_SERVER_HAS_TLS)
         else:
             self.violated(frames.describe(start), start)
 
@@ -185,8 +162,7 @@ class ServerSession(FrameStream):
     # ---- frames
 
     def frame_received(self, payload: memoryview) -> None:
-        core = self._core
-        run = self.run
+        core, run = self._core, self.run
         if run is None:
             self._introduced(payload)
             return
@@ -220,29 +196,27 @@ class ServerSession(FrameStream):
         None of these frames sets `heard_s`, so that a stranger cannot prolong the time it is given.
         """
         secret, handshake = self._core.trust.secret, self._handshake
+        first: Challenge | Hello
         if secret is None or self.is_proven:
-            first: Challenge | Hello = decode(frames.first_decoder if secret is None else frames.hello_decoder, payload)
+            first = decode(frames.first_decoder if secret is None else frames.hello_decoder, payload)
             if isinstance(first, Hello):
                 self._core.hello(self, first)
             else:
-                self._distrust(ONLY_MEMBER_HAS_ONE)
+                self._distrust(trust.ONLY_MEMBER_HAS_ONE)
         elif handshake is None:
-            self._challenged(secret, decode(frames.first_decoder, payload))
-        elif handshake.holds(DRIVER, decode(frames.proof_decoder, payload).proof):
+            if isinstance(first := decode(frames.first_decoder, payload), Hello):
+                self._distrust(trust.ONLY_SERVER_HAS_ONE)
+                return
+            own = new_nonce()
+            self._handshake = Handshake(secret, first.nonce, own, self.transport.get_extra_info("binding", b""))
+            self.send(encode(Challenge(own)))
+        elif handshake.holds(trust.DRIVER, decode(frames.proof_decoder, payload).proof):
             self.is_proven = True
             self._handshake = None
             self.frame_max = frames.HELLO_MAX
-            self.send(encode(frames.Proof(handshake.proof(SERVER))))
+            self.send(encode(frames.Proof(handshake.proof(trust.SERVER))))
         else:
-            self._distrust(DIFFERENT_SECRETS)
-
-    def _challenged(self, secret: Secret, first: Challenge | Hello) -> None:
-        if isinstance(first, Hello):
-            self._distrust(ONLY_SERVER_HAS_ONE)
-            return
-        own = new_nonce()
-        self._handshake = Handshake(secret, first.nonce, own, self.transport.get_extra_info("binding", b""))
-        self.send(encode(Challenge(own)))
+            self._distrust(trust.DIFFERENT_SECRETS)
 
     def _answer(self, answer: Frame) -> None:
         try:
@@ -253,7 +227,7 @@ class ServerSession(FrameStream):
             text = f"{did}the answer would have {error.size} bytes, at most {error.size_max} are allowed: read less at once"
             self.send(encode(frames.Refused(answer.number, text)))
 
-    def _txn(self, run: Run, request: Txn) -> Frame:
+    def _txn(self, run: Run, request: frames.Txn) -> Frame:
         for granting in request.grants:
             run.grant(granting.ttl_s, self if granting.presence else None, granting.lease)
         return TxnDone(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
@@ -350,7 +324,7 @@ class ServerSession(FrameStream):
 
 
 _HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] = {
-    Txn: ServerSession._txn,  # noqa: SLF001  Its own.
+    frames.Txn: ServerSession._txn,  # noqa: SLF001  Its own.
     frames.Renew: ServerSession._renew,  # noqa: SLF001
     frames.Revoke: ServerSession._revoke,  # noqa: SLF001
     frames.WatchStart: ServerSession._watch,  # noqa: SLF001

@@ -28,14 +28,9 @@ from .frames import NONCE, VERSION
 DRIVER, SERVER = b"driver", b"server"
 
 DIFFERENT_SECRETS = "the two sides have different secrets: give the member the server's token"
-ONLY_SERVER_HAS_ONE = (
-    "the server has a secret and the member has none: give the member the same, "
-    "by RDZV_TOKEN, token_file or the setting token"
-)
-ONLY_MEMBER_HAS_ONE = (
-    "the member has a secret and the server has none: give the server the same, "
-    "by RDZV_TOKEN, token_file or the setting token"
-)
+_BY = "by RDZV_TOKEN, token_file or the setting token"
+ONLY_SERVER_HAS_ONE = f"the server has a secret and the member has none: give the member the same, {_BY}"
+ONLY_MEMBER_HAS_ONE = f"the member has a secret and the server has none: give the server the same, {_BY}"
 SERVER_DID_NOT_PROVE = (
     "it did not prove that it knows our secret: it is not the server that is meant, or somebody is in between"
 )
@@ -76,13 +71,9 @@ class Certificates:
         self._ca, self._cert, self._key = ca, cert, key
         self.mutual = bool(ca) if mutual is None else mutual
         self.name = name
+        self.can_serve = bool(cert)  # A server must show a certificate.
         self._stamps = self._look()
         self._load()
-
-    @property
-    def can_serve(self) -> bool:
-        """Whether there is a certificate to show, as a server must."""
-        return bool(self._cert)
 
     def client(self) -> ssl.SSLContext:
         """Return the context for a connection that we make."""
@@ -175,14 +166,8 @@ class Trust:
         secret = secrets_of_ours.find(settings.token, settings.token_file)
         if not settings.uses_tls:
             return cls(secret)
-        certificates = Certificates(
-            settings.tls_ca,
-            settings.tls_cert,
-            settings.tls_key,
-            mutual=settings.tls_mutual,
-            name=settings.tls_server_name,
-        )
-        return cls(secret, certificates)
+        files = settings.tls_ca, settings.tls_cert, settings.tls_key
+        return cls(secret, Certificates(*files, mutual=settings.tls_mutual, name=settings.tls_server_name))
 
     @property
     def knows_members(self) -> bool:
@@ -205,9 +190,13 @@ def _words(error: OSError | ValueError) -> str:
 
 # ---- what went wrong with TLS
 
-_UNTRUSTED = {7, 18, 19, 20, 21}
-"""OpenSSL's numbers for a chain that does not lead to a trusted issuer."""
-_OTHER_HOST = {62, 64}
+_CERTIFICATES = {
+    **dict.fromkeys((7, 18, 19, 20, 21), "is not signed by whom we trust: our tls_ca must name who signed it"),
+    9: "is not valid yet: look at the clocks of both machines",
+    10: "has expired: it must be renewed",
+    **dict.fromkeys((62, 64), "is not for {name!r}: call the server by a name that is in it, or set tls_server_name"),
+}
+"""By OpenSSL's number. The five are of chains that do not lead to a trusted issuer."""
 _ALERTS = {
     "CERTIFICATE_EXPIRED": "it says that this side's certificate has expired: our tls_cert must be renewed",
     "UNKNOWN_CA": "it does not trust who signed this side's certificate: its tls_ca must name who signed our tls_cert",
@@ -225,22 +214,9 @@ _REASONS = {
 def explain(error: ssl.SSLError, name: str) -> tuple[str, bool]:
     """Return a sentence, and whether it is about trust: then trying again does not help. `name`: the other side's name."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _explain_certificate(error, name), True
+        problem = _CERTIFICATES.get(error.verify_code, "is refused: {text}")
+        return f"its certificate {problem.format(name=name, text=error.verify_message)}", True
     reason = re.sub(r"[^A-Z0-9]+", "_", (error.reason or str(error)).upper())
-    known = _REASONS.get(reason) or _ALERTS.get(reason.partition("ALERT_")[2])
-    if known:
+    if known := _REASONS.get(reason) or _ALERTS.get(reason.partition("ALERT_")[2]):
         return known, True
     return f"TLS failed: {reason.lower().replace('_', ' ')}", False
-
-
-def _explain_certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
-    code = error.verify_code
-    if code == 10:
-        return "its certificate has expired: it must be renewed"
-    if code == 9:
-        return "its certificate is not valid yet: look at the clocks of both machines"
-    if code in _UNTRUSTED:
-        return "its certificate is not signed by whom we trust: our tls_ca must name who signed it"
-    if code in _OTHER_HOST:
-        return f"its certificate is not for {name!r}: call the server by a name that is in it, or set tls_server_name"
-    return f"its certificate is refused: {error.verify_message}"

@@ -15,7 +15,7 @@ import asyncio
 import math
 import socket
 import weakref
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -23,24 +23,8 @@ from ...config.endpoint import Endpoint
 from ...errors import SettingsError, Unreachable
 from ...system.addresses import can_be_told, outward_address, plain
 from ...system.dial import DialFailed, Resolver
-from ..port import (
-    AllCreated,
-    Case,
-    Compare,
-    Created,
-    Delete,
-    DeletePrefix,
-    EngineReset,
-    Equals,
-    Get,
-    Item,
-    LeaseGone,
-    Modified,
-    Operation,
-    Order,
-    Outcome,
-    Put,
-)
+from .. import port
+from ..port import Case, EngineReset, Item, LeaseGone, Outcome
 from ..reference import refuse_double_writes
 from .client import messages
 from .client.client import Client
@@ -48,6 +32,7 @@ from .client.counting import read_all
 from .client.credentials import Credentials
 from .client.diagnose import diagnose, too_old
 from .client.errors import Denied, EtcdError, LeaseNotFound, RequestRefused, Unanswered, WrongLogin
+from .client.messages import Target
 from .watch import EtcdWatch
 
 CONNECT_TIMEOUT_S = 5.0
@@ -62,13 +47,9 @@ class EtcdDriver:
     """Connects to the cluster of an endpoint. All keys are below the endpoint's path."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        credentials: Credentials,
-        *,
-        read_timeout_s: float = 10.0,
+        self, endpoint: Endpoint, credentials: Credentials, *, read_timeout_s: float = 10.0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.endpoint = str(endpoint)
         self.parsed_endpoint = endpoint
         self.credentials = credentials
@@ -155,19 +136,18 @@ class _SharedClient:
         user = driver.credentials.user
         try:
             status = await client.status(limit_s)
-            old = too_old(status.version)
-            if old:
+            if old := too_old(status.version):
                 raise SettingsError(f"endpoint {driver.endpoint!r}: {old}")
             # This transaction never writes, because its compare cannot hold. But etcd needs its quorum to apply it, and
             # refuses it if the user lacks the permission to write.
             key = (driver.prefix + "rdzv/").encode()
             own = messages.RangeRequest(key, messages.prefix_end(key), limit=1, keys_only=True)
-            never = messages.Compare(key, messages.Target.CREATED, NEVER)
+            never = messages.Compare(key, Target.CREATED, NEVER)
             await client.txn([never], [messages.PutRequest(key, b"")], [own], limit_s, retry=True)
         except WrongLogin:
-            problem = f"etcd refuses the name {user!r} with that password"
-            if not user:
-                problem = "etcd wants a name and a password; see user and token_file"
+            problem = "etcd wants a name and a password; see user and token_file"
+            if user:
+                problem = f"etcd refuses the name {user!r} with that password"
             raise SettingsError(f"endpoint {driver.endpoint!r}: {problem}") from None
         except Denied:
             who = f"user {user!r}" if user else "the user named by our certificate"
@@ -234,13 +214,9 @@ class EtcdSession:
         shared.sessions.add(self)
 
     async def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
+        self, compares: port.Compares = (), then: port.Operations = (), otherwise: port.Operations = (),
         instead: Sequence[Case] = (),
-    ) -> Outcome:
-        """Apply a transaction of the port."""
+    ) -> Outcome:  # fmt: skip
         cases = (Case(tuple(compares), tuple(then)), *instead)
         branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
@@ -284,7 +260,6 @@ class EtcdSession:
         return (await self._call(self.client.grant(max(1, math.ceil(ttl_s))))).id
 
     async def renew(self, lease: int) -> None:
-        """Restart the time of a lease. Raises LeaseGone."""
         await self._call(self.client.renew(lease))
 
     async def revoke(self, lease: int) -> None:
@@ -363,45 +338,44 @@ class EtcdSession:
         if self._ended is not None:
             return self._end_error()
         applied = fault.applied if isinstance(fault, Unanswered) else False
-        problem = fault.problem if not isinstance(fault, RequestRefused) else f"etcd refuses: {fault.problem}"
+        problem = f"etcd refuses: {fault.problem}" if isinstance(fault, RequestRefused) else fault.problem
         return Unreachable(self._driver.endpoint, problem, applied=applied)
 
     # ---- requests
 
-    def _compares(self, compare: Compare) -> list[messages.Compare]:
-        if isinstance(compare, AllCreated):
-            created = messages.Target.CREATED
-            return [messages.Compare(self._key(key), created, made) for key, made in compare.revisions.items()]
-        if isinstance(compare, Created):
-            return [messages.Compare(self._key(compare.key), messages.Target.CREATED, compare.revision)]
-        if isinstance(compare, Modified):
-            return [messages.Compare(self._key(compare.key), messages.Target.MODIFIED, compare.revision)]
-        if isinstance(compare, Equals):
-            return [messages.Compare(self._key(compare.key), messages.Target.VALUE, compare.value)]
+    def _compares(self, compare: port.Compare) -> list[messages.Compare]:
+        if isinstance(compare, port.AllCreated):
+            return [messages.Compare(self._key(key), Target.CREATED, made) for key, made in compare.revisions.items()]
+        if isinstance(compare, port.Created):
+            return [messages.Compare(self._key(compare.key), Target.CREATED, compare.revision)]
+        if isinstance(compare, port.Modified):
+            return [messages.Compare(self._key(compare.key), Target.MODIFIED, compare.revision)]
+        if isinstance(compare, port.Equals):
+            return [messages.Compare(self._key(compare.key), Target.VALUE, compare.value)]
         # An empty range compares in etcd like a key created at revision 0.
         key, end = self._range(compare.prefix)
-        return [messages.Compare(key, messages.Target.CREATED, compare.since + 1, less=True, end=end)]
+        return [messages.Compare(key, Target.CREATED, compare.since + 1, less=True, end=end)]
 
-    def _request(self, operation: Operation) -> messages.Request:
-        if isinstance(operation, Put):
+    def _request(self, operation: port.Operation) -> messages.Request:
+        if isinstance(operation, port.Put):
             return messages.PutRequest(self._key(operation.key), operation.value, operation.lease)
-        if isinstance(operation, Get):
+        if isinstance(operation, port.Get):
             return messages.RangeRequest(self._key(operation.key))
-        if isinstance(operation, Delete):
+        if isinstance(operation, port.Delete):
             return messages.DeleteRequest(self._key(operation.key))
         key, end = self._range(operation.prefix)
-        if isinstance(operation, DeletePrefix):
+        if isinstance(operation, port.DeletePrefix):
             return messages.DeleteRequest(key, end)
         # A sorted range makes etcd read all its keys before the limit cuts: with 1,000 members, a join that asked for its
         # exact predecessor cost n reads each, 1.8 s of etcd's CPU; 0.9 s for everything now that it asks for the next
         # member by key. So `Order.ANY` must stay unsorted.
-        below = operation.created_below
+        below, order = operation.created_below, operation.order
         return messages.RangeRequest(
             max(key, self._key(operation.after) + b"\0") if operation.after else key,
             end,
             limit=operation.limit,
-            sort=messages.Sort.CREATED if operation.order in (Order.OLDEST, Order.NEWEST) else messages.Sort.KEY,
-            descending=operation.order is Order.NEWEST,
+            sort=messages.Sort.CREATED if order in (port.Order.OLDEST, port.Order.NEWEST) else messages.Sort.KEY,
+            descending=order is port.Order.NEWEST,
             created_max=max(below - 1, 0),
             created_min=NEVER if below == 1 else 0,  # etcd reads "at most 0" as "no limit".
         )
@@ -419,13 +393,10 @@ async def own_address(endpoint: Endpoint, member: tuple[str, int]) -> str:
 
     Connecting a datagram socket finds it without sending anything.
     """
-    host, port = member
     own = ""
     with suppress(DialFailed, OSError):
-        family, where = (await Resolver().resolve(host, port, 1.0))[0]
+        family, where = (await Resolver().resolve(*member, 1.0))[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(where)
             own = plain(probe.getsockname()[0])
-    if can_be_told(own) or endpoint.is_loopback:
-        return own
-    return outward_address()
+    return own if can_be_told(own) or endpoint.is_loopback else outward_address()

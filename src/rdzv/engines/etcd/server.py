@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from ...errors import NotStarted, SettingsError
@@ -67,14 +66,12 @@ class SupervisedProcess:
     """A program that ends with this process. Its output is kept for `last_error`, unless it goes to `stderr`."""
 
     def __init__(self, command: Sequence[str], *, folder: str = "", stderr: int | IO[str] | None = None) -> None:
-        self._log: IO[bytes] | None = None
-        if stderr is None:
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._log: IO[bytes] | None = tempfile.TemporaryFile() if stderr is None else None  # noqa: SIM115
         self._supervisor = subprocess.Popen(  # noqa: S603  The caller chooses the program.
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log if stderr is None else stderr,
+            stderr=self._log or stderr,
             start_new_session=True,  # Ctrl-C at the terminal must not reach the program: `stop` ends it.
         )
         assert self._supervisor.stdout is not None, "stdout is a pipe"
@@ -140,9 +137,7 @@ class EtcdServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, timeout_s: float = 60.0, num_retries: int = 3, stderr: int | IO[str] | None = None) -> None:

@@ -105,7 +105,8 @@ class EtcdWatch(WatchQueue):
 
     def changed(self, changes: Sequence[WatchEvent]) -> None:
         """Take the next changes of one target: whole revisions, in order."""
-        events = [self._event(change) for change in changes]
+        items = [(self._session.item(change.kv), change) for change in changes]
+        events = [Event(item.key, item.modified, None if change.deleted else item) for item, change in items]
         if len(self._targets) == 1:
             self.deliver(Batch(events[-1].revision, tuple(events)))
             return
@@ -117,10 +118,6 @@ class EtcdWatch(WatchQueue):
             self._deliver_complete()
         elif not self._counting:
             self._count()
-
-    def _event(self, change: WatchEvent) -> Event:
-        item = self._session.item(change.kv)
-        return Event(item.key, change.kv.modified, None if change.deleted else item)
 
     def _count(self) -> None:
         """Ask what every target must have received by now."""
@@ -164,8 +161,4 @@ class EtcdWatch(WatchQueue):
 def _without_covered(targets: Sequence[str]) -> list[str]:
     """Return the targets that no other one covers, so that no event comes twice."""
     prefixes = {target for target in targets if target.endswith("/")}
-    return [
-        one
-        for one in dict.fromkeys(targets)
-        if not any(one != prefix and one.startswith(prefix) for prefix in prefixes)
-    ]
+    return [one for one in dict.fromkeys(targets) if not any(one != some and one.startswith(some) for some in prefixes)]

@@ -60,7 +60,7 @@ def test_replies_are_decoded():
     known = messages.Header(2**64 - 1, 5, 77, 2)
     assert messages.decode_header(header) == known
     assert messages.decode_header(b"") == messages.decode_header(number(2, 1)) == messages.Header()
-    assert messages.decode_range(header + block(2, item) + number(4, 8)) == (known, messages.RangeResponse((kv,), 8))
+    assert messages.decode_range(header + block(2, item) + number(4, 8)) == messages.RangeResponse((kv,), 8)
     answer = header + number(2, 1) + block(3, block(1, block(2, item))) + block(3, block(2, b""))
     ranges = (messages.RangeResponse((kv,)), messages.RangeResponse())
     assert messages.decode_txn(answer) == messages.TxnResponse(known, True, ranges)

@@ -10,9 +10,10 @@ happen at most once.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ....errors import LimitExceeded
@@ -20,13 +21,59 @@ from . import messages
 from .cluster import Cluster
 from .counting import KeyCounter
 from .credentials import Credentials
-from .errors import LeaseExists, LeaseNotFound, RequestRefused
-from .keepalive import KeepAlive
-from .watches import Listener, Subscription, Watches
+from .errors import LeaseExists, LeaseNotFound, RequestRefused, Unanswered
+from .stream import Stream
+from .watches import Watches
 
 _KV = "/etcdserverpb.KV/"
 _ABSENT_SUFFIX = b"\0never there"
 """Appended to a key, it names a key that nobody writes: deleting that has no effect."""
+
+
+class KeepAlive:
+    """One stream for all leases of a client. Each renewal is repeated, which is harmless, until its answer or timeout."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._waiting: dict[int, list[asyncio.Future[int]]] = {}
+        self._stream = Stream(cluster, "/etcdserverpb.Lease/LeaseKeepAlive", self._pending, self._receive)
+
+    async def renew(self, lease: int, timeout_s: float) -> int:
+        """Return the seconds that the lease has from now on; 0 or less: it has ended. Raises Unanswered."""
+        self._cluster.check_usable()
+        waiter: asyncio.Future[int] = self._cluster.loop.create_future()
+        waiters = self._waiting.setdefault(lease, [])
+        waiters.append(waiter)
+        if len(waiters) == 1:
+            self._stream.send(messages.encode_lease(lease))
+        try:
+            return await asyncio.wait_for(waiter, timeout_s)
+        except asyncio.TimeoutError:
+            # A stream that takes renewals and does not answer may be dead at the other end: try a fresh one.
+            self._stream.reopen()
+            raise Unanswered(f"no answer to a renewal within {timeout_s:g} s", applied=None) from None
+        finally:
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters and self._waiting.get(lease) is waiters:
+                del self._waiting[lease]
+
+    async def close(self) -> None:
+        await self._stream.close()
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(Unanswered("the client is closed", applied=None))
+
+    def _pending(self) -> Iterator[bytes]:
+        return map(messages.encode_lease, tuple(self._waiting))
+
+    def _receive(self, message: bytes) -> messages.Header:
+        reply = messages.decode_lease(message)
+        for waiter in self._waiting.pop(reply.id, ()):
+            if not waiter.done():
+                waiter.set_result(reply.ttl_s)
+        return reply.header
 
 
 class Client:
@@ -39,12 +86,14 @@ class Client:
         self._call = self.cluster.call
         self._keepalive = KeepAlive(self.cluster)
         self._watches = Watches(self.cluster)
+        self.watch, self.unwatch = self._watches.add, self._watches.remove
         self.counter = KeyCounter(self.read)
 
     # ---- keys
 
     async def range(self, request: messages.RangeRequest) -> tuple[messages.Header, messages.RangeResponse]:
-        return messages.decode_range(await self._call(_KV + "Range", request.encode(), retry=True))
+        reply = await self._call(_KV + "Range", request.encode(), retry=True)
+        return messages.decode_header(reply), messages.decode_range(reply)
 
     async def read(self, ranges: Sequence[messages.RangeRequest]) -> messages.TxnResponse:
         """Read several ranges in one transaction."""
@@ -60,15 +109,10 @@ class Client:
         return messages.decode_header(await self._call(_KV + "Put", request, retry=False)).revision
 
     async def txn(
-        self,
-        compares: Sequence[messages.Compare] = (),
-        then: Sequence[messages.Request] = (),
-        otherwise: Sequence[messages.Request] = (),
-        timeout_s: float | None = None,
-        instead: Sequence[messages.TxnBranch] = (),
-        *,
-        retry: bool = False,
-    ) -> messages.TxnResponse:
+        self, compares: Sequence[messages.Compare] = (), then: Sequence[messages.Request] = (),
+        otherwise: Sequence[messages.Request] = (), timeout_s: float | None = None,
+        instead: Sequence[messages.TxnBranch] = (), *, retry: bool = False,
+    ) -> messages.TxnResponse:  # fmt: skip
         """Compare, then apply one branch, all at one revision.
 
         A transaction is repeated when no reply comes if it only reads, or if the caller knows that this is harmless (`retry`).
@@ -82,8 +126,8 @@ class Client:
             otherwise = [*otherwise, messages.DeleteRequest((*then, *otherwise)[0].key + _ABSENT_SUFFIX)]
         for part in (compares, then, otherwise, *cases):
             if len(part) > messages.OPERATIONS_MAX:
-                problem = f"a transaction of {len(part)} compares or operations; etcd takes {messages.OPERATIONS_MAX}"
-                raise ValueError(problem)
+                most = messages.OPERATIONS_MAX
+                raise ValueError(f"a transaction of {len(part)} compares or operations; etcd takes {most}")
         request = messages.encode_txn(compares, then, otherwise, instead)
         if len(request) > messages.REQUEST_MAX:
             raise LimitExceeded("a transaction", len(request), messages.REQUEST_MAX)
@@ -131,15 +175,6 @@ class Client:
     async def _lease(self, method: str, lease: int, ttl_s: int = 0) -> messages.LeaseResponse:
         request = messages.encode_lease(lease, ttl_s)
         return messages.decode_lease(await self._call("/etcdserverpb.Lease/" + method, request, retry=True))
-
-    # ---- watches
-
-    def watch(self, key: bytes, end: bytes, start: int, listener: Listener) -> Subscription:
-        """Call the listener with all changes from revision `start` on."""
-        return self._watches.add(key, end, start, listener)
-
-    def unwatch(self, subscription: Subscription) -> None:
-        self._watches.remove(subscription)
 
     # ---- the cluster
 

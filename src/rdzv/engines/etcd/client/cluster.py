@@ -143,8 +143,7 @@ class Cluster:
                         raise
                     if not isinstance(fault, LeaderChanged):
                         self.mark_failed(member)
-                    late = self.loop.time() >= deadline
-                    if late or not (retry or fault.applied is False):
+                    if self.loop.time() >= deadline or not (retry or fault.applied is False):
                         raise
                 attempts += 1
                 if attempts % len(self.members) == 0:

@@ -80,13 +80,7 @@ _BY_TEXT: tuple[tuple[str, type[RequestRefused]], ...] = (
 )
 _NEVER_SENT = ("failed to connect to all", "connections to all backends failing", "DNS resolution failed", "no leader")
 """Parts of messages that prove that etcd did not process the request: gRPC had no connection, or etcd no leader."""
-_OUTCOME_UNKNOWN = {
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.ABORTED,
-}
+_OUTCOME_UNKNOWN = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "ABORTED"}
 
 
 def error_of(code: grpc.StatusCode, text: str) -> EtcdError:
@@ -94,7 +88,7 @@ def error_of(code: grpc.StatusCode, text: str) -> EtcdError:
     refusal = refusal_of(text, code.name)
     if type(refusal) is not RequestRefused:
         return refusal
-    if code in _OUTCOME_UNKNOWN or (code is grpc.StatusCode.UNKNOWN and not text.startswith("etcdserver:")):
+    if code.name in _OUTCOME_UNKNOWN or (code is grpc.StatusCode.UNKNOWN and not text.startswith("etcdserver:")):
         if "etcdserver: leader changed" in text:
             return LeaderChanged(text)
         never = any(words in text for words in _NEVER_SENT)

@@ -37,8 +37,6 @@ class KeyValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
-    """One change of one key."""
-
     deleted: bool
     kv: KeyValue
 
@@ -47,8 +45,6 @@ class WatchEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sort(IntEnum):
-    """Sort orders of a range."""
-
     KEY = 0
     CREATED = 2
     MODIFIED = 3
@@ -147,11 +143,9 @@ class TxnBranch(msgspec.Struct, frozen=True):
 
 
 def encode_txn(
-    compares: Iterable[Compare],
-    then: Iterable[Request],
-    otherwise: Iterable[Request],
+    compares: Iterable[Compare], then: Iterable[Request], otherwise: Iterable[Request],
     instead: Sequence[TxnBranch] = (),
-) -> bytes:
+) -> bytes:  # fmt: skip
     """Encode a TxnRequest. Each further case is a transaction nested in the else branch of the case before."""
     parts = [block(1, compare.encode()) for compare in compares]
     parts += [block(2, block(_REQUEST_FIELD[type(one)], one.encode())) for one in then]
@@ -238,10 +232,6 @@ def decode_header(data: bytes) -> Header:
     return Header()
 
 
-def decode_range(data: bytes) -> tuple[Header, RangeResponse]:
-    return decode_header(data), _range(data)
-
-
 def decode_txn(data: bytes, depth: int = 0) -> TxnResponse:
     if depth > _NESTED_MAX:
         raise Incompatible("an answer of etcd", f"it is a transaction more than {_NESTED_MAX} deep")
@@ -252,7 +242,7 @@ def decode_txn(data: bytes, depth: int = 0) -> TxnResponse:
         if kind == _NESTED:
             nested = decode_txn(reply, depth + 1)
             return TxnResponse(header, nested.succeeded, nested.found, nested.case + 1)
-        found.append(_range(reply) if kind == _REQUEST_FIELD[RangeRequest] else RangeResponse())
+        found.append(decode_range(reply) if kind == _REQUEST_FIELD[RangeRequest] else RangeResponse())
     return TxnResponse(header, bool(numbers[2]), tuple(found))
 
 
@@ -297,7 +287,7 @@ def _event(data: bytes) -> WatchEvent:
     return WatchEvent(bool(numbers[1]), _key_value(blocks[2]))
 
 
-def _range(data: bytes) -> RangeResponse:
+def decode_range(data: bytes) -> RangeResponse:
     numbers, _, items = collect(data, repeated=2)
     return RangeResponse(tuple(map(_key_value, items)), numbers[4])
 

@@ -24,12 +24,9 @@ class Stream:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        method: str,
-        on_open: Callable[[], Iterable[bytes]],
+        self, cluster: Cluster, method: str, on_open: Callable[[], Iterable[bytes]],
         on_message: Callable[[bytes], Header],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._cluster = cluster
         self._method = method
         self._on_open = on_open

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Protocol
 
+import msgspec
+
 from .cluster import Cluster
 from .errors import Compacted, Denied, EtcdError, TokenInvalid, refusal_of
 from .messages import Header, WatchEvent, decode_watch, encode_unwatch, encode_watch
@@ -35,40 +37,34 @@ class Listener(Protocol):
         """Take the reason why there will be no more changes: Compacted, or a refusal."""
 
 
-class Subscription:
+class Subscription(msgspec.Struct, eq=False):
     """One listener's interest in all changes from revision `start` on."""
 
-    __slots__ = ("end", "key", "listener", "removed", "start", "watch")
-
-    def __init__(self, key: bytes, end: bytes, start: int, listener: Listener) -> None:
-        self.key = key
-        self.end = end
-        self.start = start
-        self.listener = listener
-        self.watch: _SharedWatch | None = None
-        self.removed = False
+    key: bytes
+    end: bytes
+    start: int
+    listener: Listener
+    watch: _SharedWatch | None = None
+    removed: bool = False
 
     def deliver(self, changes: Sequence[WatchEvent]) -> None:
         if changes := _from(self.start, changes):
             self.listener.changed(changes)
 
 
-class _SharedWatch:
+class _SharedWatch(msgspec.Struct, eq=False):
     """A watch in etcd with all its subscribers. `next` is the revision from which it goes on."""
 
-    __slots__ = ("denied", "end", "id", "key", "next", "recent", "recent_from", "subscribers")
-
-    def __init__(self, watch_id: int, key: bytes, end: bytes, start: int) -> None:
-        self.id = watch_id
-        self.key = key
-        self.end = end
-        self.next = start
-        self.subscribers: dict[Subscription, None] = {}
-        self.recent: deque[WatchEvent] = deque()
-        self.recent_from = start
-        """All changes from this revision on are in `recent` or still to come."""
-        self.denied = False
-        """etcd has refused to create this watch once since it was last created."""
+    id: int
+    key: bytes
+    end: bytes
+    next: int
+    recent_from: int
+    """All changes from this revision on are in `recent` or still to come."""
+    recent: deque[WatchEvent] = msgspec.field(default_factory=deque)
+    subscribers: dict[Subscription, None] = {}
+    denied: bool = False
+    """etcd has refused to create this watch once since it was last created."""
 
     def create_request(self) -> bytes:
         return encode_watch(self.id, self.key, self.end, self.next)
@@ -135,8 +131,7 @@ class Watches:
     def _share(self, subscription: Subscription) -> None:
         if subscription.removed:
             return
-        watch = self._shareable(subscription)
-        if watch is None:
+        if (watch := self._shareable(subscription)) is None:
             self._create(subscription)
             return
         subscription.watch = watch
@@ -145,7 +140,7 @@ class Watches:
 
     def _create(self, subscription: Subscription) -> None:
         key, end = subscription.key, subscription.end
-        watch = subscription.watch = _SharedWatch(next(self._ids), key, end, subscription.start)
+        watch = subscription.watch = _SharedWatch(next(self._ids), key, end, subscription.start, subscription.start)
         watch.subscribers[subscription] = None
         self._watches[watch.id] = self._by_span[key, end] = watch
         self._stream.send(watch.create_request())
