@@ -25,7 +25,6 @@ from ..errors import SettingsError, Unreachable
 from ..member.notices import Notice
 from . import launcher, operator, options, viewer
 from .demo import Demo
-from .doctor import doctor
 from .exit_codes import ExitCode, exit_on_error
 from .output import Printer
 
@@ -39,9 +38,8 @@ app = typer.Typer(
 )
 
 
-_VIEWER = (viewer.status, viewer.watch, viewer.journal)
 _OPERATOR = (operator.drain, operator.ban, operator.unban, operator.close, operator.adopt)
-for _command in (*_VIEWER, *_OPERATOR, doctor):
+for _command in (viewer.status, viewer.watch, viewer.journal, *_OPERATOR, viewer.doctor):
     app.command()(_command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -15,7 +15,7 @@ from ..engines.port import Session
 from ..errors import NotFound, SettingsError
 from ..operate import commands
 from . import options
-from .session import ask, operator_name, require_run, run_command
+from .session import ask, operator_name, require_run, settings_for
 
 Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
 ASKED = "asked for by an operator"
@@ -25,16 +25,30 @@ Answer = tuple[str, str, dict[str, Any]]
 
 
 def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[..., None]:
-    """Make a command from an action on a session: connect, act, and print the answer."""
+    """Make a command from an action on a session: connect, act, and print the answer.
 
-    @functools.wraps(act)
-    def command(settings: Settings, as_json: bool, **values: Any) -> None:
+    The command has ENDPOINT, --run-id, --json and the options of `with_settings` in place of `session` and `settings`. An
+    argument of its own stands before ENDPOINT.
+    """
+
+    def command(
+        endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False, **values: Any
+    ) -> None:
+        settings = settings_for(endpoint, run_id, given)
         done, text, fields = ask(settings, lambda session: act(session, settings, **values))
-        typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if as_json else text)
+        typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if json else text)
 
-    own = [one for name, one in inspect.signature(act).parameters.items() if name not in ("session", "settings")]
-    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-    return run_command(command)
+    endpoint, run_id, given, json, _ = inspect.signature(command).parameters.values()
+    _, _, *own = inspect.signature(act).parameters.values()
+    first = [one for one in own if one.default is inspect.Parameter.empty]
+    hints = {**get_type_hints(act, include_extras=True), **get_type_hints(command, include_extras=True)}
+    if first:
+        hints["endpoint"] = options.EndpointLast
+    functools.update_wrapper(command, act, assigned=("__name__", "__doc__", "__module__"))
+    command.__annotations__ = hints
+    parameters = [*first, endpoint, run_id, given, *own[len(first) :], json]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return options.with_settings(command)
 
 
 @_operator_command

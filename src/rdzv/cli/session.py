@@ -1,16 +1,13 @@
-"""Commands of operators and viewers, who are no members: their arguments, settings and session on the engine."""
+"""Settings and a session on the engine for the commands of operators and viewers, who are no members."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import getpass
-import inspect
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from ..config.secret import put_aside
 from ..config.settings import Settings
@@ -29,58 +26,21 @@ def settings_for(endpoint: str, run_id: str, given: options.Given) -> Settings:
     return Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, **{**given, "is_host": False})
 
 
-def run_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command about one run from a function of `settings`, `as_json` and options of its own.
-
-    The command has ENDPOINT, --run-id, the options of `with_settings` and --json in place of `settings` and `as_json`. An
-    argument of its own stands before ENDPOINT.
-    """
-    hints = get_type_hints(function, include_extras=True)
-    own = [one for name, one in inspect.signature(function).parameters.items() if name not in ("settings", "as_json")]
-    own = [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-    arguments = [one for one in own if one.default is inspect.Parameter.empty]
-
-    def added(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-    def command(given: options.Given, endpoint: str, run_id: str, json: bool, **values: Any) -> None:
-        function(settings=settings_for(endpoint, run_id, given), as_json=json, **values)
-
-    functools.update_wrapper(command, function, assigned=("__name__", "__doc__", "__module__"))
-    parameters = [
-        *arguments,
-        added("endpoint", options.EndpointLast if arguments else options.Endpoint),
-        added("run_id", options.RunId),
-        *(one for one in own if one not in arguments),
-        added("json", options.Json, default=False),
-    ]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return options.with_settings(command)
-
-
-@asynccontextmanager
-async def session_for(settings: Settings) -> AsyncIterator[Session]:
-    """Open a session. Raises Unreachable at once: a user at a shell wants an answer, not a retry."""
-    driver = open_driver(settings)
-    try:
-        session = await driver.connect()
-        try:
-            yield session
-        except EngineReset:
-            raise Unreachable(driver.endpoint, "it was restarted at this moment: ask again") from None
-        finally:
-            await session.close()
-    finally:
-        await driver.close()
-
-
 def ask(settings: Settings, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-    """Run the work on a session, in an event loop of its own, and return its result."""
+    """Run the work on a session, in an event loop of its own. Raises Unreachable at once: a user wants an answer, no retry."""
 
     async def asking() -> T:
-        async with session_for(settings) as session:
-            return await work(session)
+        driver = open_driver(settings)
+        try:
+            session = await driver.connect()
+            try:
+                return await work(session)
+            except EngineReset:
+                raise Unreachable(driver.endpoint, "it was restarted at this moment: ask again") from None
+            finally:
+                await session.close()
+        finally:
+            await driver.close()
 
     return asyncio.run(asking())
 

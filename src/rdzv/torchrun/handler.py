@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
 from .. import errors
-from ..blocking import Rendezvous, World
+from ..blocking import World
 from ..config.settings import DEFAULTS, TABLE
 from ..core.member_rules import ChangeKind
 from ..engines.port import Driver
@@ -75,17 +75,8 @@ class Handler(RendezvousHandler):
         self._conf = conf
         self._recorder = Recorder(backend, conf.run_id)
         self._notices = _NoticeListener(self._recorder)
-        self._rendezvous = Rendezvous(
-            conf.endpoint,
-            run_id=conf.run_id,
-            min_nodes=conf.min_nodes,
-            max_nodes=conf.max_nodes,
-            observer=self._notices.observe,
-            driver=driver,
-            **conf.settings,
-        )
-        join_timeout: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
-        self._join_timeout_s: float = join_timeout
+        self._rendezvous = conf.member(self._notices.observe, driver)
+        self._join_timeout_s: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
         weakref.finalize(self, self._signals.close)
