@@ -28,8 +28,6 @@ from .demo import Demo
 from .exit_codes import ExitCode, exit_on_error
 from .output import Printer
 
-PORT_MAX = 65535
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
@@ -131,7 +129,7 @@ def serve(
 def _parse_bind(bind: str) -> tuple[str, int]:
     """Return the host ('' for all interfaces) and port (0: any free one)."""
     host, colon, port = bind.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > PORT_MAX:
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise SettingsError(f"--bind is {bind!r}: it must be HOST:PORT, such as 127.0.0.1:{PORT} or *:{PORT}")
     return ("" if host == "*" else parse_host(host.strip("[]"))), int(port)
 

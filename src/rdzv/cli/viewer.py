@@ -17,7 +17,7 @@ from ..operate.journal import RunHistory
 from ..operate.run_viewer import RunViewer
 from . import options
 from .exit_codes import ExitCode
-from .session import ask, no_such_run, settings_for
+from .options import ask, no_such_run, settings_for
 from .watch import Watcher, status_table
 
 

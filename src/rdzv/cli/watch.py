@@ -119,8 +119,7 @@ class Watcher:
         before, self._states = self._states, {}
         for member in status.members if status is not None else ():
             known = before.get(member.id)
-            same = known is not None and known[0] == member.state
-            self._states[member.id] = known if known is not None and same else (member.state, now, first)
+            self._states[member.id] = known if known and known[0] == member.state else (member.state, now, first)
         phase = (status.round, status.phase) if status is not None else None
         if phase != self._phase[0]:
             self._phase = (phase, now, first)
@@ -180,10 +179,9 @@ def status_table(status: Status, since: Mapping[str, str] | None = None) -> Tabl
 
 def progress(status: Status, width: int = 24) -> str:
     """Draw how many members are there, of the minimum and maximum. '|' marks the quorum."""
-    there = status.ready if status.phase in ("none", "open", "broken") else status.size
+    there, word = (status.ready, "ready") if status.phase in ("none", "open", "broken") else (status.size, "in")
     high = max(status.max_nodes, 1)
     filled = min(width, round(width * there / high))
     quorum = min(width - 1, max(0, round(width * status.min_nodes / high) - 1))
     bar = "".join("|" if index == quorum else "#" if index < filled else "." for index in range(width))
-    word = "ready" if status.phase in ("none", "open", "broken") else "in"
     return f"[{bar}] {there} {word}, {status.min_nodes} needed, {status.max_nodes} at most"

@@ -156,12 +156,9 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     Raises ValueError for a wrong parameter, and RendezvousConnectionError if the store cannot be made or reached.
     """
     kind = str(params.get("store_type", "tcp")).strip().lower()
-    if kind == "tcp":
-        store: Store = _tcp(params)
-    elif kind == "file":
-        store = _file(params)
-    else:
+    if kind not in ("tcp", "file"):
         raise ValueError(f"store_type is {kind!r}: it must be 'tcp' or 'file'")
+    store = _tcp(params) if kind == "tcp" else _file(params)
     return C10dRendezvousBackend(store, params.run_id), store
 
 
