@@ -25,11 +25,9 @@ from ..operate.run_viewer import RunViewer
 from .exit_codes import ExitCode
 from .output import Printer
 
-RETRY_S = 0.5
-"""Pause between two attempts to reach the engine."""
+RETRY_S = 0.5  # Pause between two attempts to reach the engine.
 REDRAW_S = 0.5
-ROWS_MAX = 200
-"""More than a terminal has room for; `--json` shows all members."""
+ROWS_MAX = 200  # More than a terminal has room for; `--json` shows all members.
 _URGENT = ("lost", "straggling", "draining", "banned")
 _COLORS = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
 _COUNTDOWN = re.compile(r"\d+ s\b")

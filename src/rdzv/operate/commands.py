@@ -68,8 +68,7 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
             return True
 
 
-ADOPT_S = 3600.0
-"""How long members may move. They retry about every half second, but their machine may sleep."""
+ADOPT_S = 3600.0  # How long members may move. They retry about every half second, but their machine may sleep.
 
 
 async def adopt(session: Session, run_id: str, by: str) -> None:

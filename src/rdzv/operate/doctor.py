@@ -45,16 +45,14 @@ PROBLEMS = {
     "RDZV-P09": "torchrun does not find rdzv",
 }
 """All problems, by code. A code is never reused."""
-SLOW_S = 0.5
-"""Replies that take longer make the engine look dead now and then."""
+SLOW_S = 0.5  # Replies that take longer make the engine look dead now and then.
 CLOCK_S = 2.0
 """The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
 ANSWER_MAX = 16 * 1024
 TRIES = 5
 TORCH_MIN = (2, 5)
 """The first version with the entry point group `torchrun.handlers`."""
-_NEVER = 2**62
-"""A revision that no key has."""
+_NEVER = 2**62  # A revision that no key has.
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -37,8 +37,7 @@ ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 TERMINAL = "torchelastic/agent/terminal_state"
 BATCH = 64
 """Keys per transaction: fewer than every engine's limit. A key that is set late makes a wait read this many again."""
-BARRIER_POLL_S = 0.1
-"""Pause between two looks of the barrier, which are local reads."""
+BARRIER_POLL_S = 0.1  # Pause between two looks of the barrier, which are local reads.
 
 
 class AgentStore:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 KEEP_ALIVE_INTERVAL_S = 5.0
-KEEP_ALIVE_MAX_ATTEMPT = 3
-"""torch's defaults, used if only one of the two is given."""
+KEEP_ALIVE_MAX_ATTEMPT = 3  # torch's defaults, used if only one of the two is given.
 
 SYNONYMS = {"rank": "order", "ssl_cert": "tls_cert", "ssl_cert_key": "tls_key", "ca_cert": "tls_ca"}
 """torch's names for settings of ours."""

@@ -21,10 +21,8 @@ from torch.distributed import DistNetworkError, DistStoreError, Store  # From C+
 from .. import blocking
 from ..errors import RoundOver, StoreTimeout, Unreachable
 
-NO_LIMIT_S = 86_400.0
-"""Used for torch's "no timeout" (zero): no wait is endless."""
-BATCH = 100
-"""Keys per write: fewer than every engine's limit. torch does not promise that `multi_set` is atomic."""
+NO_LIMIT_S = 86_400.0  # Used for torch's "no timeout" (zero): no wait is endless.
+BATCH = 100  # Keys per write: fewer than every engine's limit. torch does not promise that `multi_set` is atomic.
 
 
 class DistStore(Store):

@@ -18,8 +18,7 @@ from ..errors import RdzvError
 
 logger = logging.getLogger("rdzv.torchrun")
 
-REPORT_EVERY_S = 30.0
-"""Rare enough for a log that is kept, often enough that a waiting agent does not look stuck."""
+REPORT_EVERY_S = 30.0  # Rare enough for a log that is kept, often enough that a waiting agent does not look stuck.
 SPARE_REPORTS_EVERY = 20
 """A spare may wait for days beside a round that runs well, so it logs only one in this many reports."""
 _NAMES_MAX = 8

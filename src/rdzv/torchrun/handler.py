@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -39,8 +40,7 @@ from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
-_NO_MESSAGE = "To enable traceback"
-"""The beginning of torch's text for a worker that left no message."""
+_NO_MESSAGE = "To enable traceback"  # The beginning of torch's text for a worker that left no message.
 
 _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
     (Closed, torch_api.RendezvousClosedError),
@@ -78,8 +78,9 @@ class Handler(RendezvousHandler):
         self._backend = backend
         self._conf = conf
         self._recorder = Recorder(backend, conf.run_id)
-        self._notices = _NoticeListener(self._recorder)
-        self._rendezvous = conf.member(self._notices.observe, driver)
+        self._present, self._over = threading.Event(), threading.Event()
+        # The observer holds no reference to this handler, so that the member does not keep it alive.
+        self._rendezvous = conf.member(partial(_observe, self._recorder, self._present, self._over), driver)
         self._join_timeout_s: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
@@ -116,7 +117,13 @@ class Handler(RendezvousHandler):
         self._recorder.record(f"joins run {self._conf.run_id}: {reason}")
         try:
             with ended_by_sigterm(), WaitReporter(self._rendezvous.status, self._join_timeout_s) as reporter:
-                world = self._join(reporter)
+                world: World | None = None
+                while world is None:
+                    try:
+                        world = self._rendezvous.join(lasts=reporter.start)
+                    except Evicted as evicted:
+                        # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
+                        logger.warning("%s", evicted)
             return self._start_round(world, reason)
         except RdzvError as error:
             self._raise(error)
@@ -152,7 +159,7 @@ class Handler(RendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the run is known to be over. Local."""
         change = self._rendezvous.changed
-        return self._notices.over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
+        return self._over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
 
     def is_over(self) -> bool:
         """Whether the agent must start the next round: the round changed, or its ranks could not be assigned."""
@@ -166,15 +173,16 @@ class Handler(RendezvousHandler):
     def finish(self, timeout_s: float) -> None:
         """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
         self._finished = True
-        report = threading.Thread(target=self._report_done, name="rdzv done", daemon=True)
+
+        def report_done() -> None:
+            try:
+                self._rendezvous.done()
+            except RdzvError as error:
+                logger.warning("the others could not be told that this agent is done: %s", error)
+
+        report = threading.Thread(target=report_done, name="rdzv done", daemon=True)
         report.start()
         report.join(timeout_s)
-
-    def _report_done(self) -> None:
-        try:
-            self._rendezvous.done()
-        except RdzvError as error:
-            logger.warning("the others could not be told that this agent is done: %s", error)
 
     def _join_reason(self) -> str:
         """Why there is a next round, as this agent knows it."""
@@ -184,14 +192,6 @@ class Handler(RendezvousHandler):
         if self._restart_reason:
             return self._restart_reason
         return "this node came to join" if self._world is None else "workers of this node have failed"
-
-    def _join(self, reporter: WaitReporter) -> World:
-        while True:
-            try:
-                return self._rendezvous.join(lasts=reporter.start)
-            except Evicted as evicted:
-                # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
-                logger.warning("%s", evicted)
 
     def _start_round(self, world: World, reason: str) -> RendezvousInfo:
         self._world = world
@@ -211,7 +211,7 @@ class Handler(RendezvousHandler):
     def _raise(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
         # An agent that came after the run had ended was never a spare of it.
-        spare = isinstance(error, Closed) and error.success and self._notices.present.is_set()
+        spare = isinstance(error, Closed) and error.success and self._present.is_set()
         if spare or isinstance(error, Drained):
             self._not_needed = True
             self._recorder.record(str(error), NodeState.SUCCEEDED)
@@ -233,23 +233,13 @@ class Handler(RendezvousHandler):
             logger.info("could not tell the others that this agent leaves: %s", error)
 
 
-class _NoticeListener:
-    """Hears the member's notices. It holds no reference to the handler, so that the member does not keep that alive."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.present = threading.Event()
-        """This agent has been a member of the run."""
-        self.over = threading.Event()
-        """The run is closed, or refuses this agent for good."""
-
-    def observe(self, notice: Notice) -> None:
-        """Forward a notice to torch's event handlers. Called in the member's thread."""
-        self._recorder.record(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
-        if notice.kind == "present":
-            self.present.set()
-        elif notice.kind in ("closed", "ended"):
-            self.over.set()
+def _observe(recorder: Recorder, present: threading.Event, over: threading.Event, notice: Notice) -> None:
+    """Forward a notice to torch's event handlers. Called in the member's thread."""
+    recorder.record(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
+    if notice.kind == "present":  # This agent has been a member of the run.
+        present.set()
+    elif notice.kind in ("closed", "ended"):  # The run is closed, or refuses this agent for good.
+        over.set()
 
 
 def _serve(listener: socket.socket) -> TCPStore:

@@ -32,12 +32,9 @@ T = TypeVar("T")
 
 DEFAULT_PORT = 29400
 READ_TIMEOUT_S = 60
-STATE_MAX = 4 << 20
-"""Bytes of base64 that are decoded at most."""
-_ABSENT = b"Y2FuaW1hZGFt"
-"""The value that torch's backend writes for "no state". A store with it is still empty."""
-_MARKS_MAX = 16
-"""Marker keys kept for waiters that start late."""
+STATE_MAX = 4 << 20  # Bytes of base64 that are decoded at most.
+_ABSENT = b"Y2FuaW1hZGFt"  # The value that torch's backend writes for "no state". A store with it is still empty.
+_MARKS_MAX = 16  # Marker keys kept for waiters that start late.
 
 
 class C10dRendezvousBackend(RendezvousBackend):

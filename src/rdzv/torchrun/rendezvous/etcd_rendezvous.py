@@ -32,8 +32,7 @@ from .etcd_client import EtcdClient, client_of
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
-PREFIX = "torchelastic/p2p"
-"""torch's default for `etcd_prefix`."""
+PREFIX = "torchelastic/p2p"  # torch's default for `etcd_prefix`.
 TIMEOUT_S = 600
 LAST_CALL_S = 30
 

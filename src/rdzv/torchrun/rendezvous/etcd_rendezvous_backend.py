@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token
 
-STATE_MAX = 1024 * 1024
-"""Bytes. torch's state of 10,000 nodes is larger, and etcd would refuse it too."""
+STATE_MAX = 1024 * 1024  # Bytes. torch's state of 10,000 nodes is larger, and etcd would refuse it too.
 RETRY_S = 0.1
 
 

@@ -30,11 +30,9 @@ from .etcd_client import EtcdClient
 
 T = TypeVar("T")
 
-TTL_S = 7200
-"""How long unused keys stay. torch uses the same value for the state of a run."""
+TTL_S = 7200  # How long unused keys stay. torch uses the same value for the state of a run.
 BATCH_KEYS = 100
-BATCH_BYTES = 1024 * 1024
-"""Bytes per transaction; etcd's default limit is 1.5 MiB."""
+BATCH_BYTES = 1024 * 1024  # Bytes per transaction; etcd's default limit is 1.5 MiB.
 RETRY_S = 0.2
 
 
