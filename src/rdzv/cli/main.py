@@ -26,7 +26,6 @@ from ..member.notices import Notice
 from . import launcher, operator, options, viewer
 from .demo import Demo
 from .exit_codes import ExitCode, exit_on_error
-from .output import Printer
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,7 +77,7 @@ def join(
     make = _maker(endpoint, run_id, nnodes, given)
     # The command prints the notices itself.
     logging.getLogger("rdzv.notices").disabled = True
-    sys.exit(asyncio.run(launcher.join(make, Printer(json))))
+    sys.exit(asyncio.run(launcher.join(make, launcher.Printer(json))))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

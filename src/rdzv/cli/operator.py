@@ -31,15 +31,15 @@ Answer = tuple[str, str, dict[str, Any]]
 def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[..., None]:
     """Make a command from an action on a session: connect, act, and print the answer.
 
-    The command has ENDPOINT, --run-id, --json and the options of `with_settings` in place of `session` and `settings`. An
-    argument of its own stands before ENDPOINT.
+    The command has ENDPOINT, --run-id, --json and the options of `with_settings` in place of `session` and `settings`.
+    An argument of its own stands before ENDPOINT.
     """
 
     def command(
-        endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False, **values: Any
+        endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False, **own: Any
     ) -> None:
         settings = settings_for(endpoint, run_id, given)
-        done, text, fields = ask(settings, lambda session: act(session, settings, **values))
+        done, text, fields = ask(settings, lambda session: act(session, settings, **own))
         typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if json else text)
 
     endpoint, run_id, given, json, _ = inspect.signature(command).parameters.values()

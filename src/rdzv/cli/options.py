@@ -96,7 +96,7 @@ def settings_for(endpoint: str, run_id: str, given: Given) -> Settings:
 
 
 def ask(settings: Settings, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-    """Run the work on a session, in an event loop of its own. Raises Unreachable at once: a user wants an answer, no retry."""
+    """Run the work on a session, in an event loop of its own. Raises Unreachable at once, without a retry."""
 
     async def asking() -> T:
         driver = open_driver(settings)

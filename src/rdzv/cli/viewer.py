@@ -47,7 +47,9 @@ def watch(endpoint: options.Endpoint, run_id: options.RunId, given: options.Give
 
 
 @options.with_settings
-def journal(endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False) -> None:
+def journal(
+    endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False
+) -> None:
     """Show what happened in a run: each round, the cause of each restart, and its cost in seconds.
 
     The timestamps are from the writers' own clocks; durations are measured and do not depend on them. Exit code 7: the engine

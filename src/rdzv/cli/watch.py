@@ -23,7 +23,7 @@ from ..engines.port import Driver, EngineReset, Session
 from ..errors import RdzvError, Unreachable
 from ..operate.run_viewer import RunViewer
 from .exit_codes import ExitCode
-from .output import Printer
+from .launcher import Printer
 
 RETRY_S = 0.5  # Pause between two attempts to reach the engine.
 REDRAW_S = 0.5

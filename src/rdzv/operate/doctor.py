@@ -110,13 +110,15 @@ class Doctor:
             addresses = await self._resolver.resolve(name, 0, self._timeout_s)
         except DialFailed:
             text = f"this machine is {name!r}, which it cannot resolve"
-            return Finding(WARNING, "own name", text, "rdzv does not need it; other programs may: add it to the hosts file")
+            remedy = "rdzv does not need it; other programs may: add it to the hosts file"
+            return Finding(WARNING, "own name", text, remedy)
         found = [plain(str(where[0])) for _, where in addresses]
         text = f"this machine is {name!r}, which resolves to {', '.join(found)}"
         if not all(map(is_loopback, found)):
             return Finding(OK, "own name", text)
-        remedy = "rdzv tells others the address of its connection instead; for other programs let the hosts file name a real "
-        return Finding(WARNING, "own name", f"{text} here: others cannot use that", f"{remedy}address, or give local_addr")
+        remedy = "for other programs let the hosts file name a real address, or give local_addr"
+        remedy = f"rdzv tells others the address of its connection instead; {remedy}"
+        return Finding(WARNING, "own name", f"{text} here: others cannot use that", remedy)
 
     async def _host(self, host: str, port: int) -> AsyncIterator[Finding]:
         try:

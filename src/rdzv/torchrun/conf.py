@@ -85,8 +85,9 @@ class Conf(msgspec.Struct, frozen=True):
     spare_exit: str = "auto"
 
     def member(self, observer: Observer | None = None, driver: Driver | None = None) -> Rendezvous:
-        options = {"observer": observer, "driver": driver, **self.settings}
-        return Rendezvous(self.endpoint, run_id=self.run_id, min_nodes=self.min_nodes, max_nodes=self.max_nodes, **options)
+        nodes = {"min_nodes": self.min_nodes, "max_nodes": self.max_nodes}
+        own: dict[str, Any] = {"observer": observer, "driver": driver, **nodes, **self.settings}
+        return Rendezvous(self.endpoint, run_id=self.run_id, **own)
 
 
 def read(parameters: RendezvousParameters) -> Conf:

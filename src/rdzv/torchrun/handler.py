@@ -81,7 +81,8 @@ class Handler(RendezvousHandler):
         self._present, self._over = threading.Event(), threading.Event()
         # The observer holds no reference to this handler, so that the member does not keep it alive.
         self._rendezvous = conf.member(partial(_observe, self._recorder, self._present, self._over), driver)
-        self._join_timeout_s: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
+        join_timeout = conf.settings.get("join_timeout", DEFAULTS["join_timeout"])
+        self._join_timeout_s: Any = TABLE["join_timeout"].read(join_timeout)
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
         weakref.finalize(self, self._signals.close)
