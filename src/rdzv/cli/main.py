@@ -56,10 +56,12 @@ def _shared(
 
 def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> launcher.MemberFactory:
     """Read the options now; make the member, which checks its settings, later in the event loop."""
-    low, high = options.nodes(nnodes)
+    low, colon, high = nnodes.partition(":")
+    if not low or (colon and not high):
+        raise SettingsError(f"--nnodes is {nnodes!r}: it must be a number or min:max, such as 2:4")
 
     def make(observer: Callable[[Notice], None] | None) -> AsyncRendezvous:
-        return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **given)
+        return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=observer, **given)
 
     return make
 

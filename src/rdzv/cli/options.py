@@ -36,15 +36,6 @@ TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the c
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output: one JSON object per line")]
 
-
-def nodes(text: str) -> tuple[str, str]:
-    """Split --nnodes into minimum and maximum, as text: the settings check them."""
-    low, colon, high = text.partition(":")
-    if not low or (colon and not high):
-        raise SettingsError(f"--nnodes is {text!r}: it must be a number or min:max, such as 2:4")
-    return low, high or low
-
-
 Given: TypeAlias = dict[str, Any]
 """Settings from the command line."""
 
@@ -53,8 +44,17 @@ def _given(
     conf: Conf = None, token_file: TokenFile = None, tls_ca: TlsCa = None, tls_cert: TlsCert = None, tls_key: TlsKey = None
 ) -> Given:
     """Collect the settings, the secret and the certificates that every command takes."""
+    settings: Given = {}
+    for pair in conf or []:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise SettingsError(f"--conf is {pair!r}: it must be KEY=VALUE, such as last_call=10")
+        name = key.strip().replace("-", "_")
+        if name == "token":
+            raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
+        settings[name] = value.strip()
     trust = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    return {**read_conf(conf), **{name: value for name, value in trust.items() if value is not None}}
+    return {**settings, **{name: value for name, value in trust.items() if value is not None}}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,20 +73,6 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__annotations__ = {one.name: one.annotation for one in options}
     wrapped.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return wrapped
-
-
-def read_conf(pairs: list[str] | None) -> Given:
-    """Read the settings of --conf."""
-    settings: Given = {}
-    for pair in pairs or []:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise SettingsError(f"--conf is {pair!r}: it must be KEY=VALUE, such as last_call=10")
-        name = key.strip().replace("-", "_")
-        if name == "token":
-            raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
-        settings[name] = value.strip()
-    return settings
 
 
 def settings_for(endpoint: str, run_id: str, given: Given) -> Settings:
