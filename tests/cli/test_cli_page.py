@@ -11,8 +11,8 @@ import typer
 
 import rdzv
 from rdzv.cli.exit_codes import ExitCode
-from rdzv.cli.launcher import Printer
 from rdzv.cli.main import app
+from rdzv.cli.launcher import Printer
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Era, Phase
 from rdzv.member.notices import _ABOUT_OTHERS, Notice
@@ -111,7 +111,7 @@ def test_the_kinds_of_lines_are_all_explained():
     assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in ChangeKind}
     files = ("core/member.py", "member/member.py", "member/notices.py")
     sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in files)
-    given = set(re.findall(r'(?:_notice|Notice|Tell)\(\s*"([a-z ]+)"', sources))
+    given = set(re.findall(r'(?:Tell|_notice|Notice)\(\s*"([a-z ]+)"', sources))
     given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(_ABOUT_OTHERS.values())
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 
