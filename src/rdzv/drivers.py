@@ -13,7 +13,7 @@ from .system.node import LocalNode
 USER_ENV = "RDZV_ETCD_USER"
 PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
 
-_ELSEWHERE = {"c10d": ("rdzv.torchrun.rendezvous.c10d_endpoint", "torch")}
+_ELSEWHERE = {"c10d": ("rdzv.torchrun.rendezvous.c10d_rendezvous_backend", "torch")}
 """Schemes whose driver lives in a higher layer, the only one that may import the package it needs: module, package."""
 
 

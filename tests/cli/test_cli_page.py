@@ -11,8 +11,8 @@ import typer
 
 import rdzv
 from rdzv.cli.exit_codes import ExitCode
+from rdzv.cli.launcher import Printer
 from rdzv.cli.main import app
-from rdzv.cli.output import Printer
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Era, Phase
 from rdzv.member.notices import _ABOUT_OTHERS, Notice

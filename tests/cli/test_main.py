@@ -11,21 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rdzv import __version__
+from rdzv import __version__, errors
 from rdzv.cli.exit_codes import ExitCode, exit_code_of
 from rdzv.cli.main import app
-from rdzv.errors import (
-    Banned,
-    Closed,
-    Drained,
-    EngineMoved,
-    JoinTimeout,
-    NotFound,
-    RoundOver,
-    SettingsError,
-    Unreachable,
-    Untrusted,
-)
 
 _numbers = itertools.count()
 
@@ -54,17 +42,17 @@ def test_every_command_has_help(command):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (SettingsError("x"), ExitCode.USAGE),
-        (JoinTimeout("r", 1.0, "x"), ExitCode.TIMEOUT),
-        (Closed("r", "x"), ExitCode.CLOSED),
-        (Closed("r", "x", success=True), ExitCode.OK),
-        (Unreachable("e", "x"), ExitCode.UNREACHABLE),
-        (EngineMoved("r", "a", "b"), ExitCode.UNREACHABLE),
-        (Drained("r", "m", "x"), ExitCode.REFUSED),
-        (Banned("r", "h", "x"), ExitCode.REFUSED),
-        (Untrusted("e", "x"), ExitCode.REFUSED),
-        (NotFound("r", "x"), ExitCode.ABSENT),
-        (RoundOver(1, "x"), ExitCode.FAILED),
+        (errors.SettingsError("x"), ExitCode.USAGE),
+        (errors.JoinTimeout("r", 1.0, "x"), ExitCode.TIMEOUT),
+        (errors.Closed("r", "x"), ExitCode.CLOSED),
+        (errors.Closed("r", "x", success=True), ExitCode.OK),
+        (errors.Unreachable("e", "x"), ExitCode.UNREACHABLE),
+        (errors.EngineMoved("r", "a", "b"), ExitCode.UNREACHABLE),
+        (errors.Drained("r", "m", "x"), ExitCode.REFUSED),
+        (errors.Banned("r", "h", "x"), ExitCode.REFUSED),
+        (errors.Untrusted("e", "x"), ExitCode.REFUSED),
+        (errors.NotFound("r", "x"), ExitCode.ABSENT),
+        (errors.RoundOver(1, "x"), ExitCode.FAILED),
     ],
 )
 def test_every_error_has_its_code(error, code):

@@ -10,8 +10,7 @@ import sys
 
 from rdzv.aio import AsyncRendezvous
 from rdzv.cli.exit_codes import exit_on_error
-from rdzv.cli.launcher import StopSignal
-from rdzv.cli.output import Printer
+from rdzv.cli.launcher import Printer, StopSignal
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.errors import Evicted
 

@@ -38,12 +38,9 @@ def refused(reader=read, **conf):
 # ---- torch's keys
 
 
-def test_the_time_that_torchrun_always_gives_is_the_time_to_join():
+def test_the_time_that_torchrun_always_gives_is_the_time_to_join_unless_join_timeout_is_given():
     assert settings().join_timeout == 900
     assert settings(timeout="33.5").join_timeout == 33.5
-
-
-def test_join_timeout_is_stronger_than_timeout():
     assert settings(timeout="50", join_timeout="70").join_timeout == 70
 
 

@@ -29,7 +29,8 @@ from torch.distributed.elastic.utils import store as store_util
 
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
-from rdzv.torchrun import agent_exit, events, plugin
+from rdzv.torchrun import events, plugin
+from rdzv.torchrun import handler as handler_module
 from rdzv.torchrun.agent_store import TERMINAL
 from support.torchrun_jobs import ServeProcess, wait_for
 
@@ -194,11 +195,11 @@ def test_a_spare_of_a_program_that_goes_on_gets_torchs_error():
 
 
 def test_whether_torch_handles_its_own_error_is_tried(monkeypatch):
-    assert agent_exit.torch_handles_graceful_exit() is False, "torch handles it now: update the docs"
+    assert handler_module.torch_handles_graceful_exit() is False, "torch handles it now: update the docs"
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: RunResult(state=WorkerState.SUCCEEDED))
-    assert agent_exit.torch_handles_graceful_exit() is True
+    assert handler_module.torch_handles_graceful_exit() is True
     monkeypatch.setattr(SimpleElasticAgent, "run", lambda self: 1 / 0)
-    assert agent_exit.torch_handles_graceful_exit() is False
+    assert handler_module.torch_handles_graceful_exit() is False
 
 
 def test_an_agent_that_comes_to_a_closed_run_is_no_spare():
@@ -232,14 +233,14 @@ def test_an_agent_out_of_restarts_closes_a_run_that_cannot_go_on_and_the_others_
     ],
 )
 def test_the_reason_of_a_failure_has_the_first_workers_message(error, text):
-    assert agent_exit.failure_reason(error, None) == f"rank 5 failed: {text}"
-    assert agent_exit.failure_reason(error, error) == "", "the caller's own exception"
+    assert handler_module.failure_reason(error, None) == f"rank 5 failed: {text}"
+    assert handler_module.failure_reason(error, error) == "", "the caller's own exception"
 
 
 def test_an_error_of_the_agent_itself_is_a_failure_too():
-    assert agent_exit.failure_reason(OSError("x"), None) == "OSError: x"
+    assert handler_module.failure_reason(OSError("x"), None) == "OSError: x"
     for error in (None, RendezvousClosedError("x"), SystemExit(1), KeyboardInterrupt()):
-        assert agent_exit.failure_reason(error, None) == ""
+        assert handler_module.failure_reason(error, None) == ""
 
 
 def test_an_agent_that_leaves_in_an_except_block_of_its_caller_has_not_failed():

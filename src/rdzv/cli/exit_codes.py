@@ -16,20 +16,13 @@ class ExitCode(IntEnum):
     """Exit codes of every command; `rdzv run` ends with its program's code if the program ran to its end."""
 
     OK = 0
-    FAILED = 1
-    """Another failure; the message on stderr says which."""
-    USAGE = 2
-    """An option, setting or endpoint is wrong, or differs from what the run agreed on."""
-    TIMEOUT = 3
-    """No round was sealed in time."""
-    CLOSED = 4
-    """The run is closed, and not because all members were done."""
-    UNREACHABLE = 5
-    """The engine cannot be reached, or another engine answers."""
-    REFUSED = 6
-    """An operator drained this member or banned this host, or the server and this member do not trust each other."""
-    ABSENT = 7
-    """The engine keeps no such run, no member matches, the run is closed already, or the host is not banned."""
+    FAILED = 1  # Another failure; the message on stderr says which.
+    USAGE = 2  # An option, setting or endpoint is wrong, or differs from what the run agreed on.
+    TIMEOUT = 3  # No round was sealed in time.
+    CLOSED = 4  # The run is closed, and not because all members were done.
+    UNREACHABLE = 5  # The engine cannot be reached, or another engine answers.
+    REFUSED = 6  # An operator drained this member or banned this host, or the server and it do not trust each other.
+    ABSENT = 7  # The engine keeps no such run, no member matches, the run is closed already, or the host is not banned.
 
 
 _CODES: dict[type[RdzvError], ExitCode] = {

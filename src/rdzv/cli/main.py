@@ -25,11 +25,7 @@ from ..errors import SettingsError, Unreachable
 from ..member.notices import Notice
 from . import launcher, operator, options, viewer
 from .demo import Demo
-from .doctor import doctor
 from .exit_codes import ExitCode, exit_on_error
-from .output import Printer
-
-PORT_MAX = 65535
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,9 +35,8 @@ app = typer.Typer(
 )
 
 
-_VIEWER = (viewer.status, viewer.watch, viewer.journal)
 _OPERATOR = (operator.drain, operator.ban, operator.unban, operator.close, operator.adopt)
-for _command in (*_VIEWER, *_OPERATOR, doctor):
+for _command in (viewer.status, viewer.watch, viewer.journal, *_OPERATOR, viewer.doctor):
     app.command()(_command)
 
 
@@ -61,10 +56,12 @@ def _shared(
 
 def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> launcher.MemberFactory:
     """Read the options now; make the member, which checks its settings, later in the event loop."""
-    low, high = options.nodes(nnodes)
+    low, colon, high = nnodes.partition(":")
+    if not low or (colon and not high):
+        raise SettingsError(f"--nnodes is {nnodes!r}: it must be a number or min:max, such as 2:4")
 
     def make(observer: Callable[[Notice], None] | None) -> AsyncRendezvous:
-        return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high, observer=observer, **given)
+        return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=observer, **given)
 
     return make
 
@@ -82,7 +79,7 @@ def join(
     make = _maker(endpoint, run_id, nnodes, given)
     # The command prints the notices itself.
     logging.getLogger("rdzv.notices").disabled = True
-    sys.exit(asyncio.run(launcher.join(make, Printer(json))))
+    sys.exit(asyncio.run(launcher.join(make, launcher.Printer(json))))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -133,7 +130,7 @@ def serve(
 def _parse_bind(bind: str) -> tuple[str, int]:
     """Return the host ('' for all interfaces) and port (0: any free one)."""
     host, colon, port = bind.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > PORT_MAX:
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise SettingsError(f"--bind is {bind!r}: it must be HOST:PORT, such as 127.0.0.1:{PORT} or *:{PORT}")
     return ("" if host == "*" else parse_host(host.strip("[]"))), int(port)
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import inspect
+import os
+import socket
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
 
 from ..config.settings import Settings
-from ..engines.port import Session
+from ..core.keys import Keys
+from ..engines.port import Get, Session
 from ..errors import NotFound, SettingsError
 from ..operate import commands
 from . import options
-from .session import ask, operator_name, require_run, run_command
+from .options import ask, no_such_run, settings_for
 
 Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
 ASKED = "asked for by an operator"
@@ -25,16 +29,30 @@ Answer = tuple[str, str, dict[str, Any]]
 
 
 def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[..., None]:
-    """Make a command from an action on a session: connect, act, and print the answer."""
+    """Make a command from an action on a session: connect, act, and print the answer.
 
-    @functools.wraps(act)
-    def command(settings: Settings, as_json: bool, **values: Any) -> None:
-        done, text, fields = ask(settings, lambda session: act(session, settings, **values))
-        typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if as_json else text)
+    The command has ENDPOINT, --run-id, --json and the options of `with_settings` in place of `session` and `settings`.
+    An argument of its own stands before ENDPOINT.
+    """
 
-    own = [one for name, one in inspect.signature(act).parameters.items() if name not in ("session", "settings")]
-    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-    return run_command(command)
+    def command(
+        endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False, **own: Any
+    ) -> None:
+        settings = settings_for(endpoint, run_id, given)
+        done, text, fields = ask(settings, lambda session: act(session, settings, **own))
+        typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if json else text)
+
+    endpoint, run_id, given, json, _ = inspect.signature(command).parameters.values()
+    _, _, *own = inspect.signature(act).parameters.values()
+    first = [one for one in own if one.default is inspect.Parameter.empty]
+    hints = {**get_type_hints(act, include_extras=True), **get_type_hints(command, include_extras=True)}
+    if first:
+        hints["endpoint"] = options.EndpointLast
+    functools.update_wrapper(command, act, assigned=("__name__", "__doc__", "__module__"))
+    command.__annotations__ = hints
+    parameters = [*first, endpoint, run_id, given, *own[len(first) :], json]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return options.with_settings(command)
 
 
 @_operator_command
@@ -43,8 +61,8 @@ async def close(session: Session, settings: Settings, reason: Reason = ASKED) ->
 
     Exit code 7: there is no such run, or it is closed already.
     """
-    await require_run(session, settings)
-    if not await commands.close(session, settings.run_id, reason, operator_name()):
+    await _require_run(session, settings)
+    if not await commands.close(session, settings.run_id, reason, _operator_name()):
         raise NotFound(settings.run_id, "it has no round to close: it is closed already, or has not begun")
     return "closed", f"run {settings.run_id!r} is closed: {reason}", {"reason": reason}
 
@@ -60,7 +78,7 @@ async def drain(
 
     Exit code 7: there is no such run, or no member has that name, id or host.
     """
-    await require_run(session, settings)
+    await _require_run(session, settings)
     asked = await commands.drain(session, settings.run_id, whom, reason)
     if not asked:
         problem = f"nobody there has the name, id or host {whom!r}; `rdzv status` shows who is there"
@@ -74,7 +92,7 @@ async def ban(session: Session, settings: Settings, host: options.Host, reason: 
 
     Exit code 7: there is no such run.
     """
-    await require_run(session, settings)
+    await _require_run(session, settings)
     await commands.ban(session, settings.run_id, host, reason)
     text = f"host {host!r} is banned from run {settings.run_id!r}; `rdzv unban` lets it in again"
     return "banned", text, {"host": host, "reason": reason}
@@ -83,7 +101,7 @@ async def ban(session: Session, settings: Settings, host: options.Host, reason: 
 @_operator_command
 async def unban(session: Session, settings: Settings, host: options.Host) -> Answer:
     """Let a banned host in again. Exit code 7: there is no such run, or the host is not banned."""
-    await require_run(session, settings)
+    await _require_run(session, settings)
     if not await commands.unban(session, settings.run_id, host):
         raise NotFound(settings.run_id, f"host {host!r} is not banned from it")
     return "unbanned", f"host {host!r} may join run {settings.run_id!r} again", {"host": host}
@@ -103,6 +121,22 @@ async def adopt(
         problem = f"members of run {settings.run_id!r} would follow to the engine at {session.place}"
         remedy = "make sure that the one they knew is gone, then give --force: if it still serves others, the run is split"
         raise SettingsError(f"{problem}; {remedy}")
-    await commands.adopt(session, settings.run_id, operator_name())
+    await commands.adopt(session, settings.run_id, _operator_name())
     text = f"members of run {settings.run_id!r} may follow to {session.place} for {commands.ADOPT_S:g} s from now"
     return "adopted", text, {"place": session.place, "for_s": commands.ADOPT_S}
+
+
+async def _require_run(session: Session, settings: Settings) -> None:
+    """Raise NotFound if there is no such run. An operator's request to it would stay in the engine for ever."""
+    found = await session.txn(then=[Get(Keys(settings.run_id).settings)])
+    if found.item(0) is None:
+        raise no_such_run(settings)
+
+
+def _operator_name() -> str:
+    """Return user@host, for the members and the journal."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # A container's user need not have a name.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,16 +1,24 @@
-"""Options that several commands share, and how a command gets them."""
+"""Options that several commands share, and the settings and session that a command without a member makes of them."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, get_type_hints
+import os
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 
-from ..errors import SettingsError
+from ..config.secret import put_aside
+from ..config.settings import Settings
+from ..drivers import open_driver
+from ..engines.port import EngineReset, Session
+from ..errors import NotFound, SettingsError, Unreachable
 from .exit_codes import exit_on_error
+
+T = TypeVar("T")
 
 WHERE = "where the run is kept: host:port, etcd://, c10d://, file:// or memory://"
 Endpoint = Annotated[str, typer.Argument(envvar="RDZV_ENDPOINT", help=WHERE)]
@@ -28,15 +36,6 @@ TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the c
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output: one JSON object per line")]
 
-
-def nodes(text: str) -> tuple[str, str]:
-    """Split --nnodes into minimum and maximum, as text: the settings check them."""
-    low, colon, high = text.partition(":")
-    if not low or (colon and not high):
-        raise SettingsError(f"--nnodes is {text!r}: it must be a number or min:max, such as 2:4")
-    return low, high or low
-
-
 Given: TypeAlias = dict[str, Any]
 """Settings from the command line."""
 
@@ -45,8 +44,17 @@ def _given(
     conf: Conf = None, token_file: TokenFile = None, tls_ca: TlsCa = None, tls_cert: TlsCert = None, tls_key: TlsKey = None
 ) -> Given:
     """Collect the settings, the secret and the certificates that every command takes."""
+    settings: Given = {}
+    for pair in conf or []:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise SettingsError(f"--conf is {pair!r}: it must be KEY=VALUE, such as last_call=10")
+        name = key.strip().replace("-", "_")
+        if name == "token":
+            raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
+        settings[name] = value.strip()
     trust = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    return {**read_conf(conf), **{name: value for name, value in trust.items() if value is not None}}
+    return {**settings, **{name: value for name, value in trust.items() if value is not None}}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,15 +75,31 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def read_conf(pairs: list[str] | None) -> Given:
-    """Read the settings of --conf."""
-    settings: Given = {}
-    for pair in pairs or []:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise SettingsError(f"--conf is {pair!r}: it must be KEY=VALUE, such as last_call=10")
-        name = key.strip().replace("-", "_")
-        if name == "token":
-            raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
-        settings[name] = value.strip()
-    return settings
+def settings_for(endpoint: str, run_id: str, given: Given) -> Settings:
+    """Make settings for a process that never serves. The numbers of nodes are placeholders: the run has its own."""
+    put_aside(os.environ)
+    return Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, **{**given, "is_host": False})
+
+
+def ask(settings: Settings, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
+    """Run the work on a session, in an event loop of its own. Raises Unreachable at once, without a retry."""
+
+    async def asking() -> T:
+        driver = open_driver(settings)
+        try:
+            session = await driver.connect()
+            try:
+                return await work(session)
+            except EngineReset:
+                raise Unreachable(driver.endpoint, "it was restarted at this moment: ask again") from None
+            finally:
+                await session.close()
+        finally:
+            await driver.close()
+
+    return asyncio.run(asking())
+
+
+def no_such_run(settings: Settings) -> NotFound:
+    problem = f"engine {settings.endpoint} keeps no such run: nobody has joined it, or its records are gone"
+    return NotFound(settings.run_id, f"{problem}; check --run-id and the endpoint")

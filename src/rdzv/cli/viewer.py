@@ -1,4 +1,4 @@
-"""Commands that only read a run: `rdzv status`, `rdzv watch` and `rdzv journal`."""
+"""Commands that change nothing: `rdzv status`, `rdzv watch`, `rdzv journal` and `rdzv doctor`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from rich.console import Console
 
 from ..config.settings import Settings
 from ..operate import journal as journals
+from ..operate.doctor import PROBLEM, Doctor
 from ..operate.journal import RunHistory
 from ..operate.run_viewer import RunViewer
-from .session import ask, no_such_run, run_command
-from .tables import status_table
-from .watch import Watcher
+from . import options
+from .exit_codes import ExitCode
+from .options import ask, no_such_run, settings_for
+from .watch import Watcher, status_table
 
 
-@run_command
-def status(settings: Settings, as_json: bool) -> None:
+@options.with_settings
+def status(endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False) -> None:
     """Show the members of a run, their states, and what the run is waiting for. Asks once. Exit code 7: no such run."""
+    settings = settings_for(endpoint, run_id, given)
     seen = ask(settings, lambda session: RunViewer(session, settings.run_id, time.monotonic).look())
     if seen is None:
         raise no_such_run(settings)
-    if as_json:
+    if json:
         typer.echo(msgspec.json.encode(seen).decode())
     else:
         typer.echo(str(seen))
@@ -33,28 +36,31 @@ def status(settings: Settings, as_json: bool) -> None:
             Console().print(status_table(seen))
 
 
-@run_command
-def watch(settings: Settings, as_json: bool) -> None:
+@options.with_settings
+def watch(endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False) -> None:
     """Show a run as it changes, until it is closed or you stop: a live table, or a line per change without a terminal.
 
     It waits for a run that does not exist yet, and continues through outages of the engine. Exit code 4: the run was closed,
     and not because all members were done.
     """
-    sys.exit(asyncio.run(Watcher(settings, Console(), as_json).run()))
+    sys.exit(asyncio.run(Watcher(settings_for(endpoint, run_id, given), Console(), json).run()))
 
 
-@run_command
-def journal(settings: Settings, as_json: bool) -> None:
+@options.with_settings
+def journal(
+    endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False
+) -> None:
     """Show what happened in a run: each round, the cause of each restart, and its cost in seconds.
 
     The timestamps are from the writers' own clocks; durations are measured and do not depend on them. Exit code 7: the engine
     has no journal of that run.
     """
+    settings = settings_for(endpoint, run_id, given)
     histories = ask(settings, lambda session: journals.read(session, settings.run_id))
     if not histories:
         raise no_such_run(settings)
     for history in histories:
-        typer.echo("\n".join(_json_lines(history) if as_json else _text_lines(settings.run_id, history)))
+        typer.echo("\n".join(_json_lines(history) if json else _text_lines(settings.run_id, history)))
 
 
 def _json_lines(history: RunHistory) -> list[str]:
@@ -86,3 +92,26 @@ def _text_lines(run_id: str, history: RunHistory) -> list[str]:
     many = "1 restart" if len(history.restarts) == 1 else f"{len(history.restarts)} restarts"
     lines.append(f"{many}, {history.cost} in total")
     return lines
+
+
+@options.with_settings
+def doctor(
+    endpoint: options.Endpoint, given: options.Given, run_id: options.AnyRunId = "doctor", json: options.Json = False
+) -> None:
+    """Check each step from here to an endpoint: names, routes, ports, the server, trust, rights, clock, torch.
+
+    Changes nothing. Each line is ok, a warning or a problem, with the remedy. Exit code 1: there is a problem.
+    """
+    sys.exit(asyncio.run(_examine(settings_for(endpoint, run_id, given), json)))
+
+
+async def _examine(settings: Settings, as_json: bool) -> int:
+    code = ExitCode.OK
+    async for finding in Doctor(settings).examine():
+        if finding.level == PROBLEM:
+            code = ExitCode.FAILED
+        number = f" [{finding.code}]" if finding.code else ""
+        remedy = f"\n{'':21}-> {finding.remedy}" if finding.remedy else ""
+        text = f"{finding.level:8} {finding.topic:10}  {finding.text}{number}{remedy}"
+        typer.echo(msgspec.json.encode(finding).decode() if as_json else text)
+    return code

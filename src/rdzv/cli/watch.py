@@ -1,16 +1,19 @@
-"""`rdzv watch`: shows a run as it changes."""
+"""`rdzv watch`: shows a run as it changes, as a table with a progress bar or a line per change."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from ..config.settings import Settings
@@ -20,12 +23,13 @@ from ..engines.port import Driver, EngineReset, Session
 from ..errors import RdzvError, Unreachable
 from ..operate.run_viewer import RunViewer
 from .exit_codes import ExitCode
-from .output import Printer
-from .tables import progress, status_table
+from .launcher import Printer
 
-RETRY_S = 0.5
-"""Pause between two attempts to reach the engine."""
+RETRY_S = 0.5  # Pause between two attempts to reach the engine.
 REDRAW_S = 0.5
+ROWS_MAX = 200  # More than a terminal has room for; `--json` shows all members.
+_URGENT = ("lost", "straggling", "draining", "banned")
+_COLORS = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
 _COUNTDOWN = re.compile(r"\d+ s\b")
 
 
@@ -113,8 +117,7 @@ class Watcher:
         before, self._states = self._states, {}
         for member in status.members if status is not None else ():
             known = before.get(member.id)
-            same = known is not None and known[0] == member.state
-            self._states[member.id] = known if known is not None and same else (member.state, now, first)
+            self._states[member.id] = known if known and known[0] == member.state else (member.state, now, first)
         phase = (status.round, status.phase) if status is not None else None
         if phase != self._phase[0]:
             self._phase = (phase, now, first)
@@ -154,3 +157,29 @@ class Watcher:
         ages = {id: self._age(since_at, at_least) for id, (_, since_at, at_least) in self._states.items()}
         head = Text(f"{phase}{leader}\n{progress(status)}\n{status.reason}")
         return Group(head, status_table(status, ages))
+
+
+def status_table(status: Status, since: Mapping[str, str] | None = None) -> Table:
+    """Make a table with one row per member, those with problems first. `since` is the time of each in its state, by id."""
+    columns = ["member", "host", "rank", "state", *(["for"] if since is not None else []), "info"]
+    table = Table(*columns, title=None, expand=False)
+    rows = sorted(status.members, key=lambda one: (one.state not in _URGENT, one.rank, one.name))
+    for member in rows[:ROWS_MAX]:
+        rank = str(member.rank) if member.rank >= 0 else ""
+        state = f"[{_COLORS[member.state]}]{member.state}[/]" if member.state in _COLORS else member.state
+        info = escape(" ".join(f"{name}={value}" for name, value in member.info.items()))
+        age = [since.get(member.id, "")] if since is not None else []
+        table.add_row(escape(member.name), escape(member.host), rank, state, *age, info)
+    if len(rows) > ROWS_MAX:
+        table.add_row(f"and {len(rows) - ROWS_MAX} more")
+    return table
+
+
+def progress(status: Status, width: int = 24) -> str:
+    """Draw how many members are there, of the minimum and maximum. '|' marks the quorum."""
+    there, word = (status.ready, "ready") if status.phase in ("none", "open", "broken") else (status.size, "in")
+    high = max(status.max_nodes, 1)
+    filled = min(width, round(width * there / high))
+    quorum = min(width - 1, max(0, round(width * status.min_nodes / high) - 1))
+    bar = "".join("|" if index == quorum else "#" if index < filled else "." for index in range(width))
+    return f"[{bar}] {there} {word}, {status.min_nodes} needed, {status.max_nodes} at most"

@@ -12,7 +12,7 @@ from ..core.acts import because, close_head, journal_line
 from ..core.keys import Keys
 from ..core.model import Ban, CauseKind, DrainRequest, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
-from ..engines.port import Delete, Get, List, Modified, Operation, Put, Session
+from ..engines.port import Delete, Get, List, Modified, Put, Session
 from ..member.head_write import write_head
 from ..system.node import stamp
 
@@ -30,9 +30,8 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
         if who in (id, record.name, record.host):
             asked[id] = record.name
     value = wire.encode(DrainRequest(reason=clip(reason, REASON_MAX // 2)))
-    writes: list[Operation] = [Put(keys.ask(id), value, lease) for id in asked]
-    if writes:
-        await session.txn(then=writes)
+    if asked:
+        await session.txn(then=[Put(keys.ask(id), value, lease) for id in asked])
     return sorted(asked.values())
 
 
@@ -67,15 +66,12 @@ async def close(session: Session, run_id: str, reason: str, by: str, at: str | N
         closed = close_head(head, because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
         journal = journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp() if at is None else at)
         guard, run_lease = [Modified(keys.head, item.modified)], settings.lease if settings is not None else 0
-        outcome = await write_head(
-            session, run_id, closed, journal, guard, run_lease=run_lease, closed_for=closed_for
-        )
+        outcome = await write_head(session, run_id, closed, journal, guard, run_lease=run_lease, closed_for=closed_for)
         if outcome.succeeded:
             return True
 
 
-ADOPT_S = 3600.0
-"""How long members may move. They retry about every half second, but their machine may sleep."""
+ADOPT_S = 3600.0  # How long members may move. They retry about every half second, but their machine may sleep.
 
 
 async def adopt(session: Session, run_id: str, by: str) -> None:

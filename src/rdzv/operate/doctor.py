@@ -45,16 +45,14 @@ PROBLEMS = {
     "RDZV-P09": "torchrun does not find rdzv",
 }
 """All problems, by code. A code is never reused."""
-SLOW_S = 0.5
-"""Replies that take longer make the engine look dead now and then."""
+SLOW_S = 0.5  # Replies that take longer make the engine look dead now and then.
 CLOCK_S = 2.0
 """The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
 ANSWER_MAX = 16 * 1024
 TRIES = 5
 TORCH_MIN = (2, 5)
 """The first version with the entry point group `torchrun.handlers`."""
-_NEVER = 2**62
-"""A revision that no key has."""
+_NEVER = 2**62  # A revision that no key has.
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -82,7 +80,6 @@ class Doctor:
         self._timeout_s = connect_timeout_s
         self._resolver = Resolver()
         self._is_etcd = self._endpoint.scheme in ("etcd", "etcds")
-        self._would_serve = False
         self._reached = False
 
     async def examine(self) -> AsyncIterator[Finding]:
@@ -116,14 +113,12 @@ class Doctor:
             remedy = "rdzv does not need it; other programs may: add it to the hosts file"
             return Finding(WARNING, "own name", text, remedy)
         found = [plain(str(where[0])) for _, where in addresses]
-        if all(map(is_loopback, found)):
-            text = f"this machine is {name!r}, which resolves to {', '.join(found)} here: others cannot use that"
-            remedy = (
-                "rdzv tells others the address of its connection instead; for other programs let the hosts file name a real "
-                "address, or give local_addr"
-            )
-            return Finding(WARNING, "own name", text, remedy)
-        return Finding(OK, "own name", f"this machine is {name!r}, which resolves to {', '.join(found)}")
+        text = f"this machine is {name!r}, which resolves to {', '.join(found)}"
+        if not all(map(is_loopback, found)):
+            return Finding(OK, "own name", text)
+        remedy = "for other programs let the hosts file name a real address, or give local_addr"
+        remedy = f"rdzv tells others the address of its connection instead; {remedy}"
+        return Finding(WARNING, "own name", f"{text} here: others cannot use that", remedy)
 
     async def _host(self, host: str, port: int) -> AsyncIterator[Finding]:
         try:
@@ -136,16 +131,17 @@ class Doctor:
         families = " and ".join(sorted({f"IPv{ipaddress.ip_address(one).version}" for one in found}))
         yield Finding(OK, "name", f"{host} resolves to {', '.join(dict.fromkeys(found))} ({families})")
         if not self._endpoint.is_loopback and any(map(is_loopback, found)):
-            yield Finding(
-                WARNING, "name", f"{host} resolves to this machine here; on other machines it may resolve to another address",
-                "make it resolve to the same host everywhere, or give an address",
-            )  # fmt: skip
+            text = f"{host} resolves to this machine here; on other machines it may resolve to another address"
+            yield Finding(WARNING, "name", text, "make it resolve to the same host everywhere, or give an address")
         tried = await asyncio.gather(*(self._address(address, port) for address in addresses))
-        works = any(finding.level == OK for findings in tried for finding in findings if finding.topic in ("port", "serving"))
-        for findings in tried:
-            for finding in findings:
-                # One working address is enough; the others cost time.
-                yield _as_warning(finding) if works else finding
+        findings = [finding for some in tried for finding in some]
+        works = any(finding.level == OK and finding.topic in ("port", "serving") for finding in findings)
+        for finding in findings:
+            if works and finding.level == PROBLEM:
+                remedy = "other addresses of the name work; this one costs time"
+                yield Finding(WARNING, finding.topic, finding.text, remedy)
+            else:
+                yield finding
 
     async def _address(self, address: Address, port: int) -> list[Finding]:
         family, where = address
@@ -186,7 +182,6 @@ class Doctor:
             text = f"nothing answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
             remedy = "end the program that has the port (ss -ltnp shows it), or choose another port for all nodes"
             return problem("RDZV-P05", "serving", text, remedy)
-        self._would_serve = True
         return Finding(OK, "serving", f"nothing serves at {shown} yet; this machine can bind it, so a member here would serve")
 
     async def _engine(self, driver: Driver) -> AsyncIterator[Finding]:
@@ -225,13 +220,10 @@ class Doctor:
 
         Our server answers plain HTTP requests with the date, and etcd is a web server, which sends the date in every reply.
         """
-        context: ssl.SSLContext | None = None
-        if self._endpoint.scheme == "etcds":
-            given = self._settings
-            context = Certificates(given.tls_ca, given.tls_cert, given.tls_key).client()
-        elif self._endpoint.scheme not in ("rdzv", "etcd"):
+        scheme, given, answer = self._endpoint.scheme, self._settings, b""
+        if scheme not in ("rdzv", "etcd", "etcds"):
             return ""
-        answer = b""
+        context = Certificates(given.tls_ca, given.tls_cert, given.tls_key).client() if scheme == "etcds" else None
         with suppress(OSError, asyncio.TimeoutError):
             answer = await asyncio.wait_for(_ask_http(host, port, context), self._timeout_s)
         found = re.search(rb"\r\ndate: *([^\r]{1,40})\r\n", answer, re.IGNORECASE)
@@ -279,13 +271,6 @@ class Doctor:
         elif not self._endpoint.is_loopback and self._endpoint.hosts:
             text = f"others would be told to reach this node at {told or 'its name'}, which works only here"
             yield Finding(WARNING, "address", text, "give local_addr, an address of this node that others can reach")
-
-
-def _as_warning(finding: Finding) -> Finding:
-    if finding.level != PROBLEM:
-        return finding
-    remedy = "other addresses of the name work; this one costs time"
-    return msgspec.structs.replace(finding, level=WARNING, code="", remedy=remedy)
 
 
 def _source(address: Address) -> str:

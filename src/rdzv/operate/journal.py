@@ -82,8 +82,7 @@ class RunHistory(msgspec.Struct, frozen=True):
 
 async def read(session: Session, run_id: str) -> list[RunHistory]:
     """Read the journal, oldest incarnation first. Raises Unreachable, EngineReset."""
-    keys = Keys(run_id)
-    listed = await session.txn(then=[List(keys.journal)])
+    listed = await session.txn(then=[List(Keys(run_id).journal)])
     entries = []
     # Sorted by revision: the keys of the ring are in no order, and every incarnation counts from 1.
     for item in sorted(listed.reads[0], key=lambda item: item.modified):
@@ -101,7 +100,7 @@ def histories(entries: Iterable[JournalEntry]) -> list[RunHistory]:
 
 
 class _HistoryReader:
-    """Reads the entries of one incarnation, in order."""
+    """The state of reading the entries of one incarnation, in order."""
 
     def __init__(self) -> None:
         self.at = Duration()
@@ -144,16 +143,8 @@ class _HistoryReader:
         ran = self.ran or Duration(0.0, exact=False)
         cause = entry.cause
         reason = cause.text if cause else entry.reason
-        self.broken = Restart(
-            round=entry.number,
-            kind=cause.kind if cause else None,
-            members=cause.members if cause else (),
-            reason=reason,
-            by=entry.by,
-            ran=ran,
-            cost=Duration(),
-            size=entry.size,
-        )
+        kind, members = (cause.kind, cause.members) if cause else (None, ())
+        self.broken = Restart(entry.number, kind, members, reason, entry.by, ran, cost=Duration(), size=entry.size)
         self.ran = None
         return f"round {entry.number} broken after {ran}: {reason}"
 

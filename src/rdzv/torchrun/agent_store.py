@@ -37,29 +37,22 @@ ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 TERMINAL = "torchelastic/agent/terminal_state"
 BATCH = 64
 """Keys per transaction: fewer than every engine's limit. A key that is set late makes a wait read this many again."""
-BARRIER_POLL_S = 0.1
-"""Pause between two looks of the barrier, which are local reads."""
+BARRIER_POLL_S = 0.1  # Pause between two looks of the barrier, which are local reads.
 
 
 class AgentStore:
     """The part of torch's Store that an agent uses, with torch's names and arguments, and the rest for other callers."""
 
     def __init__(self, world: World, handler: Handler) -> None:
-        store = self._store = world.store
+        self._world = world
+        self._store = world.store
         self._handler = handler
-        self._number = world.round
-        self._rank = world.rank
-        self._size = world.size
-        self._timeout = timedelta(seconds=store.timeout_s)
+        self.timeout = timedelta(seconds=world.store.timeout_s)
         self._written: dict[str, bytes] = {}
         """Rank keys that this agent wrote. They are written once per round, so a read needs no request."""
 
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._store.set_timeout(timeout.total_seconds())
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -72,7 +65,7 @@ class AgentStore:
         }
         ranks = {key: value for key, value in items.items() if _is_about_ranks(key)}
         self._written.update(ranks)
-        if self._size == 1:  # No other agent reads them.
+        if self._world.size == 1:  # No other agent reads them.
             items = {key: value for key, value in items.items() if key not in ranks}
         for batch in _batches(list(items)):
             values_of = {key: items[key] for key in batch}
@@ -93,13 +86,13 @@ class AgentStore:
     def add(self, key: str, amount: int) -> int:
         """Add to a number. At the barrier, report that this node's workers have succeeded; the barrier counts nobody."""
         if key.startswith(TERMINAL):
-            self._handler.finish(self._timeout.total_seconds())
+            self._handler.finish(self.timeout.total_seconds())
             return 0
         return self._try(lambda: self._store.add(key, amount), [key], 0)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set; at the barrier, until all members are done or the round is over."""
-        limit_s = (timeout or self._timeout).total_seconds()
+        limit_s = (timeout or self.timeout).total_seconds()
         if all(key.startswith(TERMINAL) for key in keys):
             self._barrier(limit_s)
         else:
@@ -127,12 +120,12 @@ class AgentStore:
         except RdzvError as error:
             if not any(_is_about_ranks(key) for key in keys):
                 raise DistStoreError(str(error)) from error
-            self._handler.restart(f"the ranks of round {self._number} could not be given out: {error.sentence}")
+            self._handler.restart(f"the ranks of round {self._world.round} could not be given out: {error.sentence}")
             return placeholder
 
     def _placeholder(self, key: str) -> bytes:
         """Return a value that the agent can parse, for a rank key that will never be set."""
-        role = self._written.get(f"{ROLE_INFO}{self._rank}", b"{}")
+        role = self._written.get(f"{ROLE_INFO}{self._world.rank}", b"{}")
         if key.startswith(ROLE_INFO):
             return role
         workers = json.loads(role).get("local_world_size", 1)

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..blocking import Rendezvous
 from ..config.endpoint import Endpoint
 from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
+from ..engines.port import Driver
 from ..errors import SettingsError
+from ..member.notices import Observer
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 KEEP_ALIVE_INTERVAL_S = 5.0
-KEEP_ALIVE_MAX_ATTEMPT = 3
-"""torch's defaults, used if only one of the two is given."""
+KEEP_ALIVE_MAX_ATTEMPT = 3  # torch's defaults, used if only one of the two is given.
 
 SYNONYMS = {"rank": "order", "ssl_cert": "tls_cert", "ssl_cert_key": "tls_key", "ca_cert": "tls_ca"}
 """torch's names for settings of ours."""
@@ -71,7 +73,7 @@ _HINTS = {
 _SECRET = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECASE)
 
 
-class Conf(msgspec.Struct, frozen=True, kw_only=True):
+class Conf(msgspec.Struct, frozen=True):
     """The arguments of a handler."""
 
     endpoint: Endpoint
@@ -82,10 +84,15 @@ class Conf(msgspec.Struct, frozen=True, kw_only=True):
     """The other arguments of a Rendezvous."""
     spare_exit: str = "auto"
 
+    def member(self, observer: Observer | None = None, driver: Driver | None = None) -> Rendezvous:
+        nodes = {"min_nodes": self.min_nodes, "max_nodes": self.max_nodes}
+        own: dict[str, Any] = {"observer": observer, "driver": driver, **nodes, **self.settings}
+        return Rendezvous(self.endpoint, run_id=self.run_id, **own)
+
 
 def read(parameters: RendezvousParameters) -> Conf:
     """Read the parameters of the backend `rdzv`. Raises SettingsError."""
-    return _read(parameters, Endpoint.parse(parameters.endpoint or ""), dict(parameters.config))
+    return _read(parameters, Endpoint.parse(parameters.endpoint or ""), parameters.config)
 
 
 def read_etcd(parameters: RendezvousParameters) -> Conf:
@@ -109,21 +116,15 @@ def etcd_endpoint(text: str, protocol: object, key: str) -> Endpoint:
     return Endpoint.parse(text)
 
 
-def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: dict[str, object]) -> Conf:
+def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: Mapping[str, object]) -> Conf:
     for key in config:
         _check_key(key)
-    own = {key: _value(key, config.pop(key), OWN[key]) for key in OWN if key in config}
-    settings = translate(config)
+    own = {key: _value(key, config[key], OWN[key]) for key in OWN if key in config}
+    settings = translate({key: value for key, value in config.items() if key not in OWN})
     if parameters.local_addr:
         settings["local_addr"] = parameters.local_addr
-    return Conf(
-        endpoint=endpoint,
-        run_id=_run_id(parameters.run_id, endpoint),
-        min_nodes=parameters.min_nodes,
-        max_nodes=parameters.max_nodes,
-        settings=settings,
-        **own,
-    )
+    run_id = _run_id(parameters.run_id, endpoint)
+    return Conf(endpoint, run_id, parameters.min_nodes, parameters.max_nodes, settings, **own)
 
 
 def _run_id(given: str, endpoint: Endpoint) -> str:

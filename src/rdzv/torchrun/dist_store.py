@@ -1,4 +1,4 @@
-"""A `torch.distributed.Store` over any key-value space, so that torch can bootstrap through an rdzv engine.
+"""A `torch.distributed.Store` over a store of rdzv, so that torch can bootstrap through an rdzv engine.
 
     world = rendezvous.join()
     store = DistStore(world.store)
@@ -11,48 +11,18 @@ that waits reads it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from torch.distributed import DistNetworkError, DistStoreError, Store  # From C++.
 
+from .. import blocking
 from ..errors import RoundOver, StoreTimeout, Unreachable
 
-NO_LIMIT_S = 86_400.0
-"""Used for torch's "no timeout" (zero): no wait is endless."""
-BATCH = 100
-"""Keys per write: fewer than every engine's limit. torch does not promise that `multi_set` is atomic."""
-
-
-class KeyValueSpace(Protocol):
-    """Blocking operations on keys and bytes. `rdzv.World.store` has them.
-
-    Calls that wait raise `StoreTimeout`. All calls may raise `Unreachable`, and `RoundOver` if the space ends with a round.
-    """
-
-    def multi_set(self, values: Mapping[str, bytes | str]) -> None: ...
-
-    def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """Wait until all keys are set and return their values."""
-
-    def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None: ...
-
-    def check(self, keys: Sequence[str]) -> bool: ...
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, which starts at 0, and return the sum."""
-
-    def append(self, key: str, value: bytes | str) -> None: ...
-
-    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Write if the value is `expected` (empty: if there is none) and return the value that is then stored."""
-
-    def delete(self, key: str) -> bool:
-        """Remove a key and return whether it was set."""
-
-    def num_keys(self) -> int: ...
+NO_LIMIT_S = 86_400.0  # Used for torch's "no timeout" (zero): no wait is endless.
+BATCH = 100  # Keys per write: fewer than every engine's limit. torch does not promise that `multi_set` is atomic.
 
 
 class DistStore(Store):
@@ -62,7 +32,7 @@ class DistStore(Store):
     _kept: ClassVar[list[DistStore]] = []
     """All stores, for ever: torch holds only the C++ half, which is an empty shell once the Python half is freed."""
 
-    def __init__(self, space: KeyValueSpace, timeout: timedelta | None = None) -> None:
+    def __init__(self, space: blocking.Store, timeout: timedelta | None = None) -> None:
         super().__init__()
         self._space = space
         if timeout is not None:

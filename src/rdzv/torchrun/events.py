@@ -18,8 +18,7 @@ from ..errors import RdzvError
 
 logger = logging.getLogger("rdzv.torchrun")
 
-REPORT_EVERY_S = 30.0
-"""Rare enough for a log that is kept, often enough that a waiting agent does not look stuck."""
+REPORT_EVERY_S = 30.0  # Rare enough for a log that is kept, often enough that a waiting agent does not look stuck.
 SPARE_REPORTS_EVERY = 20
 """A spare may wait for days beside a round that runs well, so it logs only one in this many reports."""
 _NAMES_MAX = 8
@@ -36,14 +35,9 @@ class Recorder:
         """Record a step or a formed round (RUNNING), a clean leave (SUCCEEDED), or a failure of the agent (FAILED)."""
         try:
             construct_and_record_rdzv_event(
-                run_id=self._run_id,
-                message=message,
-                node_state=state,
-                name=self._backend,
-                pid=os.getpid(),
-                master_endpoint=bootstrap,
-                rank=rank,
-            )
+                run_id=self._run_id, message=message, node_state=state, name=self._backend, pid=os.getpid(),
+                master_endpoint=bootstrap, rank=rank,
+            )  # fmt: skip
         except Exception:
             # A user's event handler failed. It must not end an agent whose workers are well.
             logger.exception("a rendezvous event could not be recorded: %s", message)
@@ -129,7 +123,5 @@ def warn_without_restarts(min_nodes: int, max_nodes: int) -> None:
     if min_nodes < max_nodes and max_restarts(sys.argv, os.environ) == 0:
         logger.warning(
             "--nnodes=%s:%s is elastic, but --max-restarts is 0: when a node is lost, the workers of the others fail in their "
-            "next collective and torchrun gives up; give --max-restarts=100, say",
-            min_nodes,
-            max_nodes,
-        )
+            "next collective and torchrun gives up; give --max-restarts=100, say", min_nodes, max_nodes,
+        )  # fmt: skip

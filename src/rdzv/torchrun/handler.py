@@ -14,22 +14,25 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic import rendezvous as torch_api
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.events import NodeState
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
 from .. import errors
-from ..blocking import Rendezvous, World
+from ..blocking import World
 from ..config.settings import DEFAULTS, TABLE
 from ..core.member_rules import ChangeKind
 from ..engines.port import Driver
 from ..errors import Closed, Drained, Evicted, RdzvError
 from ..member.notices import Notice
-from .agent_exit import failure_reason, torch_handles_graceful_exit
 from .agent_store import AgentStore
 from .conf import Conf
 from .events import Recorder, WaitReporter, logger, warn_without_restarts
@@ -37,6 +40,7 @@ from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
+_NO_MESSAGE = "To enable traceback"  # The beginning of torch's text for a worker that left no message.
 
 _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
     (Closed, torch_api.RendezvousClosedError),
@@ -74,18 +78,11 @@ class Handler(RendezvousHandler):
         self._backend = backend
         self._conf = conf
         self._recorder = Recorder(backend, conf.run_id)
-        self._notices = _NoticeListener(self._recorder)
-        self._rendezvous = Rendezvous(
-            conf.endpoint,
-            run_id=conf.run_id,
-            min_nodes=conf.min_nodes,
-            max_nodes=conf.max_nodes,
-            observer=self._notices.observe,
-            driver=driver,
-            **conf.settings,
-        )
-        join_timeout: Any = TABLE["join_timeout"].read(conf.settings.get("join_timeout", DEFAULTS["join_timeout"]))
-        self._join_timeout_s: float = join_timeout
+        self._present, self._over = threading.Event(), threading.Event()
+        # The observer holds no reference to this handler, so that the member does not keep it alive.
+        self._rendezvous = conf.member(partial(_observe, self._recorder, self._present, self._over), driver)
+        join_timeout = conf.settings.get("join_timeout", DEFAULTS["join_timeout"])
+        self._join_timeout_s: Any = TABLE["join_timeout"].read(join_timeout)
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
         weakref.finalize(self, self._signals.close)
@@ -121,7 +118,13 @@ class Handler(RendezvousHandler):
         self._recorder.record(f"joins run {self._conf.run_id}: {reason}")
         try:
             with ended_by_sigterm(), WaitReporter(self._rendezvous.status, self._join_timeout_s) as reporter:
-                world = self._join(reporter)
+                world: World | None = None
+                while world is None:
+                    try:
+                        world = self._rendezvous.join(lasts=reporter.start)
+                    except Evicted as evicted:
+                        # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
+                        logger.warning("%s", evicted)
             return self._start_round(world, reason)
         except RdzvError as error:
             self._raise(error)
@@ -157,7 +160,7 @@ class Handler(RendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the run is known to be over. Local."""
         change = self._rendezvous.changed
-        return self._notices.over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
+        return self._over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
 
     def is_over(self) -> bool:
         """Whether the agent must start the next round: the round changed, or its ranks could not be assigned."""
@@ -171,15 +174,16 @@ class Handler(RendezvousHandler):
     def finish(self, timeout_s: float) -> None:
         """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
         self._finished = True
-        report = threading.Thread(target=self._report_done, name="rdzv done", daemon=True)
+
+        def report_done() -> None:
+            try:
+                self._rendezvous.done()
+            except RdzvError as error:
+                logger.warning("the others could not be told that this agent is done: %s", error)
+
+        report = threading.Thread(target=report_done, name="rdzv done", daemon=True)
         report.start()
         report.join(timeout_s)
-
-    def _report_done(self) -> None:
-        try:
-            self._rendezvous.done()
-        except RdzvError as error:
-            logger.warning("the others could not be told that this agent is done: %s", error)
 
     def _join_reason(self) -> str:
         """Why there is a next round, as this agent knows it."""
@@ -189,14 +193,6 @@ class Handler(RendezvousHandler):
         if self._restart_reason:
             return self._restart_reason
         return "this node came to join" if self._world is None else "workers of this node have failed"
-
-    def _join(self, reporter: WaitReporter) -> World:
-        while True:
-            try:
-                return self._rendezvous.join(lasts=reporter.start)
-            except Evicted as evicted:
-                # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
-                logger.warning("%s", evicted)
 
     def _start_round(self, world: World, reason: str) -> RendezvousInfo:
         self._world = world
@@ -216,7 +212,7 @@ class Handler(RendezvousHandler):
     def _raise(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
         # An agent that came after the run had ended was never a spare of it.
-        spare = isinstance(error, Closed) and error.success and self._notices.present.is_set()
+        spare = isinstance(error, Closed) and error.success and self._present.is_set()
         if spare or isinstance(error, Drained):
             self._not_needed = True
             self._recorder.record(str(error), NodeState.SUCCEEDED)
@@ -238,23 +234,13 @@ class Handler(RendezvousHandler):
             logger.info("could not tell the others that this agent leaves: %s", error)
 
 
-class _NoticeListener:
-    """Hears the member's notices. It holds no reference to the handler, so that the member does not keep that alive."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.present = threading.Event()
-        """This agent has been a member of the run."""
-        self.over = threading.Event()
-        """The run is closed, or refuses this agent for good."""
-
-    def observe(self, notice: Notice) -> None:
-        """Forward a notice to torch's event handlers. Called in the member's thread."""
-        self._recorder.record(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
-        if notice.kind == "present":
-            self.present.set()
-        elif notice.kind in ("closed", "ended"):
-            self.over.set()
+def _observe(recorder: Recorder, present: threading.Event, over: threading.Event, notice: Notice) -> None:
+    """Forward a notice to torch's event handlers. Called in the member's thread."""
+    recorder.record(f"round {notice.round}, {notice.member}: {notice.kind}: {notice.reason}")
+    if notice.kind == "present":  # This agent has been a member of the run.
+        present.set()
+    elif notice.kind in ("closed", "ended"):  # The run is closed, or refuses this agent for good.
+        over.set()
 
 
 def _serve(listener: socket.socket) -> TCPStore:
@@ -262,3 +248,40 @@ def _serve(listener: socket.socket) -> TCPStore:
     host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
     port = listener.getsockname()[1]
     return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def failure_reason(error: BaseException | None, outer: BaseException | None) -> str:
+    """Return one line about the first worker that failed, or "" if this agent has not failed.
+
+    `error` is the exception that the interpreter handles while the agent leaves. `outer` was already being handled when the
+    handler was made: it belongs to the caller, who may run all this in an `except` block of its own, and does not count. A
+    rendezvous error does not count either, because then the work on this node has not failed.
+    """
+    if error is None or error is outer or isinstance(error, (torch_api.RendezvousError, SystemExit, KeyboardInterrupt)):
+        return ""
+    if not isinstance(error, ChildFailedError):
+        return f"{type(error).__name__}: {error}"
+    rank, first = error.get_first_failure()
+    how = f"exit code {first.exitcode}" if first.exitcode >= 0 else f"killed by {first.signal_name()}"
+    # torch's error file holds a text, or a record with a text in it.
+    message = first.message.get("message", "") if isinstance(first.message, dict) else first.message
+    text = str(message).strip()
+    text = "" if text.startswith(_NO_MESSAGE) else text.partition("\n")[0]
+    return f"rank {rank} failed: {how}{f': {text}' if text else ''}"
+
+
+def torch_handles_graceful_exit() -> bool:
+    """Try whether this torch survives its own RendezvousGracefulExitError.
+
+    Up to 2.13 at least, it does not: `SimpleElasticAgent.run` returns None, and the launcher reads the result of that. No
+    version number tells when this changes. False also means that the trial itself failed.
+    """
+
+    def refuse(role: str) -> NoReturn:  # noqa: ARG001
+        raise torch_api.RendezvousGracefulExitError("a trial")
+
+    agent = SimpleNamespace(_invoke_run=refuse, _shutdown=lambda **_: None, _shutdown_timeout=0, _total_execution_time=0)
+    try:
+        return SimpleElasticAgent.run(agent) is not None
+    except Exception:  # noqa: BLE001
+        return False

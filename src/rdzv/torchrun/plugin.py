@@ -31,9 +31,9 @@ def create_rdzv(parameters: RendezvousParameters) -> RendezvousHandler:
     return Handler("rdzv", read(parameters))
 
 
-def create_etcd_v3(parameters: RendezvousParameters) -> RendezvousHandler:
+def create_etcd_v3(parameters: RendezvousParameters, backend: str = "etcd-v3") -> RendezvousHandler:
     """Make a handler for etcd, for users of `etcd-v2`: the endpoint needs no scheme."""
     from .conf import read_etcd  # noqa: PLC0415
     from .handler import Handler  # noqa: PLC0415
 
-    return Handler("etcd-v3", read_etcd(parameters))
+    return Handler(backend, read_etcd(parameters))

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from rdzv.config.settings import Settings
 from rdzv.errors import Unreachable
-from rdzv.torchrun.rendezvous.c10d_endpoint import open_driver
+from rdzv.torchrun.rendezvous.c10d_rendezvous_backend import open_driver
 from support.torchrun_jobs import free_port
 
 

@@ -25,8 +25,13 @@ from rdzv.torchrun.rendezvous import (
     RendezvousStateError,
     create_backend,
 )
-from rdzv.torchrun.rendezvous.c10d_endpoint import ReconnectingBackend
-from rdzv.torchrun.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, STATE_MAX, connect, is_local
+from rdzv.torchrun.rendezvous.c10d_rendezvous_backend import (
+    DEFAULT_PORT,
+    STATE_MAX,
+    ReconnectingBackend,
+    connect,
+    is_local,
+)
 from support.sqlite_backend import SqliteBackend
 
 
@@ -54,11 +59,8 @@ def backend(request, tmp_path):
     return BACKENDS[request.param](tmp_path)
 
 
-def test_there_is_no_state_at_first(backend):
-    assert backend.get_state() is None
-
-
 def test_a_state_can_be_set_where_there_is_none_and_only_there(backend):
+    assert backend.get_state() is None
     state, token, won = backend.set_state(b"one\x00\xff")
     assert (state, won) == (b"one\x00\xff", True)
     assert backend.get_state() == (b"one\x00\xff", token)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -102,15 +101,6 @@ def test_a_full_run_completes_at_once_and_ranks_follow_addresses(kind, request):
         assert ranks(nodes.join()) == [(2, 3), (1, 3), (0, 3)]
 
 
-def test_the_last_call_is_over_after_its_time(sqlite):
-    with Nodes(sqlite, 2, 3, last_call_s=1) as nodes:
-        began_at = time.monotonic()
-        nodes.add("127.0.0.1")
-        nodes.add("127.0.0.2")
-        assert ranks(nodes.join()) == [(0, 2), (1, 2)]
-        assert time.monotonic() - began_at >= 1
-
-
 def test_a_late_node_waits_and_is_let_in_by_the_next_round(tcp):
     with Nodes(tcp, 2, 3) as nodes:
         first = [nodes.add("127.0.0.1"), nodes.add("127.0.0.2")]
@@ -132,17 +122,6 @@ def test_a_node_beyond_the_maximum_is_a_spare_and_exits_when_all_are_done(tcp):
             info.store.add(TERMINAL, 1)
         with pytest.raises(RendezvousGracefulExitError, match="run 'run' is closed"):
             spare.result(LONG_S)
-
-
-def test_a_spare_takes_the_place_of_one_that_leaves(sqlite):
-    with Nodes(sqlite, 2, 2) as nodes:
-        one, two = nodes.add("127.0.0.1"), nodes.add("127.0.0.2")
-        assert ranks(nodes.join(one, two)) == [(0, 2), (1, 2)]
-        spare = nodes.join(nodes.add("127.0.0.3"))
-        wait_for(lambda: len(one._rendezvous.status().of("spare")) == 1)
-        assert two.shutdown()
-        wait_for(lambda: one.num_nodes_waiting() > 0)
-        assert ranks(nodes.join(one) + spare) == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "tcp"])

@@ -37,6 +37,5 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousHandler,
-    RendezvousHandlerCreator,
-    RendezvousHandlerRegistry,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStateError,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous.api import (  # isort: skip
+    RendezvousClosedError, RendezvousConnectionError, RendezvousError, RendezvousGracefulExitError, RendezvousHandler,
+    RendezvousHandlerCreator, RendezvousHandlerRegistry, RendezvousInfo, RendezvousParameters, RendezvousStateError,
+    RendezvousStoreInfo, RendezvousTimeoutError,
+)  # fmt: skip
 
 __all__ = [
     "RendezvousClosedError", "RendezvousConnectionError", "RendezvousError", "RendezvousGracefulExitError",

@@ -21,7 +21,12 @@ from typing import Any, TypeVar
 
 from torch.distributed import DistStoreError, FileStore, Store, TCPStore
 
-from ...system.addresses import is_here
+from ...config.settings import Settings
+from ...engines.port import Driver
+from ...engines.register.backend import BlockingRegister, Version
+from ...engines.register.driver import RegisterDriver
+from ...system.addresses import can_be_told, is_here, outward_address, plain
+from ...system.node import LocalNode
 from .api import RendezvousConnectionError, RendezvousError, RendezvousParameters, RendezvousStateError
 from .dynamic_rendezvous import RendezvousBackend, Token
 from .utils import parse_rendezvous_endpoint
@@ -32,12 +37,9 @@ T = TypeVar("T")
 
 DEFAULT_PORT = 29400
 READ_TIMEOUT_S = 60
-STATE_MAX = 4 << 20
-"""Bytes of base64 that are decoded at most."""
-_ABSENT = b"Y2FuaW1hZGFt"
-"""The value that torch's backend writes for "no state". A store with it is still empty."""
-_MARKS_MAX = 16
-"""Marker keys kept for waiters that start late."""
+STATE_MAX = 4 << 20  # Bytes of base64 that are decoded at most.
+_ABSENT = b"Y2FuaW1hZGFt"  # The value that torch's backend writes for "no state". A store with it is still empty.
+_MARKS_MAX = 16  # Marker keys kept for waiters that start late.
 
 
 class C10dRendezvousBackend(RendezvousBackend):
@@ -156,12 +158,9 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     Raises ValueError for a wrong parameter, and RendezvousConnectionError if the store cannot be made or reached.
     """
     kind = str(params.get("store_type", "tcp")).strip().lower()
-    if kind == "tcp":
-        store: Store = _tcp(params)
-    elif kind == "file":
-        store = _file(params)
-    else:
+    if kind not in ("tcp", "file"):
         raise ValueError(f"store_type is {kind!r}: it must be 'tcp' or 'file'")
+    store = _tcp(params) if kind == "tcp" else _file(params)
     return C10dRendezvousBackend(store, params.run_id), store
 
 
@@ -212,3 +211,89 @@ def _file(params: RendezvousParameters) -> FileStore:
         return FileStore(path)
     except (OSError, ValueError, RuntimeError) as error:
         raise RendezvousConnectionError(f"the file {path!r} cannot be used as a store: {error}") from error
+
+
+def open_driver(settings: Settings) -> Driver:
+    """Make the driver for `c10d://host:port`, an endpoint for which `rdzv.drivers` imports this module. Connects later."""
+    settings.endpoint.options()
+    (host, port), *_ = settings.endpoint.hosts
+
+    def dial() -> TCPStore:
+        if settings.is_host is False or (settings.is_host is None and not is_local(host)):
+            _check_reachable(host, port, settings.read_timeout)
+        return connect(host, port, settings.read_timeout, settings.is_host)
+
+    backend, timeout_s, own = ReconnectingBackend(dial, settings.run_id), settings.read_timeout, _local_host(host, port)
+    endpoint, corrupt = str(settings.endpoint), (RendezvousStateError,)
+    register = BlockingRegister(backend, endpoint, timeout_s=timeout_s, local_host=own, corrupt=corrupt)
+    return RegisterDriver(register, LocalNode(), timeout_s=timeout_s)
+
+
+def _check_reachable(host: str, port: int, timeout_s: float) -> None:
+    """Fail fast where nothing listens: a TCPStore would retry until its timeout and print a page of stack frames."""
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as error:
+        problem = f"nobody serves a store at {host}:{port} ({(error.strerror or str(error)).lower()})"
+        raise RendezvousConnectionError(f"{problem}; start the node that serves there, or correct the endpoint") from error
+
+
+class ReconnectingBackend:
+    """A c10d backend that reconnects after an error: a TCPStore never recovers from a broken connection.
+
+    The public methods are those of `Backend`, `WaitingBackend` and `HeartbeatBackend`.
+    """
+
+    def __init__(self, dial: Callable[[], TCPStore], run_id: str) -> None:
+        self._dial = dial
+        self._run_id = run_id
+        self._backend: C10dRendezvousBackend | None = None
+        self._served: TCPStore | None = None
+        """The first store, kept alive because it may be the one that serves."""
+
+    def get_state(self) -> Version | None:
+        return self._call(lambda backend: backend.get_state())
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        return self._call(lambda backend: backend.set_state(state, token))
+
+    def wait_state(self, token: Any, timeout_s: float) -> None:
+        backend = self._backend
+        if backend is None or backend.wait_state is None:
+            raise RendezvousConnectionError("not connected")
+        backend.wait_state(token, timeout_s)
+
+    def stop_waiting(self) -> None:
+        if self._backend is not None:
+            self._backend.stop_waiting()
+
+    def beat(self, name: str) -> None:
+        self._call(lambda backend: backend.beat(name))
+
+    def read_beats(self, names: Sequence[str]) -> list[int]:
+        return self._call(lambda backend: backend.read_beats(names))
+
+    def drop_beat(self, name: str) -> None:
+        self._call(lambda backend: backend.drop_beat(name))
+
+    def _call(self, work: Callable[[C10dRendezvousBackend], T]) -> T:
+        if self._backend is None:
+            store = self._dial()
+            self._served = self._served or store
+            self._backend = C10dRendezvousBackend(store, self._run_id)
+        try:
+            return work(self._backend)
+        except RendezvousConnectionError:
+            self._backend = None
+            raise
+
+
+def _local_host(host: str, port: int) -> str:
+    """Return the local address from which that host is reached. Sends nothing."""
+    with suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                own = plain(probe.getsockname()[0])
+                return own if can_be_told(own) or host in ("localhost", "127.0.0.1", "::1") else outward_address() or own
+    return ""

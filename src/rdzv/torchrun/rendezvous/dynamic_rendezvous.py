@@ -42,13 +42,9 @@ class DynamicRendezvousHandler(Handler):
     """A handler over a `RendezvousBackend`. `from_backend` and `create_handler` make it."""
 
     def __init__(
-        self,
-        settings: RendezvousSettings,
-        backend: RendezvousBackend,
-        store: Store,
-        local_addr: str | None = None,
+        self, settings: RendezvousSettings, backend: RendezvousBackend, store: Store, local_addr: str | None = None,
         **options: object,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`options` are settings of rdzv. The store is kept only because it may be the one that serves."""
         self._torch_settings = settings
         self._store = store
@@ -67,38 +63,18 @@ class DynamicRendezvousHandler(Handler):
         timeout_s = float(str(given.get("read_timeout", DEFAULTS["read_timeout"])))
         register = BlockingRegister(backend, str(endpoint), timeout_s=timeout_s, corrupt=(RendezvousStateError,))
         self._driver = RegisterDriver(register, LocalNode(), timeout_s=timeout_s)
-        conf = Conf(
-            endpoint=endpoint,
-            run_id=settings.run_id,
-            min_nodes=settings.min_nodes,
-            max_nodes=settings.max_nodes,
-            settings=given,
-            spare_exit="error",
-        )
+        conf = Conf(endpoint, settings.run_id, settings.min_nodes, settings.max_nodes, given, spare_exit="error")
         super().__init__(backend.name, conf, self._driver)
 
     @classmethod
     def from_backend(
-        cls,
-        run_id: str,
-        store: Store,
-        backend: RendezvousBackend,
-        min_nodes: int,
-        max_nodes: int,
-        local_addr: str | None = None,
-        timeout: RendezvousTimeout | None = None,
-        keep_alive_interval: int = 5,
-        keep_alive_max_attempt: int = 3,
-    ) -> DynamicRendezvousHandler:
+        cls, run_id: str, store: Store, backend: RendezvousBackend, min_nodes: int, max_nodes: int,
+        local_addr: str | None = None, timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int = 5, keep_alive_max_attempt: int = 3,
+    ) -> DynamicRendezvousHandler:  # fmt: skip
         """Make a handler with torch's parameters. It does not write to `store`: a round has a store of its own."""
-        settings = RendezvousSettings(
-            run_id,
-            min_nodes,
-            max_nodes,
-            timeout or RendezvousTimeout(),
-            timedelta(seconds=keep_alive_interval),
-            keep_alive_max_attempt,
-        )
+        timeout, interval = timeout or RendezvousTimeout(), timedelta(seconds=keep_alive_interval)
+        settings = RendezvousSettings(run_id, min_nodes, max_nodes, timeout, interval, keep_alive_max_attempt)
         return cls(settings, backend, store, local_addr)
 
     @property
@@ -148,24 +124,13 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
     Defaults: join_timeout 600, last_call_timeout 30, keep_alive_interval 5, keep_alive_max_attempt 3. close_timeout and
     heartbeat_timeout are checked but not used. Raises ValueError for a wrong parameter.
     """
-    timeout = RendezvousTimeout(
-        _timeout(params, "join"), _timeout(params, "last_call"), _timeout(params, "close"), _timeout(params, "heartbeat")
-    )
-    settings = RendezvousSettings(
-        params.run_id,
-        params.min_nodes,
-        params.max_nodes,
-        timeout,
-        timedelta(seconds=params.get_as_int("keep_alive_interval", 5) or 5),
-        params.get_as_int("keep_alive_max_attempt", 3) or 3,
-    )
+    given = [params.get_as_int(f"{name}_timeout") for name in ("join", "last_call", "close", "heartbeat")]
+    timeout = RendezvousTimeout(*(None if seconds is None else timedelta(seconds=seconds) for seconds in given))
+    interval = timedelta(seconds=params.get_as_int("keep_alive_interval", 5) or 5)
+    attempts = params.get_as_int("keep_alive_max_attempt", 3) or 3
+    settings = RendezvousSettings(params.run_id, params.min_nodes, params.max_nodes, timeout, interval, attempts)
     own = {key: value for key, value in params.config.items() if key in KEYS and key not in {*TORCH, *_BACKENDS}}
     own.pop("join_timeout", None)
     for key in params.config.keys() - set(KEYS) - _BACKENDS:
         logger.warning("parameter %r is not known here; its backend may know it", key)
     return DynamicRendezvousHandler(settings, backend, store, params.local_addr, **translate(own))
-
-
-def _timeout(params: RendezvousParameters, name: str) -> timedelta | None:
-    seconds = params.get_as_int(f"{name}_timeout")
-    return None if seconds is None else timedelta(seconds=seconds)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READ_TIMEOUT_S = 60.0
-"""torch's default for `read_timeout`."""
+READ_TIMEOUT_S = 60.0  # torch's default for `read_timeout`.
 CLOSE_S = 5.0
 
 

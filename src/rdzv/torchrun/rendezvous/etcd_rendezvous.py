@@ -23,7 +23,6 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from ...blocking import Rendezvous, World
 from ...config.endpoint import Endpoint
-from ...core.model import Phase
 from ...errors import Evicted, NotJoined, RoundOver
 from ..conf import Conf
 from ..dist_store import DistStore
@@ -33,8 +32,7 @@ from .etcd_client import EtcdClient, client_of
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
-PREFIX = "torchelastic/p2p"
-"""torch's default for `etcd_prefix`."""
+PREFIX = "torchelastic/p2p"  # torch's default for `etcd_prefix`.
 TIMEOUT_S = 600
 LAST_CALL_S = 30
 
@@ -51,24 +49,14 @@ class EtcdRendezvous:
     """One member of a run, in torch's words: a version is a round. Connects with the first call."""
 
     def __init__(
-        self,
-        client: EtcdClient,
-        prefix: str,
-        run_id: str,
-        num_min_workers: int,
-        num_max_workers: int,
-        timeout: float,
-        last_call_timeout: float,
-    ) -> None:
+        self, client: EtcdClient, prefix: str, run_id: str, num_min_workers: int, num_max_workers: int,
+        timeout: float, last_call_timeout: float,
+    ) -> None:  # fmt: skip
         endpoint = Endpoint.parse(client.endpoint)
         path = "/".join(part for part in (endpoint.path, prefix.strip("/")) if part)
-        self.conf = Conf(
-            endpoint=Endpoint(endpoint.scheme, endpoint.hosts, path, endpoint.query),
-            run_id=run_id,
-            min_nodes=num_min_workers,
-            max_nodes=num_max_workers,
-            settings={"join_timeout": timeout, "last_call": last_call_timeout, **client.options},
-        )
+        endpoint = Endpoint(endpoint.scheme, endpoint.hosts, path, endpoint.query)
+        settings = {"join_timeout": timeout, "last_call": last_call_timeout, **client.options}
+        self.conf = Conf(endpoint, run_id, num_min_workers, num_max_workers, settings)
         self._member: Rendezvous | None = None
         self._world: World | None = None
 
@@ -89,13 +77,10 @@ class EtcdRendezvous:
         """Return the run's status, version, participants, and the number of waiting members."""
         status = self.member.status()
         participants = sorted(member.rank for member in status.of("in"))
-        word = "setup" if status.phase == "none" else "joinable"
-        if status.phase == Phase.SEALED.value:
-            word = "final" if len(participants) == status.size else "frozen"
-        elif status.phase == Phase.CLOSED.value:
-            word = "closed"
+        words = {"none": "setup", "closed": "closed", "sealed": "frozen"}
+        is_final = status.phase == "sealed" and len(participants) == status.size
         return {
-            "status": word,
+            "status": "final" if is_final else words.get(status.phase, "joinable"),
             "version": str(status.round),
             "participants": participants,
             "num_workers_waiting": len(status.of("waiting")) + len(status.of("spare")),
@@ -120,10 +105,7 @@ class EtcdRendezvous:
     def member(self) -> Rendezvous:
         """The member, made when it is first needed, unless a handler has set its own."""
         if self._member is None:
-            conf = self.conf
-            self._member = Rendezvous(
-                conf.endpoint, run_id=conf.run_id, min_nodes=conf.min_nodes, max_nodes=conf.max_nodes, **conf.settings
-            )
+            self._member = self.conf.member()
         return self._member
 
     def use(self, member: Rendezvous, world: World | None = None) -> None:
@@ -161,13 +143,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     Keys: timeout (600 s), last_call_timeout (30 s), etcd_prefix, protocol, cert, key, cacert, read_timeout, token_file.
     """
     config = params.config
-    implementation = EtcdRendezvous(
-        client_of(params),
-        str(config.get("etcd_prefix", PREFIX)),
-        params.run_id,
-        params.min_nodes,
-        params.max_nodes,
-        float(config.get("timeout", TIMEOUT_S)),
-        float(config.get("last_call_timeout", LAST_CALL_S)),
-    )
+    timeouts_s = float(config.get("timeout", TIMEOUT_S)), float(config.get("last_call_timeout", LAST_CALL_S))
+    nodes, prefix = (params.min_nodes, params.max_nodes), str(config.get("etcd_prefix", PREFIX))
+    implementation = EtcdRendezvous(client_of(params), prefix, params.run_id, *nodes, *timeouts_s)
     return EtcdRendezvousHandler(implementation, params.local_addr)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token
 
-STATE_MAX = 1024 * 1024
-"""Bytes. torch's state of 10,000 nodes is larger, and etcd would refuse it too."""
+STATE_MAX = 1024 * 1024  # Bytes. torch's state of 10,000 nodes is larger, and etcd would refuse it too.
 RETRY_S = 0.1
 
 
@@ -108,7 +107,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
         deadline = self._node.now() + self._client.read_timeout_s
         while True:
             try:
-                put = Put(self._key, _encode(stored), await self._own_lease())
+                if self._lease:
+                    await session.renew(self._lease)
+                else:
+                    self._lease = await session.grant(self._ttl_s)
+                put = Put(self._key, _encode(stored), self._lease)
                 outcome = await session.txn([Modified(self._key, expected)], [put, Get(self._key)], [Get(self._key)])
             except LeaseGone:
                 self._lease = 0
@@ -119,15 +122,6 @@ class EtcdRendezvousBackend(RendezvousBackend):
                 await sleep(self._node, RETRY_S)
             else:
                 return outcome.item(1 if outcome.succeeded else 0)
-
-    async def _own_lease(self) -> int:
-        """Renew or make this writer's lease, which the state is attached to."""
-        session = await self._client.session()
-        if self._lease:
-            await session.renew(self._lease)
-        else:
-            self._lease = await session.grant(self._ttl_s)
-        return self._lease
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Store]:

@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from ..plugin import create_etcd_v3
 from .api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 
 __all__ = ["get_rendezvous_handler"]
@@ -34,18 +35,11 @@ def _from_module(name: str, params: RendezvousParameters) -> RendezvousHandler:
     return handler
 
 
-def _etcd_v2(params: RendezvousParameters) -> RendezvousHandler:
-    """Make the same handler as for `etcd-v3`. torch keeps one state in etcd and polls it; this one uses watches."""
-    from ..conf import read_etcd  # noqa: PLC0415
-    from ..handler import Handler  # noqa: PLC0415
-
-    return Handler("etcd-v2", read_etcd(params))
-
-
 def _register() -> None:
     """Register torch's names first, so that no plug-in takes them. A broken plug-in must not break the others."""
     rendezvous_handler_registry.register("etcd", partial(_from_module, "etcd_rendezvous"))
-    rendezvous_handler_registry.register("etcd-v2", _etcd_v2)
+    # torch keeps one state in etcd and polls it; this handler, the same as for `etcd-v3`, uses watches.
+    rendezvous_handler_registry.register("etcd-v2", partial(create_etcd_v3, backend="etcd-v2"))
     rendezvous_handler_registry.register("c10d", _c10d)
     rendezvous_handler_registry.register("static", partial(_from_module, "static_tcp_rendezvous"))
     for entry in entry_points(group=GROUP):

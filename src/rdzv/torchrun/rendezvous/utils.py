@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 
 __all__ = ["parse_rendezvous_endpoint"]
 
@@ -22,11 +23,9 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     elif _PORT.fullmatch(port) and int(port) < 65536:
         number = int(port)
     else:
-        msg = f"endpoint {text!r}: its port must be a number from 0 to 65535, not {port!r}"
-        raise ValueError(msg)
+        raise ValueError(f"endpoint {text!r}: its port must be a number from 0 to 65535, not {port!r}")
     if not _HOST.fullmatch(host):
-        msg = f"endpoint {text!r}: {host!r} is not a host name or address; write 'host:port' or '[v6]:port'"
-        raise ValueError(msg)
+        raise ValueError(f"endpoint {text!r}: {host!r} is not a host name or address; write 'host:port' or '[v6]:port'")
     return host, number
 
 
@@ -36,15 +35,8 @@ def _split(text: str) -> tuple[str, str | None]:
         if not end or (rest and not rest.startswith(":")):
             return text, None  # The caller refuses it: a host has no brackets.
         return host, rest[1:] if rest else None
-    if text.count(":") > 1 and _is_v6(text):
+    with suppress(ValueError):
+        ipaddress.IPv6Address(text)
         return text, None
     host, mark, port = text.rpartition(":")
     return (host, port) if mark else (text, None)
-
-
-def _is_v6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return True
