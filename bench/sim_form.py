@@ -23,7 +23,7 @@ def form(n, driver=SimDriver, observer=None):
     """Start n members within a second. Return all that they sent and received until the last has its world."""
     loop = VirtualLoop()
     network = SimNetwork(loop, n)
-    server = SimServer(network, "engine", n, tick_s=0.5)
+    server = SimServer(network, "engine", n)
     network.route = lambda _node: server
     settings = Settings.make("memory://", run_id="bench", min_nodes=n, max_nodes=n, lease=60)
     nodes = [SimNode(loop, f"node{index}", n) for index in range(n)]

@@ -1,4 +1,4 @@
-"""The asyncio face: how a member is made, and what the end of its block says to the others."""
+"""The asyncio API: how a member is made, and what the end of its block tells the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from rdzv import aio, drivers, errors
 from rdzv.aio import departure_of
-from rdzv.core.member import ChangeKind
+from rdzv.core.member_rules import ChangeKind
 from rdzv.engines.memory import MemoryDriver, MemorySession
 from support.memory_members import LONG_S, QUICK, memory, run
 
@@ -182,23 +182,6 @@ def test_a_member_joins_works_is_told_and_joins_again():
         assert [notice.kind for notice in notices][:4] == ["present", "leading", "sealed", "given"]
         with pytest.raises(errors.LeftAlready):
             await a.join()
-
-    run(scenario)
-
-
-def test_a_member_can_drain_and_close():
-    async def scenario():
-        endpoint = memory()
-        async with rendezvous(endpoint, "a") as a, rendezvous(endpoint, "b") as b:
-            await asyncio.gather(a.join(), b.join())
-            await b.drain("SIGTERM")
-            assert (await a.wait_changed(LONG_S)).reason.endswith("/b draining: SIGTERM")
-            with pytest.raises(errors.Drained):
-                await b.join()
-            await a.join()
-            await a.close_run()
-            with pytest.raises(errors.Closed, match="finished"):
-                await a.join()
 
     run(scenario)
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import rdzv
-from rdzv.core.member import ChangeKind
+from rdzv.core.member_rules import ChangeKind
 from rdzv.errors import Closed, JoinTimeout, LeftAlready, NotJoined, RoundOver, StoreTimeout
 from rdzv.system import portal as portal_module
 from support.memory_members import LONG_S, QUICK, memory

@@ -50,7 +50,7 @@ with rdzv.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=2, observ
     except KeyboardInterrupt:
         print("interrupted", time.monotonic() - began_at < 5)
     print("members:", len(r.status().members))
-    print("joins under way:", len(r._aio._member._bell._waiters))
+    print("joins under way:", len(r._aio.bell._waiters))
     try:
         r.join(timeout_s=0.1)
     except rdzv.errors.JoinTimeout:

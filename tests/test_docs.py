@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rdzv.core.member_state import diagram
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(d.relative_to(ROOT)) for d in DOCUMENTS])
@@ -72,3 +74,22 @@ def test_the_glossary_explains_each_word_once():
 def test_the_changelog_has_a_place_for_what_comes_next():
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
+
+
+def test_the_picture_of_a_members_states_is_drawn_from_the_table(request):
+    page = ROOT / "docs" / "architecture.md"
+    before, rest = page.read_text().split("<!-- states -->\n")
+    shown, after = rest.split("<!-- end of states -->")
+    drawn = f"\n```mermaid\n{diagram().strip()}\n```\n\n"
+    if request.config.getoption("--rewrite"):
+        page.write_text(f"{before}<!-- states -->\n{drawn}<!-- end of states -->{after}")
+    else:
+        assert shown == drawn
+
+
+def test_every_file_that_the_architecture_names_exists():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
+    homes = (ROOT, ROOT / "src" / "rdzv")
+    assert named
+    assert [name for name in sorted(named) if not any((home / name).exists() for home in homes)] == []

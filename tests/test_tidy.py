@@ -52,7 +52,7 @@ IMPORTS = {
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
     "member": "core config engines system errors _version",
-    "aio": "member drivers core config engines system errors",
+    "aio": "member drivers config engines system errors",
     "blocking": "aio member core config engines system errors",
     "__init__": "aio blocking member core errors _version",
     "operate": "member drivers core config engines engines.embedded system errors _version",
@@ -95,7 +95,7 @@ READS_IT = {"system/node.py"}
 """Where a stamp for people is made."""
 SHOWS_IT = {
     "stamp": {"system/node.py", "member/presence.py", "operate/commands.py"},
-    "http_date": {"system/node.py", "operate/doctor.py", "engines/embedded/server_connection.py"},
+    "http_date": {"system/node.py", "operate/doctor.py", "engines/embedded/session.py"},
 }
 """Who may ask for one: to write it into the journal, and to tell it to the doctor, who only shows it."""
 

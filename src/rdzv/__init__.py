@@ -15,12 +15,12 @@ from ._version import __version__
 if TYPE_CHECKING:
     from . import aio
     from .blocking import Rendezvous, World
-    from .core.member import Change
+    from .core.member_rules import Change
     from .core.status import Status
     from .member.notices import Notice
 else:
     _MODULE_OF = {
-        "Change": "core.member",
+        "Change": "core.member_rules",
         "Notice": "member.notices",
         "Rendezvous": "blocking",
         "Status": "core.status",

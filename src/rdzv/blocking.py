@@ -1,9 +1,9 @@
-"""The blocking face: one member of one run, for code without an event loop. This is `rdzv.Rendezvous`.
+"""The blocking API: one member of one run, for code without an event loop. This is `rdzv.Rendezvous`.
 
     with rdzv.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=4) as r:
         world = r.join()
 
-Every call is the asyncio face's call of the same name, run in the process's portal and waited for; no logic is here but
+Every call runs the asyncio API's call of the same name in the process's portal and waits for it. The only logic here is
 what threads, forks and the end of the process need. Any thread may make any call.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 from . import aio
 from .aio import departure_of
 from .config.endpoint import Endpoint
-from .core.member import Change, ChangeKind
+from .core.member_rules import Change, ChangeKind
 from .core.status import Status
 from .engines.port import Driver
 from .errors import ForkedChild, LeftAlready
@@ -34,16 +34,16 @@ from .system.portal import Portal
 T = TypeVar("T")
 
 EXIT_S = 2.0
-"""How long a process that ends waits for its members to leave; what is not said by then, their leases will say."""
+"""How long a process that ends waits for its members to leave. After that, the end of their leases tells the others."""
 
 _Stay: TypeAlias = "weakref.finalize[[Portal, aio.AsyncRendezvous], _MemberHandle]"
-"""Alive from a member's first use until it has left; meanwhile the portal has it for a user."""
+"""Alive from a member's first use until it has left; until then it keeps the portal open."""
 _present: dict[aio.AsyncRendezvous, _Stay] = {}
-"""Those that have been used and have not left."""
+"""Members that have been used and have not left."""
 
 
 class _MemberHandle:
-    """A member's way through the portal, shared by its Rendezvous, worlds and stores. Once all are dropped, it leaves."""
+    """A member and its portal, shared by its Rendezvous, worlds and stores. Once all are dropped, the member leaves."""
 
     def __init__(self, member: aio.AsyncRendezvous) -> None:
         self._member = member
@@ -53,11 +53,11 @@ class _MemberHandle:
 
     @property
     def is_forked(self) -> bool:
-        """The member is another process's."""
+        """Whether the member belongs to another process."""
         return self._pid != os.getpid()
 
     def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None) -> T:
-        """Have a call of the asyncio face run in the portal."""
+        """Run a call of the asyncio API in the portal."""
         try:
             portal = self._enter(getattr(coroutine, "__name__", "this call"))
         except BaseException:
@@ -91,14 +91,14 @@ class _MemberHandle:
                 return
             portal = Portal.open()
         try:
-            # An impatient caller may stop waiting, but half a leave would be a member that nobody looks after.
+            # Not cancelled when the caller stops waiting: half a leave would be a member that nothing looks after.
             portal.run(self._leave(self._stay, failed, reason), cancel=False)
         finally:
             portal.close()
 
     async def _leave(self, stay: _Stay, failed: bool, reason: str) -> None:
         await self._member.leave(failed=failed, reason=reason)
-        held = stay.detach()  # Only one of several who leave at once gets it.
+        held = stay.detach()  # Only one of several calls at once gets it.
         if held is not None:
             _gone(*held[2])
 
@@ -109,7 +109,7 @@ def _gone(portal: Portal, member: aio.AsyncRendezvous) -> None:
 
 
 def _forsaken(portal: Portal, member: aio.AsyncRendezvous) -> None:
-    """Nobody holds the line any more. Called by the garbage collector, anywhere: it may neither wait nor lock."""
+    """Let a member leave that nothing refers to. The garbage collector calls this: it may neither wait nor lock."""
 
     async def leave() -> None:
         await member.leave(reason="its Rendezvous was dropped")
@@ -120,7 +120,7 @@ def _forsaken(portal: Portal, member: aio.AsyncRendezvous) -> None:
 
 
 def _leave_all() -> None:
-    """At the end of the process, so that the others see a leave now and not a loss after the lease."""
+    """Let all members leave at the end of the process, so that the others see a leave now, and not a loss later."""
     with Portal.lock:
         members = dict(_present)
         if not members:
@@ -171,7 +171,7 @@ class Rendezvous:
             driver=driver,
             **options,
         )
-        self._line = _MemberHandle(self._aio)
+        self._handle = _MemberHandle(self._aio)
         self.run_id = self._aio.run_id
 
     def __enter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
@@ -184,66 +184,66 @@ class Rendezvous:
         self.leave(failed=failed, reason=reason)
 
     def prepare(self) -> None:
-        """Connect already, and serve if that is ours to do, without taking part: `join` is quicker then.
+        """Connect already, and serve if that is this node's to do, without taking part: `join` is quicker then.
 
-        It does not wait for that, and does not say what came of it: whoever joins is told.
+        It does not wait for that. Whatever comes of it, `join` will say.
         """
-        self._line.run(self._aio.prepare())
+        self._handle.run(self._aio.prepare())
 
     def join(self, timeout_s: float | None = None, *, lasts: Callable[[], object] | None = None) -> World:
-        """Wait until a round is sealed with us in it. Calling it says that no worker of an earlier round runs any more.
+        """Wait until a round is sealed with this member in it. The call says that no worker of an earlier round runs.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. `lasts` is called in this thread about once a second while we wait: for a word to whoever watches.
+        must. `lasts` is called in this thread about once a second while it waits, for progress output.
         Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
-        return World(self._line, self._line.run(self._aio.join(timeout_s), lasts))
+        return World(self._handle, self._handle.run(self._aio.join(timeout_s), lasts))
 
     @property
     def changed(self) -> Change | None:
-        """Why the world we hold no longer stands, or None while it does. Who reads an eviction has been told.
+        """Why the world that is held no longer stands, or None while it does.
 
-        A local read: cheap enough for every step of a training loop, and it never raises. In a forked child nothing
-        could ever be heard, so it says that.
+        A local read: cheap enough for every step of a training loop, and it never raises. Reading an eviction
+        acknowledges it: the next `join` does not raise Evicted. A forked child is told that it is one.
         """
-        if self._line.is_forked:
+        if self._handle.is_forked:
             return Change(ChangeKind.REFUSED, str(ForkedChild(self.run_id, "changed")))
         return self._aio.changed
 
     def wait_changed(self, timeout_s: float | None = None) -> Change | None:
-        """The change, as soon as there is one; None when the time ran out first, or we leave."""
-        return self._line.run(self._aio.wait_changed(timeout_s))
+        """Wait for a change and return it; None: the time ran out first, or the member leaves."""
+        return self._handle.run(self._aio.wait_changed(timeout_s))
 
     def status(self) -> Status:
-        """The whole run, with the reason for what it waits for. Asks the engine; raises Unreachable."""
-        return self._line.run(self._aio.status())
+        """Return the state of the whole run, with the reason for what it waits for. Remote; raises Unreachable."""
+        return self._handle.run(self._aio.status())
 
     def done(self) -> None:
-        """Our work succeeded. We stay until we leave; when all of the round are done, the run closes with success."""
-        self._line.run(self._aio.done())
+        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success."""
+        self._handle.run(self._aio.done())
 
     def drain(self, reason: str = "asked to go") -> None:
-        """Say that we are about to go, so that the others re-form without waiting for us to be gone."""
-        self._line.run(self._aio.drain(reason))
+        """Say that this member is about to go, so that the others re-form without waiting for it to be gone."""
+        self._handle.run(self._aio.drain(reason))
 
     def close_run(self, reason: str = "finished") -> None:
-        """End the run for everybody. Raises RoundOver if the others have gone on without us."""
-        self._line.run(self._aio.close_run(reason))
+        """End the run for everybody. Raises RoundOver if the others have gone on without this member."""
+        self._handle.run(self._aio.close_run(reason))
 
     def leave(self, *, failed: bool = False, reason: str = "") -> None:
         """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
 
-        `failed` says that our work cannot be done here: if quorum is then out of reach, the run is closed with our
-        reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it does
-        nothing.
+        `failed` says that the work cannot be done here: if quorum is then out of reach, the run is closed with this
+        reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it
+        does nothing.
         """
-        self._line.leave(failed, reason)
+        self._handle.leave(failed, reason)
 
 
 class World:
-    """Who we are in a round. A value, but for its store and its bootstrap socket, which end with the round."""
+    """A member's rank in a round. Its store and bootstrap socket end with the round; everything else is constant."""
 
-    def __init__(self, line: _MemberHandle, world: AsyncWorld) -> None:
+    def __init__(self, handle: _MemberHandle, world: AsyncWorld) -> None:
         self.run_id = world.run_id
         self.round = world.round
         self.rank = world.rank
@@ -253,31 +253,31 @@ class World:
         self.digest = world.digest
         self.incarnation = world.incarnation
         self.table = world.table
-        self.store = Store(line, world.store)
-        self._line = line
+        self.store = Store(handle, world.store)
+        self._handle = handle
         self._world = world
 
     def __repr__(self) -> str:
         return repr(self._world)
 
     def take_bootstrap_socket(self) -> socket.socket:
-        """Rank 0's listening socket, for whoever serves at `bootstrap`. It can be taken once."""
+        """Take rank 0's listening socket, to serve at `bootstrap` with it. It can be taken once."""
         return self.bootstrap.take_socket()
 
     def members(self) -> list[Peer]:
-        """All members of the round in rank order. Asks the engine; raises RoundOver, Unreachable."""
-        return self._line.run(self._world.members())
+        """List all members of the round in rank order. Remote; raises RoundOver, Unreachable."""
+        return self._handle.run(self._world.members())
 
 
 class Store:
-    """The round's key-value space, for trainers and agents. Values are bytes; text is encoded as UTF-8.
+    """The round's key-value store, for trainers and agents. Values are bytes; text is encoded as UTF-8.
 
-    Every call raises RoundOver once the round is broken or over, and the waiting ones end with it. Those that wait
-    raise StoreTimeout, all of them Unreachable if the engine stays away for `timeout_s`.
+    Every call raises RoundOver once the round is broken or over, and calls that wait end with it. Calls that wait raise
+    StoreTimeout, and all calls raise Unreachable if the engine stays away for `timeout_s`.
     """
 
-    def __init__(self, line: _MemberHandle, store: AsyncStore) -> None:
-        self._line = line
+    def __init__(self, handle: _MemberHandle, store: AsyncStore) -> None:
+        self._handle = handle
         self._store = store
 
     @property
@@ -286,50 +286,50 @@ class Store:
         return self._store.timeout_s
 
     def set_timeout(self, timeout_s: float) -> None:
-        """How long later calls wait if they do not say."""
+        """Set how long later calls wait if they do not say."""
         self._store.set_timeout(timeout_s)
 
     def set(self, key: str, value: bytes | str) -> None:
         """Write a key."""
-        self._line.run(self._store.set(key, value))
+        self._handle.run(self._store.set(key, value))
 
     def multi_set(self, values: Mapping[str, bytes | str]) -> None:
-        """Write several keys at once: whoever sees one of them sees all."""
-        self._line.run(self._store.multi_set(values))
+        """Write several keys in one transaction: a reader that sees one of them sees all."""
+        self._handle.run(self._store.multi_set(values))
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The value, waited for if need be."""
-        return self._line.run(self._store.get(key, timeout_s))
+        """Return the value, and wait for it if it is not set yet."""
+        return self._handle.run(self._store.get(key, timeout_s))
 
     def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values, waited for if need be."""
-        return self._line.run(self._store.multi_get(keys, timeout_s))
+        """Return the values, and wait for those that are not set yet."""
+        return self._handle.run(self._store.multi_get(keys, timeout_s))
 
     def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
-        """Until all of the keys are set."""
-        self._line.run(self._store.wait(keys, timeout_s))
+        """Wait until all of the keys are set."""
+        self._handle.run(self._store.wait(keys, timeout_s))
 
     def check(self, keys: Iterable[str]) -> bool:
-        """Whether all of the keys are set now."""
-        return self._line.run(self._store.check(keys))
+        """Return whether all of the keys are set now."""
+        return self._handle.run(self._store.check(keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which starts at 0, and say what it is now. Exactly once, even if an answer was lost."""
-        return self._line.run(self._store.add(key, amount))
+        """Add to a number, which starts at 0, and return the sum. Exactly once, even if an answer was lost."""
+        return self._handle.run(self._store.add(key, amount))
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Put more bytes behind a value, which starts empty."""
-        self._line.run(self._store.append(key, value))
+        """Append bytes to a value, which starts empty."""
+        self._handle.run(self._store.append(key, value))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         """Write if the value is `expected` (empty: if there is none); return the value there is afterwards."""
-        return self._line.run(self._store.compare_set(key, expected, desired))
+        return self._handle.run(self._store.compare_set(key, expected, desired))
 
     def delete(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
-        return self._line.run(self._store.delete(key))
+        """Remove a key; return whether it was there."""
+        return self._handle.run(self._store.delete(key))
 
     def num_keys(self) -> int:
-        """How many keys this round has."""
-        return self._line.run(self._store.num_keys())
+        """Return how many keys this round has."""
+        return self._handle.run(self._store.num_keys())
 

@@ -13,7 +13,7 @@ import rdzv
 from rdzv.cli.exit_codes import ExitCode
 from rdzv.cli.main import app
 from rdzv.cli.output import Printer
-from rdzv.core.member import Change, ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Era, Phase
 from rdzv.member.notices import _ABOUT_OTHERS, Notice
 from rdzv.system.bootstrap import Bootstrap
@@ -109,8 +109,9 @@ def test_the_lines_have_the_fields_that_are_shown(capsys):
 def test_the_kinds_of_lines_are_all_explained():
     changes, notices = re.split(r"^A `notice` has", section("Lines"), flags=re.MULTILINE)
     assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in ChangeKind}
-    sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in ("member/member.py", "member/notices.py"))
-    given = set(re.findall(r'(?:_notice|Notice)\(\s*"([a-z ]+)"', sources))
+    files = ("core/member.py", "member/member.py", "member/notices.py")
+    sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in files)
+    given = set(re.findall(r'(?:Tell|_notice|Notice)\(\s*"([a-z ]+)"', sources))
     given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(_ABOUT_OTHERS.values())
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 

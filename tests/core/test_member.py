@@ -1,198 +1,465 @@
-"""What a member does about a head, and what it is told: T3, T4, T10, T13 and T15."""
+"""The machine of a member: its tables, stories of members, single decisions, and what holds whatever happens.
+
+A story (tests/transcripts/member/*.txt) is a list of events, each followed by the actions that came of it and, if it changed,
+the state. `pytest --rewrite` writes what happened instead of comparing it. The events are the methods of `Teller`.
+"""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
+import msgspec
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rdzv.core.member import (
-    Change,
-    ChangeKind,
-    TakeResult,
-    WaitingStep,
-    change_for,
-    report,
-    still_ours,
-    take_result,
-    waiting_step,
-)
-from rdzv.core.model import NO_ROUND, Call, Cause, CauseKind, Era, Head, Phase, RoundId
-from support.views import ERA, entry, sealed, told
+from rdzv.core import member as machine
+from rdzv.core import member_actions as actions
+from rdzv.core import member_events as events
+from rdzv.core.member import step
+from rdzv.core.member_rules import Change, ChangeKind
+from rdzv.core.member_state import HOLDINGS, TRANSITIONS, Holding, Identity, MemberState, Standing, diagram
+from rdzv.core.model import NO_ROUND, Cause, CauseKind, Era, Head, Phase, RoundId
+from rdzv.errors import Banned, Closed, Drained, EngineMoved, Evicted, LeftAlready
+from support.views import ERA, entry
 
-LOST = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
-
-
-def head(phase=Phase.SEALED, **fields):
-    base = {"run": "r1", "era": ERA, "next_era": ERA, "number": 3, "table": "t3", "size": 2}
-    return Head(**{**base, "phase": phase, **fields})
-
-
-# ---- T3, T4: taking
-
-
-@pytest.mark.parametrize(
-    ("seen", "left", "examined", "expected"),
-    [
-        (head(), NO_ROUND, "", WaitingStep.EXAMINE),
-        (head(Phase.BROKEN), NO_ROUND, "", WaitingStep.EXAMINE),
-        (head(), RoundId(ERA, 2), "t2", WaitingStep.EXAMINE),
-        (head(number=1, era=Era(2, "e0")), RoundId(ERA, 9), "", WaitingStep.EXAMINE),
-        # Nothing to take.
-        (None, NO_ROUND, "", WaitingStep.WAIT),
-        (head(Phase.OPEN, number=0, table=""), NO_ROUND, "x", WaitingStep.WAIT),
-        (head(Phase.CLOSED), NO_ROUND, "", WaitingStep.WAIT),
-        # Kept for those who hold it.
-        (head(adopted=True), NO_ROUND, "", WaitingStep.WAIT),
-        (head(Phase.BROKEN, adopted=True), NO_ROUND, "", WaitingStep.WAIT),
-        # Asked already.
-        (head(), NO_ROUND, "t3", WaitingStep.WAIT),
-        # G3: at or below what we gave up.
-        (head(), RoundId(ERA, 3), "", WaitingStep.WAIT),
-        (head(), RoundId(ERA, 4), "", WaitingStep.WAIT),
-        (head(number=9), RoundId(Era(2, "e0"), 1), "", WaitingStep.WAIT),
-    ],
-)
-def test_a_table_is_examined_once_and_only_if_its_round_could_be_ours(seen, left, examined, expected):
-    """T3.1."""
-    assert waiting_step(seen, left, examined) is expected
-
-
+STORIES = sorted((Path(__file__).parent.parent / "transcripts" / "member").glob("*.txt"))
+ME = Identity(run_id="job", name="a", endpoint="rdzv://n0", lease=10.0, outage_grace=60.0, closed_for=20.0, capacity=2)
 MINE = entry("a", 0, created=11)
 
 
-def test_h4_a_world_is_given_by_one_read_of_head_and_line():
-    """T3.3: whatever we remember of an earlier head counts for nothing."""
-    assert take_result(head(), "t3", MINE, 11) is TakeResult.GIVEN
+def head(phase=Phase.SEALED, number=1, **fields) -> Head:
+    base = {"run": "r1", "era": ERA, "next_era": ERA, "number": number, "table": f"t{number}" if number else "", "size": 2}
+    return Head(**{**base, "phase": phase, **fields})
+
+
+OPEN = head(Phase.OPEN, 0)
+CLOSED = head(Phase.CLOSED, cause=Cause(kind=CauseKind.CLOSED, text="enough"))
+
+
+class Teller:
+    """One member, and the time. Each method is an event."""
+
+    def __init__(self) -> None:
+        self.state = MemberState(ME)
+        self.now = 100.0
+
+    def on(self, event) -> list[actions.MemberAction]:
+        return step(self.state, event, self.now)
+
+    def wait(self, seconds) -> list[actions.MemberAction]:
+        self.now += float(seconds)
+        return []
+
+    def join(self):
+        return self.on(events.Join())
+
+    def connected(self):
+        return self.on(events.Connected("n1"))
+
+    def registered(self, how="", place="p1"):
+        return self.on(events.Registered(11, how == "brought", self.now, place))
+
+    def head(self, phase="", number="1", cause="", **fields):
+        if not phase:
+            return self.on(events.HeadSeen(None))
+        why = Cause(kind=CauseKind.SUCCESS if cause == "all done" else CauseKind.LOST, text=cause) if cause else None
+        return self.on(events.HeadSeen(head(Phase(phase), int(number), cause=why, **fields)))
+
+    def other_life(self, phase):
+        return self.head(phase, run="r2")
+
+    def examined(self, whose="mine"):
+        seen = self.state.head
+        table = seen.table if seen else "t1"
+        return self.on(events.Examined(table, seen, None if whose == "others" else MINE, 11))
+
+    def ready(self):
+        return self.on(events.ReadyPut(self.state.left))
+
+    def renewed(self):
+        return self.on(events.Renewed(self.now))
+
+    def unanswered(self, how=""):
+        return self.on(events.RenewalFailed(self.now, "no answer", how == "paused"))
+
+    def key_gone(self, reason="its lease ended"):
+        return self.on(events.KeyGone(reason))
+
+    def away(self, trouble="no route"):
+        return self.on(events.EngineAway(trouble))
+
+    def elsewhere(self, place="p2"):
+        return self.on(events.Elsewhere(place))
+
+    def asked(self, reason):
+        return self.on(events.DrainAsked(reason))
+
+    def leads(self):
+        return self.on(events.Leads())
+
+    def done(self):
+        return self.on(events.WorkDone())
+
+    def drain(self, reason):
+        return self.on(events.Draining(reason))
+
+    def failed(self, error="oops"):
+        return self.on(events.Failed(error if isinstance(error, Exception) else ZeroDivisionError(error)))
+
+    def leave(self):
+        return self.on(events.Leave())
+
+    def left(self):
+        return self.on(events.Left())
+
+    def next(self):
+        wanted = machine.next_step(self.state, self.now)
+        return [] if wanted is None else [wanted]
+
+    def condition(self) -> str:
+        state = self.state
+        told = f"; told {state.change.kind.value}: {state.change.reason}" if state.change else ""
+        return f"{state.standing.value}, {state.holding.value}{told}"
+
+
+def shown(action: actions.MemberAction) -> str:
+    if isinstance(action, actions.GiveRound):
+        return f"GiveRound {action.head.number}, rank {action.entry.rank}"
+    if isinstance(action, actions.TellHead):
+        return f"TellHead {action.new.phase.value} {action.new.number}"
+    if isinstance(action, actions.Raise):
+        return f"Raise {type(action.error).__name__}"
+    return " ".join([type(action).__name__, *map(str, msgspec.structs.astuple(action))])
+
+
+def tell(text: str) -> str:
+    """The story with what comes of its events. A member that is woken without a reason is not shown."""
+    teller, lines = Teller(), []
+    before = teller.condition()
+    for line in text.splitlines():
+        if line.startswith("    "):
+            continue
+        lines.append(line)
+        if not line or line.startswith("#"):
+            continue
+        verb, *words = shlex.split(line)
+        lines += [f"    {shown(action)}" for action in getattr(teller, verb)(*words) if action != actions.WAKE]
+        if teller.condition() != before:
+            before = teller.condition()
+            lines.append(f"    = {before}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", STORIES, ids=[path.stem for path in STORIES])
+def test_the_story_goes_as_it_was_told(path, request):
+    told = tell(path.read_text())
+    if request.config.getoption("--rewrite"):
+        path.write_text(told)
+    else:
+        assert told.splitlines() == path.read_text().splitlines()
+
+
+def test_there_are_stories():
+    assert len(STORIES) >= 5
+
+
+# ---- tables
+
+
+def present(**changes) -> Teller:
+    """A member that is present, with these fields."""
+    teller = Teller()
+    teller.join()
+    teller.connected()
+    teller.registered()
+    for name, value in changes.items():
+        setattr(teller.state, name, value)
+    return teller
+
+
+def holder() -> Teller:
+    teller = present()
+    teller.head("sealed")
+    teller.examined()
+    assert teller.state.holding is Holding.HOLDING
+    return teller
+
+
+def test_every_standing_and_every_holding_is_in_its_table():
+    assert list(TRANSITIONS) == list(Standing)
+    assert list(HOLDINGS) == list(Holding)
+    kinds = {kind for listed in TRANSITIONS.values() for kind in listed}
+    assert kinds == set(machine._HANDLERS) == set(events.MemberEvent.__subclasses__())
+
+
+EXAMPLES = [
+    events.Join(),
+    events.Connected("n1"),
+    events.Elsewhere("p2"),
+    events.EngineAway("no route"),
+    events.Registered(11, False, 100.0, "p1"),
+    events.HeadSeen(OPEN),
+    events.KeyGone("its lease ended"),
+    events.Renewed(100.0),
+    events.RenewalFailed(100.0, "no answer"),
+    events.DrainAsked("scaled down"),
+    events.Leads(),
+    events.Examined("t1", head(), MINE, 11),
+    events.ReadyPut(NO_ROUND),
+    events.WorkDone(),
+    events.Draining("SIGTERM"),
+    events.Failed(ZeroDivisionError()),
+    events.Leave(),
+    events.Left(),
+]
+
+
+@pytest.mark.parametrize("standing", Standing)
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
+def test_an_event_that_is_not_in_the_table_changes_nothing(standing, event):
+    if type(event) in TRANSITIONS[standing]:
+        return
+    state = MemberState(ME, standing=standing)
+    before = msgspec.structs.astuple(state)
+    assert step(state, event, 100.0) == []
+    assert msgspec.structs.astuple(state) == before
+
+
+def test_the_diagram_shows_every_way_from_one_standing_to_another():
+    lines = diagram().splitlines()
+    assert lines[:2] == ["stateDiagram-v2", "    [*] --> idle"]
+    assert "    idle --> away: Join" in lines
+    assert "    away --> present: Registered" in lines
+    assert "    present --> evicted: HeadSeen, KeyGone" in lines
+    assert "    leaving --> left: Left" in lines
+    assert not [line for line in lines if line.count("present") > 1], "a standing does not lead to itself"
+
+
+# ---- decisions
+
+
+def test_an_eviction_is_told_once_by_the_change_or_by_the_next_call():
+    teller = holder()
+    teller.key_gone()
+    evicted = machine.join_refusal(teller.state)
+    assert isinstance(evicted, Evicted)
+    assert machine.join_refusal(teller.state) is None, "the next join is that of a new member"
+    teller = holder()
+    teller.key_gone()
+    assert machine.read_change(teller.state) == Change(ChangeKind.EVICTED, "its lease ended")
+    assert machine.join_refusal(teller.state) is None
+    teller = holder()
+    teller.key_gone()
+    assert machine.refusal(teller.state, "done") is teller.state.end
+    assert machine.join_refusal(teller.state) is None
+    # The first reason stands.
+    assert teller.key_gone("again") == []
+    assert teller.state.end.reason == "its lease ended"
 
 
 @pytest.mark.parametrize(
-    ("seen", "line", "expected"),
+    ("error", "kind", "again"),
     [
-        # T3.4
-        (None, MINE, TakeResult.LOOK_AGAIN),
-        (head(table="t4", number=4), MINE, TakeResult.LOOK_AGAIN),
-        (head(table="t4", number=4), None, TakeResult.LOOK_AGAIN),
-        (head(Phase.CLOSED), MINE, TakeResult.LOOK_AGAIN),
-        # T3.5
-        (head(), None, TakeResult.NOT_OURS),
-        (head(Phase.BROKEN), None, TakeResult.NOT_OURS),
-        (head(adopted=True), MINE, TakeResult.NOT_OURS),
-        (head(Phase.BROKEN, adopted=True), MINE, TakeResult.NOT_OURS),
+        (Banned("job", "n1", "bad memory"), ChangeKind.REFUSED, True),
+        (EngineMoved("job", "p1", "p2"), ChangeKind.OUTAGE, True),
+        (Closed("job", "enough"), ChangeKind.CLOSED, False),
+        (Closed("job", "all done", True), None, False),
+        (ZeroDivisionError("oops"), ChangeKind.REFUSED, False),
     ],
 )
-def test_nothing_else_gives_a_world(seen, line, expected):
-    """T3.4, T3.5."""
-    assert take_result(seen, "t3", line, 11) is expected
+def test_something_final_is_told_and_most_of_it_may_be_over_at_the_next_join(error, kind, again):
+    teller = holder()
+    assert actions.EndPresence() in teller.failed(error)
+    assert (teller.state.change.kind if teller.state.change else None) is kind
+    assert machine.refusal(teller.state, "join") is error
+    assert (actions.Connect() in teller.join()) is again
+    assert teller.state.standing is (Standing.AWAY if again else Standing.ENDED)
+    assert (machine.unusable(teller.state, "join") is error) is isinstance(error, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("phase", [Phase.SEALED, Phase.BROKEN])
-def test_h5_a_line_of_a_former_life_is_not_ours(phase):
-    """T3.5: the id is the same, the create revision is not."""
-    assert take_result(head(phase), "t3", MINE, 12) is TakeResult.NOT_OURS
+def test_a_member_that_has_left_refuses_every_call():
+    teller = holder()
+    assert actions.EndWorld("this member has left") in teller.leave()
+    assert isinstance(machine.join_refusal(teller.state), LeftAlready)
+    teller.left()
+    assert isinstance(machine.refusal(teller.state, "done"), LeftAlready)
+    assert teller.join() == teller.key_gone() == []
 
 
-def test_h3_a_round_that_was_broken_before_it_was_taken_is_given_up():
-    """T4.1: else the others would wait for us to stop workers that we never started."""
-    assert take_result(head(Phase.BROKEN, cause=LOST), "t3", MINE, 11) is TakeResult.GIVE_UP
-
-
-# ---- T10: told
-
-HOLDS = told(rank=0)
+def test_a_member_that_leaves_still_tells_of_heads_but_is_not_evicted():
+    teller = holder()
+    teller.leave()
+    assert teller.head("broken") == [actions.TellHead(head(), head(Phase.BROKEN))]
+    assert teller.head() == []
+    assert teller.state.standing is Standing.LEAVING
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("changes", "wanted"),
     [
-        # T10.1
-        (None, None),
-        # T10.2
-        (head(Phase.CLOSED, cause=Cause(kind=CauseKind.SUCCESS, text="all done")), None),
-        # T10.3
-        (
-            head(Phase.CLOSED, cause=Cause(kind=CauseKind.GAVE_UP, text="b gave up")),
-            Change(ChangeKind.CLOSED, "the run was closed: b gave up"),
-        ),
-        (head(Phase.CLOSED), Change(ChangeKind.CLOSED, "the run was closed: no reason was given")),
-        # T10.4
-        (head(run="r2"), Change(ChangeKind.EVICTED, "the run id has begun a new life without us")),
-        (head(Phase.BROKEN, run="r2"), Change(ChangeKind.EVICTED, "the run id has begun a new life without us")),
-        # T10.5
-        (head(Phase.BROKEN, cause=LOST), Change(ChangeKind.ROUND, "c lost")),
-        (head(Phase.BROKEN), Change(ChangeKind.ROUND, "round 3 is broken")),
-        # T10.6
-        (head(number=4, table="t4"), Change(ChangeKind.ROUND, "round 4 has replaced round 3")),
-        (head(Phase.BROKEN, number=4, table="t4", cause=LOST), Change(ChangeKind.ROUND, "round 4 has replaced round 3")),
-        (head(era=Era(2, "e2")), Change(ChangeKind.ROUND, "round 3 has replaced round 3")),
-        (head(table="other"), Change(ChangeKind.ROUND, "round 3 has replaced round 3")),
-        # T10.7
-        (head(), None),
-        (head(call=Call.SETTLE, call_seq=9, seq=9), None),
-        (head(adopted=True, next_era=Era(2, "e2")), None),
+        ({"head": head()}, actions.Examine("t1")),
+        ({"head": OPEN}, None),
+        ({}, None),
+        # G3: what was examined, or given up, is not asked about again.
+        ({"head": head(), "examined": "t1"}, None),
+        ({"head": head(), "left": RoundId(ERA, 1)}, None),
+        # A lease that may have ended: what is read could be of a time when the key stood.
+        ({"head": head(), "renewed_at": 90.0}, None),
+        ({"head": head(), "holding": Holding.OWING}, actions.PutReady()),
+        ({"head": head(), "standing": Standing.AWAY}, None),
     ],
 )
-def test_h24_what_a_holder_is_told_is_a_function_of_its_round_and_the_head(seen, expected):
-    """T10.1, T10.2, T10.3, T10.4, T10.5, T10.6, T10.7."""
-    assert change_for(HOLDS, seen) == expected
-
-
-def test_h24_it_is_level_and_not_edge():
-    """T10.5: who missed the break and the next seal is told by the head there is, and as often as it asks."""
-    newest = head(number=5, table="t5")
-    assert change_for(HOLDS, newest) == change_for(HOLDS, newest) == Change(ChangeKind.ROUND, "round 5 has replaced round 3")
-
-
-def test_h15_a_round_of_another_incarnation_is_not_ours_though_its_number_is():
-    """T10.4: paused since a former life, it finds the same number and, by accident, even the same table."""
-    assert change_for(told(rank=0, run="r0"), head()).kind is ChangeKind.EVICTED
-
-
-def test_the_success_of_others_ends_a_round_that_they_went_on_from():
-    """T10.3: who was cut off and comes back when the rest have finished would train on for nobody."""
-    finished = head(Phase.CLOSED, number=4, table="t4", cause=Cause(kind=CauseKind.SUCCESS, text="all 2 members are done"))
-    assert change_for(HOLDS, finished) == Change(ChangeKind.CLOSED, "the run was closed: all 2 members are done")
-
-
-def test_the_kinds_of_change_keep_their_names():
-    """T10.3: programs tell them apart by these."""
-    assert [kind.value for kind in ChangeKind] == ["round", "evicted", "closed", "outage", "refused"]
-
-
-# ---- T13, T15: coming back
+def test_what_a_waiting_join_does_next(changes, wanted):
+    teller = present(**changes)
+    assert machine.next_step(teller.state, teller.now) == wanted
 
 
 @pytest.mark.parametrize(
-    ("seen", "ours"),
+    ("changes", "error"),
+    [({"asked": "scaled down"}, Drained), ({"drain": "SIGTERM"}, Drained), ({"head": CLOSED}, Closed)],
+)
+def test_a_join_of_a_draining_member_or_a_closed_run_fails(changes, error):
+    teller = present(**changes)
+    (raised,) = teller.next()
+    assert type(raised.error) is error
+
+
+def test_a_closed_head_without_a_cause_has_a_reason_all_the_same():
+    assert machine.closed_error(ME, head(Phase.CLOSED)).reason == "no reason was given"
+
+
+@pytest.mark.parametrize(
+    "event",
     [
-        (None, True),
-        (head(), True),
-        (head(Phase.BROKEN), True),
-        (head(Phase.CLOSED, run="r2", table="t9"), True),
-        (head(number=4, table="t4"), False),
-        (head(run="r2"), False),
+        events.Examined("t1", None, MINE, 11),
+        events.Examined("t1", head(number=2), MINE, 11),
+        events.Examined("t1", head(Phase.CLOSED), MINE, 11),
     ],
 )
-def test_a_holder_that_comes_back_goes_on_or_is_evicted(seen, ours):
-    """T15.6."""
-    assert still_ours(HOLDS, seen) is ours
+def test_what_says_nothing_about_the_table_is_asked_again(event):
+    teller = present()
+    teller.head("sealed")
+    assert teller.on(event) == [actions.WAKE]
+    assert teller.state.examined == ""
 
 
-def test_what_is_told_is_all_that_makes_the_head_again():
-    """T13.2: with the own rank, which the head does not know."""
-    seen = head(
-        Phase.BROKEN, digest="d", boot="node-a:29500", top=4, grown=2, incarnation=5, next_era=Era(2, "e2"), cause=LOST
-    )
-    assert report(seen, 1) == told(
-        phase=Phase.BROKEN,
-        rank=1,
-        boot="node-a:29500",
-        top=4,
-        grown=2,
-        incarnation=5,
-        next_era=Era(2, "e2"),
-        cause=LOST,
-    )
+def test_an_answer_that_comes_too_late_gives_no_round():
+    """H4, G3: the lease may have ended meanwhile, or the round was given up."""
+    teller = present(renewed_at=80.0)
+    assert teller.on(events.Examined("t1", head(), MINE, 11)) == [actions.WAKE]
+    teller = present(left=RoundId(ERA, 1))
+    assert teller.on(events.Examined("t1", head(), MINE, 11)) == [actions.WAKE]
+    teller = holder()
+    assert teller.on(events.Examined("t1", head(), MINE, 11)) == [actions.WAKE], "another join has it"
+    assert teller.state.holding is Holding.HOLDING
 
 
-def test_whoever_never_learned_its_rank_tells_none():
-    """T13.2."""
-    assert report(sealed("a b").head, -1).rank == -1
+def test_ready_counts_only_if_it_says_what_was_given_up_last():
+    teller = present(holding=Holding.OWING, left=RoundId(ERA, 2))
+    teller.on(events.ReadyPut(RoundId(ERA, 1)))
+    assert teller.state.holding is Holding.OWING
+    teller.on(events.ReadyPut(RoundId(ERA, 2)))
+    assert teller.state.holding is Holding.NOTHING
+
+
+def test_only_a_member_that_knows_a_round_refuses_an_engine_elsewhere():
+    teller = Teller()
+    assert not machine.is_elsewhere(teller.state, "p2")
+    teller = present()
+    assert not machine.is_elsewhere(teller.state, "p2")
+    teller.head("sealed")
+    assert machine.is_elsewhere(teller.state, "p2")
+    assert not machine.is_elsewhere(teller.state, "p1")
+
+
+def test_what_an_emptied_engine_is_told():
+    assert machine.reports(present().state) == (None, None, None)
+    teller = holder()
+    holds, heard, mine = machine.reports(teller.state)
+    assert (holds.number, heard.rank, mine) == (1, 0, MINE)
+    teller.join()
+    holds, heard, mine = machine.reports(teller.state)
+    assert (holds, heard.left, mine) == (None, RoundId(ERA, 1), None)
+
+
+# ---- whatever happens
+
+HEADS = [None, OPEN, CLOSED, head(), head(Phase.BROKEN), head(number=2), head(run="r2"), head(Phase.OPEN, 0, run="r2")]
+HEADS += [head(number=3, era=Era(2, "e2"), adopted=True), head(Phase.BROKEN, 2)]
+
+
+class AnyLife(RuleBasedStateMachine):
+    """A member to whom anything happens, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = MemberState(ME)
+        self.now = 0.0
+
+    @rule(event=st.sampled_from(EXAMPLES), wait=st.sampled_from([0.0, 1.0, 11.0, 61.0]))
+    def anything(self, event, wait):
+        self.happens(event, wait)
+
+    @rule(seen=st.sampled_from(HEADS))
+    def a_head(self, seen):
+        self.happens(events.HeadSeen(seen))
+
+    @rule(brought=st.booleans())
+    def registration(self, brought):
+        self.happens(events.Registered(11, brought, self.now, "p1"))
+
+    @rule(seen=st.sampled_from(HEADS), mine=st.booleans())
+    def an_answer(self, seen, mine):
+        table = seen.table if seen else "t1"
+        self.happens(events.Examined(table, seen, MINE if mine else None, 11))
+
+    @rule()
+    def what_a_join_does(self):
+        machine.next_step(self.state, self.now)
+        machine.read_change(self.state)
+
+    def happens(self, event, wait=0.0) -> None:
+        self.now += wait
+        before, evicted = self.state.standing, self.state.end
+        done = step(self.state, event, self.now)
+        if type(event) not in TRANSITIONS[before]:
+            assert done == []
+        told = [action for action in done if isinstance(action, actions.Tell) and action.kind == "evicted"]
+        assert len(told) == (self.state.standing is Standing.EVICTED and before is not Standing.EVICTED)
+        if before is Standing.EVICTED and self.state.standing is Standing.EVICTED:
+            assert self.state.end is evicted, "the first reason stands"
+        for action in done:
+            if isinstance(action, actions.GiveRound):
+                assert action.head.phase is Phase.SEALED
+                assert action.head.round > self.state.left, "a round that was given up is never given again (G3)"
+
+    @invariant()
+    def what_is_held_has_an_entry(self):
+        state = self.state
+        assert (state.holds is not None) is (state.holding is Holding.HOLDING)
+        if state.holding is Holding.HOLDING:
+            assert state.entry is not None
+
+    @invariant()
+    def an_end_has_a_reason(self):
+        state = self.state
+        if state.standing in (Standing.EVICTED, Standing.ENDED):
+            assert state.end is not None
+        if state.standing in (Standing.IDLE, Standing.AWAY, Standing.PRESENT):
+            assert state.end is None
+        assert isinstance(state.end, Evicted) or state.standing is not Standing.EVICTED
+
+    @invariant()
+    def what_the_holder_is_told_follows_from_the_state(self):
+        state = self.state
+        if state.standing is Standing.EVICTED:
+            assert state.change.kind is ChangeKind.EVICTED
+        elif state.holding is not Holding.HOLDING and state.end is None:
+            assert state.change is None
+
+
+TestAnyLife = AnyLife.TestCase
+TestAnyLife.settings = settings(stateful_step_count=40)

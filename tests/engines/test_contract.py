@@ -79,6 +79,9 @@ async def test_a_closed_session_does_nothing(rig: Rig) -> None:
 @contract
 async def test_an_engine_that_came_back_empty_is_another(rig: Rig) -> None:
     """Calls and watches of the old session say EngineReset from then on; a new session finds nothing."""
+    if type(rig).restart_empty is Rig.restart_empty:
+        # Before the watch begins: a skip later would leave its reader behind, with an exception that nobody reads.
+        pytest.skip("this engine does not come back empty")
     session = await rig.connect()
     since = await put(session, rig.root + "k")
     lease = await session.grant(60)

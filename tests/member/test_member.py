@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.member import ChangeKind
+from rdzv.core.member_rules import ChangeKind
 from rdzv.core.model import Phase
 from rdzv.errors import Closed
 from support.memory_members import LONG_S, Party, assert_one_world, join, kill, run

@@ -1,4 +1,4 @@
-"""What a member is told when it cannot get in, is put out, goes, or has something wrong with itself."""
+"""Members that cannot get in, are evicted, leave, or fail: what they and the others are told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rdzv.core import wire
-from rdzv.core.member import ChangeKind
+from rdzv.core.member_rules import ChangeKind
 from rdzv.core.model import Ban, DrainRequest, Phase
 from rdzv.core.model import MemberRecord as Record
 from rdzv.engines.port import Delete, Get, List, Put
@@ -119,23 +119,7 @@ def test_a_member_can_say_that_it_is_about_to_go():
 
 async def evict(party: Party, member) -> None:
     """Delete its key, as a leader does."""
-    await party.write(Delete(party.keys.member(member._presence.id)))
-
-
-def test_a_straggler_is_evicted_and_comes_back_as_new():
-    async def scenario():
-        async with Party(1, 2, regroup=0.2) as party:
-            (a, b), _ = await party.form("a", "b")
-            again = asyncio.create_task(b.join())
-            assert (await a.wait_changed(LONG_S)).kind is ChangeKind.ROUND
-            assert (await again).size == 1, "it goes on without the one that does not stop"
-            await asyncio.wait([a._attendance._task])
-            assert a.changed.kind is ChangeKind.EVICTED
-            back = asyncio.create_task(a.join())
-            await b.wait_changed(LONG_S)
-            assert_one_world([await b.join(), await back], 3)
-
-    run(scenario)
+    await party.write(Delete(party.keys.member(member.presence.id)))
 
 
 def test_who_has_not_looked_is_told_of_its_eviction_by_the_next_join_and_once_only():
@@ -143,39 +127,11 @@ def test_who_has_not_looked_is_told_of_its_eviction_by_the_next_join_and_once_on
         async with Party(1, 1) as party:
             (a,), _ = await party.form("a")
             await evict(party, a)
-            await asyncio.wait([a._attendance._task])
+            await asyncio.wait([a.task])
             with pytest.raises(Evicted) as evicted:
                 await a.join()
             assert (evicted.value.run_id, evicted.value.member) == ("job", "a")
             assert (await a.join()).round == 2
-
-    run(scenario)
-
-
-def test_who_has_read_of_its_eviction_may_join_at_once():
-    async def scenario():
-        async with Party(1, 1) as party:
-            (a,), _ = await party.form("a")
-            await evict(party, a)
-            assert (await a.wait_changed(LONG_S)).kind is ChangeKind.EVICTED
-            assert (await a.join()).round == 2
-
-    run(scenario)
-
-
-def test_an_eviction_that_cannot_be_read_yet_does_not_count_as_told():
-    async def scenario():
-        async with Party(1, 1) as party:
-            (a,), _ = await party.form("a")
-            await evict(party, a)
-            # The call finds out before the member's own watch does.
-            with pytest.raises(Evicted):
-                await a.done()
-            a._told_of = None
-            a._changed = None
-            assert a.changed is None
-            with pytest.raises(Evicted):
-                await a.join()
 
     run(scenario)
 
@@ -243,7 +199,7 @@ def test_a_leave_that_nobody_waits_for_is_finished_all_the_same():
                 await leaving
             assert (await a.wait_changed(LONG_S)).reason == "b left: in a hurry"
             await b.leave()
-            assert b._attendance._task.done(), "the second leave waits for the first"
+            assert b.task.done(), "the second leave waits for the first"
 
     run(scenario)
 
@@ -286,7 +242,7 @@ def test_a_run_can_be_looked_at_without_joining_it():
     run(scenario)
 
 
-def test_a_defect_of_ours_reaches_the_holder():
+def test_a_defect_of_the_member_reaches_the_holder():
     async def scenario():
         async with Party(1, 1) as party:
             (a,), _ = await party.form("a")
@@ -294,7 +250,7 @@ def test_a_defect_of_ours_reaches_the_holder():
             async def renew(_lease):
                 raise ZeroDivisionError("oops")
 
-            a._presence.session.renew = renew
+            a.presence.session.renew = renew
             change = await a.wait_changed(LONG_S)
             assert (change.kind, change.reason) == (
                 ChangeKind.REFUSED, "this member has failed: ZeroDivisionError('oops')"

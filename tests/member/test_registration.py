@@ -15,13 +15,13 @@ from support.memory_members import Party, join, run
 def attempts(monkeypatch) -> collections.Counter[str]:
     """How often each host tried."""
     counted: collections.Counter[str] = collections.Counter()
-    right = Registration._ways
+    right = Registration.ways
 
     def ways(self, seen):
-        counted[self._presence.record.host] += 1
+        counted[self._record.host] += 1
         return right(self, seen)
 
-    monkeypatch.setattr(Registration, "_ways", ways)
+    monkeypatch.setattr(Registration, "ways", ways)
     return counted
 
 
@@ -64,12 +64,12 @@ def test_everybody_but_the_leader_watches_somebody_who_came_earlier_and_few_the_
         async with Party(64, 64) as party:
             members = [party.member(f"n{index}") for index in range(64)]
             await join(*members)
-            presences = sorted((member._presence for member in members), key=lambda one: one.created)
+            presences = sorted((member.presence for member in members), key=lambda one: one.created)
             created = {one.keys.member(one.id): one.created for one in presences}
             leader, *others = presences
-            assert leader.duty is not None
-            assert leader._predecessor == ""
-            assert all(created[one._predecessor] < one.created and one.duty is None for one in others)
-            assert max(collections.Counter(one._predecessor for one in others).values()) < 16
+            assert leader.leader is not None
+            assert leader.predecessor == ""
+            assert all(created[one.predecessor] < one.created and one.leader is None for one in others)
+            assert max(collections.Counter(one.predecessor for one in others).values()) < 16
 
     run(scenario)

@@ -33,9 +33,6 @@ class Driver(SimDriver):
         super().__init__(*given)
         self.engine = engine
 
-    async def connect(self):
-        return Session(self, *await self.dial())
-
 
 class Session(SimSession):
     async def txn(self, compares=(), then=(), otherwise=(), instead=()):
@@ -46,6 +43,9 @@ class Session(SimSession):
             then = [one for one in then if one not in lines]
         engine.operations += len(then) + len(otherwise)
         return await super().txn(compares, then, otherwise, instead)
+
+
+Driver.session_type = Session
 
 
 def cost(engine, observer=None):

@@ -9,18 +9,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rdzv.core import wire
-from rdzv.core.member import ChangeKind
+from rdzv.core import member as core_member
+from rdzv.core import member_events, wire
+from rdzv.core.member_rules import ChangeKind
+from rdzv.core.member_state import Standing
 from rdzv.core.model import Call, CauseKind
 from rdzv.engines.port import Put
 from rdzv.errors import Evicted, JoinTimeout, Unreachable
 from rdzv.member import member as member_module
 from rdzv.member import notices
-from rdzv.member import presence_loop as attendance_module
 from rdzv.member.leader import Leader
 from rdzv.member.member import EXPLAIN_S
 from rdzv.member.presence import Presence
-from rdzv.member.presence_loop import PresenceLoop
 from rdzv.system.timers import sleep
 from rdzv.testing.driver import SimSession
 from support.scripted_members import KEYS, leading
@@ -36,10 +36,11 @@ def an_unanswered_renewal_is_an_eviction():
             try:
                 await self.session.renew(self.lease)
             except Unreachable:
-                raise self.evicted("no answer") from None
-            self.renewed_at = self.node.now()
+                self.emit(member_events.KeyGone("no answer"))
+                return
+            self.emit(member_events.Renewed(self.node.now()))
 
-    return [(Presence, "_heartbeat", heartbeat)]
+    return [(Presence, "heartbeat", heartbeat)]
 
 
 @by_hand(
@@ -142,7 +143,7 @@ def costs(members):
         await hands.pass_time(60.0)
         count(others)
         # One that somebody watches, who then looks again: that is part of the cost.
-        watched = {player.member._presence._predecessor for player in players}
+        watched = {player.member.presence.predecessor for player in players}
         gone = next(hands.players[name] for name in others if hands.players[name].key.key in watched)
         gone.crash()
         others = [name for name in others if name not in (gone.name, hands.leader)]
@@ -189,14 +190,14 @@ async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its
     b = hands.player("b")
     await hands.all(b.join())
     await hands.until(lambda: a.is_in and c.is_in)
-    session = b.member._presence.session
-    connection = session._link
+    session = b.member.presence.session
+    connection = session._link.transport.connection
     hands.fault("half open", b)
     hands.engine.hung_up(connection)
     await hands.until(lambda: b.key is None)
-    assert b.member._presence.is_fresh
+    assert b.member.presence.is_fresh
     assert b.member.changed is None
-    hands.loop.call_soon(connection.lose, context=b.node.context)
+    hands.loop.call_soon(connection.client_lost, "the connection is lost", context=b.node.context)
     await hands.pass_time(0.0001)
     assert session._link is None
     await hands.raises(Evicted, b.done())
@@ -234,7 +235,7 @@ async def test_h29_each_phase_of_a_round_is_noticed_once_however_often_it_is_see
 
 
 def a_leader_sees_the_head_first():
-    return [(Leader, "_show", lambda self, mirror, revision: self._presence.sight.show(mirror.head_item, revision))]
+    return [(Leader, "_show", lambda self, mirror, revision: self._presence.show_head(mirror.head_item, revision))]
 
 
 @by_hand(min_nodes=2, max_nodes=4, seeds=8, catches={a_leader_sees_the_head_first: "heard before"})
@@ -260,10 +261,10 @@ async def test_h29_a_member_paused_for_longer_than_its_lease_hears_of_its_evicti
 
 
 def every_silence_is_an_outage():
-    def away_s(self):
-        return 0.0 if self.presence is None else self._node.now() - self.presence.renewed_at
+    def away_s(state, now):
+        return now - state.renewed_at if state.standing is Standing.PRESENT else 0.0
 
-    return [(PresenceLoop, "away_s", away_s)]
+    return [(core_member, "away_s", away_s)]
 
 
 @by_hand(min_nodes=2, max_nodes=4, seeds=8, outage_grace=15.0, catches={every_silence_is_an_outage: "heard before"})
@@ -324,8 +325,8 @@ async def test_an_engine_that_nobody_can_reach_for_a_while_forgets_nobody(hands)
 
 
 def an_outage_is_never_told():
-    right = member_module.Change
-    return [(member_module, "Change", lambda kind, reason: None if kind is ChangeKind.OUTAGE else right(kind, reason))]
+    right = core_member.Change
+    return [(core_member, "Change", lambda kind, reason: None if kind is ChangeKind.OUTAGE else right(kind, reason))]
 
 
 @by_hand(min_nodes=2, max_nodes=2, outage_grace=10.0, catches={an_outage_is_never_told: "did not happen within"})
@@ -360,7 +361,7 @@ async def test_joining_while_the_engine_is_away_ends_at_its_deadline(hands):
 
 
 def who_finds_nobody_rests():
-    return [(attendance_module, "PAUSE_S", (0.5, 0.5))]
+    return [(member_module, "PAUSE_S", (0.5, 0.5))]
 
 
 @by_hand(min_nodes=1, max_nodes=1, catches={who_finds_nobody_rests: "it looked too late"})

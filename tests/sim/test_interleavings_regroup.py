@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from rdzv.core import rules, wire
-from rdzv.core.member import ChangeKind
+from rdzv.core.member_rules import ChangeKind
+from rdzv.core.member_state import Standing
 from rdzv.core.model import CauseKind, Phase
 from rdzv.core.model import MemberRecord as Record
 from rdzv.core.view import View
@@ -55,8 +56,8 @@ async def test_h07_a_straggler_is_evicted_after_a_while_and_comes_back_as_new(ha
 
 def members_close_like_operators():
     async def close_run(self, reason=""):
-        session = await self._driver.connect()
-        await commands.close(session, self._settings.run_id, reason, self._name)
+        session = await self.driver.connect()
+        await commands.close(session, self.run_id, reason, self.state.me.name)
 
     return [(Member, "close_run", close_run)]
 
@@ -69,7 +70,7 @@ async def test_h08_an_evicted_member_cannot_close_the_run(hands):
     await hands.all(b.join())
     d.crash()
     await hands.until(lambda: hands.sealed == 2 and b.key is None)
-    await hands.until(lambda: b.member._evicted)
+    await hands.until(lambda: b.member.state.standing is Standing.EVICTED)
     await hands.raises(Evicted, b.close())
     await hands.pass_time(1.0)
     assert hands.phase is Phase.SEALED
@@ -211,7 +212,7 @@ async def test_h24_nobody_is_told_of_newcomers_that_are_not_let_in(hands):
 
 def a_line_is_not_marked():
     right = Presence.go
-    return [(Presence, "go", lambda self, table, _mark: right(self, table, {}))]
+    return [(Presence, "go", lambda self, table, _entry: right(self, table, None))]
 
 
 @by_hand(min_nodes=2, max_nodes=2, catches={a_line_is_not_marked: "disturbed in its last step"})

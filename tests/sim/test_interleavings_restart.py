@@ -251,7 +251,7 @@ def a_session_goes_on_at_another_instance():
     async def redial(self):
         for _ in count():
             try:
-                connection, _ = await self._driver.dial(self._leases, self.instance)
+                connection, _ = await self._driver.dial(self._hello_again)
             except Unreachable:
                 await sleep(self._node, 0.05)
                 continue

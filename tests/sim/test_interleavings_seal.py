@@ -5,16 +5,17 @@ H- and T-numbers are those of docs/protocol.md.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from rdzv.core import member as core_member
 from rdzv.core import wire
-from rdzv.core.member import TakeResult
 from rdzv.core.model import Call, CauseKind, Head, Phase, RankEntry
 from rdzv.core.view import View
 from rdzv.engines.port import Get, List
 from rdzv.errors import Drained, Evicted, JoinTimeout
-from rdzv.member import presence as presence_module
 from rdzv.member.leader import Leader
-from rdzv.member.presence import Presence
-from support.scripted_members import KEYS, leading, seal, take
+from rdzv.member.presence import Look, Presence
+from support.scripted_members import KEYS, RUN_ID, leading, seal, take
 from support.scripted_simulation import EPSILON_S, by_hand
 
 # ---- H1: the seal does not look at the members it seals
@@ -65,13 +66,13 @@ async def test_h03_a_round_that_was_broken_before_it_was_taken_holds_up_nobody(h
 
 
 def broken_rounds_are_given():
-    right = presence_module.take_result
+    right = core_member.take_result
 
     def found(*given):
         result = right(*given)
-        return TakeResult.GIVEN if result is TakeResult.GIVE_UP else result
+        return core_member.TakeResult.GIVEN if result is core_member.TakeResult.GIVE_UP else result
 
-    return [(presence_module, "take_result", found)]
+    return [(core_member, "take_result", found)]
 
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={broken_rounds_are_given: "was given a round that was broken"})
@@ -95,15 +96,15 @@ def a_world_is_given_from_memory():
 
     async def examine(self, table):
         seen = await self.session.txn(then=[Get(self.keys.head), Get(self.keys.entry(table, self.id))])
-        head, entry = seen.item(0), seen.item(1)
-        try:
+        head, item = seen.item(0), seen.item(1)
+        with suppress(Evicted):
             await right(self, table)
-        except Evicted:
-            self.over = None
-        self.line, self._entry_created, self.taken_at = wire.decode(RankEntry, entry.value), entry.created, seen.revision
-        return TakeResult.GIVEN, wire.decode(Head, head.value)
+        return Look(wire.decode(Head, head.value), item, wire.decode(RankEntry, item.value), seen.revision)
 
-    return [(Presence, "examine", examine), *a_member_trusts_answers_of_any_age()]
+    async def why_gone(self):
+        return Evicted(RUN_ID, self.record.name, "nobody heeds it")
+
+    return [(Presence, "examine", examine), (Presence, "why_gone", why_gone), *a_member_trusts_answers_of_any_age()]
 
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={a_world_is_given_from_memory: "was given a round of the past"})
@@ -126,7 +127,7 @@ async def test_h04_a_member_paused_between_seeing_a_round_and_taking_it_is_evict
 
 
 def a_member_trusts_answers_of_any_age():
-    return [(Presence, "is_fresh", property(lambda _presence: True))]
+    return [(core_member, "is_fresh", lambda _state, _now: True)]
 
 
 @by_hand(min_nodes=2, max_nodes=3, stars=False, catches={a_member_trusts_answers_of_any_age: "was given a round of the past"})
@@ -144,7 +145,7 @@ async def test_h04_a_member_paused_with_the_answer_on_its_way_is_evicted(hands):
 
 
 def a_member_trusts_what_it_was_shown_at_any_time():
-    return [(Presence, "unrenewed_s", property(lambda _presence: 0.0))]
+    return [(core_member, "unrenewed_s", lambda _state, _now: 0.0)]
 
 
 @by_hand(min_nodes=2, max_nodes=3, catches={a_member_trusts_what_it_was_shown_at_any_time: "was given a round of the past"})
@@ -162,7 +163,7 @@ async def test_h04_a_member_paused_while_it_is_shown_a_round_is_evicted(hands):
     await hands.until(lambda: b.holds(2) and c.holds(2))
     await hands.pass_time(0.6 * a.settings.lease - 0.5)
     a.resume()
-    assert a.member._presence.is_fresh
+    assert a.member.presence.is_fresh
     await hands.pass_time(1.0)
     assert (a.rounds, a.kinds) == ([], []), "a was given a round of the past"
     a.heal()
@@ -252,12 +253,12 @@ async def test_h05_a_leader_that_lists_is_not_deceived_by_a_new_life_of_a_key(ha
 
 
 def a_former_life_is_given_its_round():
-    right = presence_module.take_result
+    right = core_member.take_result
 
     def found(head, table, line, created):
         return right(head, table, line, created if line is None else line.created)
 
-    return [(presence_module, "take_result", found)]
+    return [(core_member, "take_result", found)]
 
 
 @by_hand(
@@ -295,9 +296,9 @@ async def test_h05_a_member_is_not_given_the_round_of_its_former_life(hands):
 def a_new_leader_starts_the_timer_anew():
     right = Leader.__init__
 
-    def init(self, presence):
-        right(self, presence)
-        presence.sight._call_at = presence.node.now()
+    def init(self, presence, founds):
+        right(self, presence, founds)
+        presence.tracker._call_at = presence.node.now()
 
     return [(Leader, "__init__", init)]
 
@@ -335,8 +336,8 @@ async def test_h23_rank_0_dies_before_the_seal_and_the_address_is_the_new_ones(h
 
 
 def rank_0_is_not_compared():
-    right = Leader._members_unchanged
-    return [(Leader, "_members_unchanged", lambda self, act, view: right(self, act, view)[:1])]
+    right = Leader.members_unchanged
+    return [(Leader, "members_unchanged", lambda self, act, view: right(self, act, view)[:1])]
 
 
 @by_hand(min_nodes=2, max_nodes=4, catches={rank_0_is_not_compared: "sealed in: a, b, c"})

@@ -12,7 +12,7 @@ import pytest
 
 from rdzv.engines.register import expiry
 from rdzv.testing.cluster import SimCluster
-from rdzv.testing.register import RegisterServer
+from rdzv.testing.register import SimRegister
 from rdzv.testing.scenario import FaultPlan, draw
 from rdzv.testing.sim import check, main, simulate
 
@@ -99,15 +99,15 @@ def test_a_dead_member_of_a_register_that_is_always_slow_is_noticed(monkeypatch)
 
 
 def test_a_register_that_forgets_what_it_took_is_found_out(monkeypatch):
-    really = RegisterServer._swap
+    really = SimRegister.swap
 
-    def forgetful(self, connection, state, token):
-        if self.rng.random() < 0.2:
-            return state, self._version, True
-        return really(self, connection, state, token)
+    async def forgetful(self, state, token):
+        if self._driver.node.rng.random() < 0.2:
+            return state, token, True
+        return await really(self, state, token)
 
     assert not play(1)
-    monkeypatch.setattr(RegisterServer, "_swap", forgetful)
+    monkeypatch.setattr(SimRegister, "swap", forgetful)
     assert any(play(seed) for seed in range(1, 4))
 
 

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.embedded.client import RemoteDriver
-from rdzv.engines.embedded.frames import PREAMBLE, Frame, FramedProtocol, Hello, Welcome, encode, welcome_decoder
+from rdzv.engines.embedded.frames import PREAMBLE, Frame, Hello, Welcome, encode, welcome_decoder
 from rdzv.engines.embedded.frames import answer_decoder as answers
 from rdzv.engines.embedded.server import Server
+from rdzv.engines.embedded.stream import FramedProtocol
 from rdzv.engines.port import Session
 
 LONG_S = 30.0
@@ -95,7 +96,7 @@ class ServerThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(LONG_S)
 
     def stall(self, seconds: float) -> None:
-        """Nothing is read or judged for that long. Returns at once."""
+        """Stop reading and judging for that long. Return at once."""
         self.loop.call_soon_threadsafe(time.sleep, seconds)
 
 

@@ -71,7 +71,7 @@ class Rig:
 
     async def restart_empty(self) -> None:
         """Bring another instance up in the engine's place, with nothing in it."""
-        pytest.skip("this engine does not come back empty")
+        raise NotImplementedError
 
     async def connect(self) -> Session:
         """Connect a session that is closed with the rig."""

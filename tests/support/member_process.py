@@ -12,7 +12,7 @@ from rdzv.aio import AsyncRendezvous
 from rdzv.cli.exit_codes import exit_on_error
 from rdzv.cli.launcher import StopSignal
 from rdzv.cli.output import Printer
-from rdzv.core.member import Change, ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.errors import Evicted
 
 

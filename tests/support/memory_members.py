@@ -70,7 +70,7 @@ class Party:
         return members, await join(*members)
 
     async def write(self, *operations: Operation) -> None:
-        """As an operator would."""
+        """Write as an operator would."""
         await self.operator.txn(then=operations)
 
     async def head(self) -> Head | None:
@@ -84,7 +84,7 @@ async def join(*members: Member) -> list[AsyncWorld]:
 
 async def kill(member: Member) -> None:
     """Stop it as a power cut would: nothing is said, and its lease runs out."""
-    task = member._attendance._task
+    task = member.task
     assert task is not None
     task.cancel()
     await asyncio.wait([task])
@@ -92,7 +92,7 @@ async def kill(member: Member) -> None:
 
 
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
-    """Ask until it is so, where there is nothing to wait on; `run` bounds it."""
+    """Poll until the condition holds, where there is nothing to wait on. `run` bounds it."""
     while not await holds():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
-from rdzv.core.member import TakeResult, WaitingStep, change_for, report, still_ours, take_result, waiting_step
+from rdzv.core.member_rules import TakeResult, WaitingStep, change_for, report, still_ours, take_result, waiting_step
 from rdzv.core.model import (
     NO_ROUND,
     Cause,

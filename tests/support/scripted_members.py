@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rdzv.config.settings import Settings
 from rdzv.core import wire
 from rdzv.core.keys import Keys
-from rdzv.core.member import Change, ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import NO_ROUND, Head, Phase, RoundId
 from rdzv.core.model import MemberRecord as Record
 from rdzv.engines.port import Compare, Get, Item, Operation, Outcome, Put
@@ -134,13 +134,14 @@ class HandSession(SimSession):
 class HandDriver(SimDriver):
     """Gives sessions that know their player."""
 
+    session_type = HandSession
+
     def __init__(self, player: Player) -> None:
         super().__init__(player.hands.network, player.node)
         self.player = player
 
     async def connect(self) -> HandSession:
-        connection, welcome = await self.dial()
-        session = HandSession(self, connection, welcome)
+        session = await super().connect()
         session.player = self.player
         return session
 
@@ -205,7 +206,7 @@ class Player:
 
     def holds(self, number: int) -> bool:
         """It was given that round last, and nothing has changed since."""
-        return bool(self.worlds) and self.world.round == number and self.member._world is self.world
+        return bool(self.worlds) and self.world.round == number and self.member.world is self.world
 
     # ---- by itself
 

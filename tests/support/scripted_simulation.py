@@ -295,7 +295,7 @@ class Hands:
         self.fault("ask", player)
         id = player.key.key[len(KEYS.members) :]
         self.read(Put(KEYS.ask(id), wire.encode(DrainRequest(reason=reason))))
-        self.engine._publish("operator", "then")
+        self.engine.publish("operator", "then")
         self.fault("ask", player, stop=True)
 
     # ---- judgement

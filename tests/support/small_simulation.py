@@ -1,4 +1,4 @@
-"""What the tests of the simulated network and its servers stand on."""
+"""A small world for the tests of the simulated network and its servers."""
 
 from __future__ import annotations
 

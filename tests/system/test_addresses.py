@@ -11,7 +11,7 @@ import pytest
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.embedded import client
 from rdzv.engines.embedded import dial as greeting
-from rdzv.engines.embedded.client import RemoteDriver, local_host
+from rdzv.engines.embedded.client import RemoteDriver
 from rdzv.engines.embedded.frames import Welcome
 from rdzv.errors import Unreachable
 from rdzv.system import addresses, dial
@@ -134,15 +134,15 @@ class FakeLink:
 )
 def test_the_address_others_reach_us_at(endpoint, own, reached_at, expected):
     welcome = Welcome("s", "i", "p", 1, 1, reached_at=reached_at)
-    assert local_host(FakeLink(own), welcome, Endpoint.parse(endpoint)) == expected
+    assert RemoteDriver(Endpoint.parse(endpoint), run_id="job").local_host(FakeLink(own), welcome) == expected
 
 
 def test_before_others_have_come_it_is_the_address_we_would_reach_them_from(monkeypatch):
     monkeypatch.setattr(client, "outward_address", lambda: "10.9.8.7")
     welcome = Welcome("s", "i", "p", 1, 1)
-    assert local_host(FakeLink("127.0.1.1"), welcome, Endpoint.parse("head:1")) == "10.9.8.7"
+    assert RemoteDriver(Endpoint.parse("head:1"), run_id="job").local_host(FakeLink("127.0.1.1"), welcome) == "10.9.8.7"
     monkeypatch.setattr(client, "outward_address", lambda: "")
-    assert local_host(FakeLink("127.0.1.1"), welcome, Endpoint.parse("head:1")) == "127.0.1.1"
+    assert RemoteDriver(Endpoint.parse("head:1"), run_id="job").local_host(FakeLink("127.0.1.1"), welcome) == "127.0.1.1"
 
 
 def test_the_outward_address_can_be_told_to_others():

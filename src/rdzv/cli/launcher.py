@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..aio import AsyncRendezvous
-from ..core.member import Change, ChangeKind
+from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
 from ..errors import Closed, Evicted, RdzvError
 from ..member.notices import Notice

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.member import Change
+from ..core.member_rules import Change
 from ..member.notices import Notice
 from ..member.world import AsyncWorld
 

@@ -1,115 +1,463 @@
-"""What a member does and is told, as pure functions of the head it sees: T3, T4, T10 and the return to an emptied engine.
+"""A member's state, and what it does about what happens to it: a pure machine, as `rules` is for the leader.
 
-They are level, not edge: each looks at the present head only, so a member that missed some heads in between, or reads the
-same one twice, comes to the same result.
+Theory of operation
+-------------------
+`MemberState` is everything a member knows about itself. `step` alone changes it: it takes one *event* (a call of the
+holder, an answer of the engine, a record that the watch showed) and the time on the member's own clock, and returns the
+*actions* to carry out. The runner in `member/member.py` carries them out and feeds what comes of them back as events.
+Nothing here asks a clock, waits, or talks to anybody.
+
+Two small machines run side by side:
+
+- `Standing`: where the member stands with the engine. `TRANSITIONS` lists which events count in which standing, and
+  where each may lead. An event that the table does not list came too late (the answer to a request of a presence that
+  has ended, a head seen after the member was evicted) and changes nothing. So nothing counts after an eviction but a
+  new join, and nothing at all after the member has left.
+- `Holding`: what the member has of rounds. It holds a round from the moment it is given one (T3) until the holder joins
+  again (T4). After that it *owes* the others a record that says so, until that record is written.
+
+Three questions are answered from the state alone: what the holder must be told (`change`, T10, computed anew after each
+event, so that nothing is missed and nothing depends on the order of heads), what a waiting `join` does next
+(`next_step`), and whether a call must be refused (`refusal`). Beside `step`, only the functions that tell the holder of
+an eviction write to the state: they note that it has been told.
+
+A *presence* is one key of this member on one engine instance. Its id, lease and watch are the runner's affair. Here a
+presence begins with `Connected`, counts from `Registered` on, and ends with `EndPresence`, or with `EngineAway` if the
+instance itself ended. The rules for heads are level, not edge: each looks at the present head only. A member that
+missed heads in between, or reads one twice, comes to the same result.
+
+The numbers T1 to T16 are those of docs/protocol.md. The tables are in `member_state.py`, which can also draw them.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
-from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundId, RoundReport
+from ..errors import Closed, Drained, EngineMoved, Evicted, LeftAlready, RdzvError
+from .member_actions import (
+    WAKE,
+    Actions,
+    Bind,
+    Connect,
+    EndPresence,
+    EndWorld,
+    Examine,
+    GiveRound,
+    MoveWorld,
+    Overlook,
+    PutReady,
+    Raise,
+    Tell,
+    TellHead,
+)
+from .member_events import (
+    Connected,
+    DrainAsked,
+    Draining,
+    Elsewhere,
+    EngineAway,
+    Examined,
+    Failed,
+    HeadSeen,
+    Join,
+    KeyGone,
+    Leads,
+    Leave,
+    Left,
+    MemberEvent,
+    ReadyPut,
+    Registered,
+    RenewalFailed,
+    Renewed,
+    WorkDone,
+)
+from .member_rules import (
+    Change,
+    ChangeKind,
+    TakeResult,
+    WaitingStep,
+    change_for,
+    report,
+    still_ours,
+    take_result,
+    waiting_step,
+)
+from .member_state import HOLDINGS, TRANSITIONS, Holding, Identity, MemberState, Standing
+from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundReport
+
+# ---- questions
 
 
-class Change(msgspec.Struct, frozen=True):
-    """The member's world no longer stands: stop the workers and join again (or leave, if the run is closed)."""
-
-    kind: ChangeKind
-    reason: str
-
-
-class ChangeKind(str, Enum):
-    """What sort of change it is."""
-
-    ROUND = "round"
-    """The round is broken or a later one exists."""
-    EVICTED = "evicted"
-    CLOSED = "closed"
-    OUTAGE = "outage"
-    """The engine has been away for longer than outage_grace, or another one answers."""
-    REFUSED = "refused"
-    """This member may not or cannot take part any more: banned, other settings, another version, a defect."""
+def away_s(state: MemberState, now: float) -> float:
+    """How long the engine has given no sign of life; 0 while the member's lease cannot have ended."""
+    if state.standing is Standing.PRESENT:
+        return 0.0 if state.silent_at is None or is_fresh(state, now) else now - state.silent_at
+    return 0.0 if state.away_at is None else now - state.away_at
 
 
-class WaitingStep(Enum):
-    """What a waiting member does about a head."""
-
-    WAIT = "wait"
-    EXAMINE = "examine"
-    """Ask, in one transaction, whether its rank table has us in it."""
+def unrenewed_s(state: MemberState, now: float) -> float:
+    """For how long the lease has not been renewed, by the member's own clock."""
+    return now - state.renewed_at
 
 
-class TakeResult(Enum):
-    """What that transaction showed."""
+def is_fresh(state: MemberState, now: float) -> bool:
+    """Whether, by the member's own clock, its lease cannot have ended.
 
-    GIVEN = "given"
-    GIVE_UP = "give up"
-    """Broken before we took it: say that we run nothing of it, so that the others need not wait for us."""
-    NOT_OURS = "not ours"
-    LOOK_AGAIN = "look again"
+    This is only a reason to stop leading and taking. The truth is in the compares of each write.
+    """
+    return unrenewed_s(state, now) < state.me.lease
 
 
-def waiting_step(head: Head | None, left: RoundId, examined: str) -> WaitingStep:
-    """T3: a head is worth a question once per table, and only if its round is above all we gave up."""
-    if head is None or head.adopted or head.phase not in (Phase.SEALED, Phase.BROKEN):
-        return WaitingStep.WAIT
-    if head.table == examined or head.round <= left:
-        return WaitingStep.WAIT
-    return WaitingStep.EXAMINE
+def is_elsewhere(state: MemberState, place: str) -> bool:
+    """T16: this engine runs at another place, and may not know that the one this member knew still serves others."""
+    return bool(state.place) and place != state.place and state.heard is not None
 
 
-def take_result(head: Head | None, table: str, line: RankEntry | None, created: int) -> TakeResult:
-    """T3 and T4: judge the head and our own line as one transaction read them. `table` is what the line was asked of."""
-    if head is None or head.table != table:
-        return TakeResult.LOOK_AGAIN
-    if line is None or line.created != created or head.adopted:
-        return TakeResult.NOT_OURS
-    if head.phase is Phase.SEALED:
-        return TakeResult.GIVEN
-    return TakeResult.GIVE_UP if head.phase is Phase.BROKEN else TakeResult.LOOK_AGAIN
+def reports(state: MemberState) -> tuple[RoundReport | None, RoundReport | None, RankEntry | None]:
+    """T13: the round held, the head heard last and the own entry, for an instance that may have forgotten them."""
+    heard = None if state.heard is None else report(state.heard, state.heard_rank, state.left)
+    return state.holds, heard, None if state.holds is None else state.entry
 
 
-def change_for(holds: RoundReport, head: Head | None) -> Change | None:
-    """T10: what the holder of a round is told when this is the head. None: its world stands."""
-    if head is None:
+def closed_error(me: Identity, head: Head) -> Closed:
+    """The error for a closed head."""
+    cause = head.cause
+    text = cause.text if cause else "no reason was given"
+    return Closed(me.run_id, text, cause is not None and cause.kind is CauseKind.SUCCESS, me.closed_for)
+
+
+def next_step(state: MemberState, now: float) -> Examine | PutReady | Raise | None:
+    """The next step of a waiting join; None: wait until something changes."""
+    if state.standing is not Standing.PRESENT:
         return None
-    if head.phase is Phase.CLOSED:
-        # Success is nothing to be told of, unless it is that of others, who went on without us.
-        if head.cause is not None and head.cause.kind is CauseKind.SUCCESS and head.table == holds.table:
-            return None
-        return Change(ChangeKind.CLOSED, f"the run was closed: {head.cause.text if head.cause else 'no reason was given'}")
-    if head.run != holds.run:
-        return Change(ChangeKind.EVICTED, "the run id has begun a new life without us")
-    if head.phase is Phase.BROKEN and head.table == holds.table:
-        return Change(ChangeKind.ROUND, head.cause.text if head.cause else f"round {head.number} is broken")
-    if head.round != holds.round or head.table != holds.table:
-        return Change(ChangeKind.ROUND, f"round {head.number} has replaced round {holds.number}")
-    return None
+    if state.asked or state.drain:
+        return Raise(Drained(state.me.run_id, state.me.name, state.asked or state.drain))
+    head = state.head
+    if head is not None and head.phase is Phase.CLOSED:
+        return Raise(closed_error(state.me, head))
+    if state.holding is Holding.OWING:
+        return PutReady()
+    # A member whose lease may have ended waits: what it read could be of a time when its key stood (scenario H4).
+    if head is None or not is_fresh(state, now):
+        return None
+    worth_it = waiting_step(head, state.left, state.examined) is WaitingStep.EXAMINE
+    return Examine(head.table) if worth_it else None
 
 
-def still_ours(holds: RoundReport, head: Head | None) -> bool:
-    """T15: whether a holder that came back to an emptied engine may go on; otherwise it is evicted and joins as new."""
-    return head is None or head.phase is Phase.CLOSED or (head.run == holds.run and head.table == holds.table)
+def unusable(state: MemberState, call: str) -> Exception | None:
+    """Why this member can never be used again: it has left, or failed by a defect."""
+    if state.standing in (Standing.LEAVING, Standing.LEFT):
+        return LeftAlready(state.me.run_id, call)
+    return None if isinstance(state.end, RdzvError) else state.end
 
 
-def report(head: Head, rank: int, left: RoundId = NO_ROUND) -> RoundReport:
-    """What to tell an emptied engine of this head."""
-    return RoundReport(
-        run=head.run,
-        era=head.era,
-        number=head.number,
-        table=head.table,
-        phase=head.phase,
-        size=head.size,
-        rank=rank,
-        digest=head.digest,
-        boot=head.boot,
-        top=head.top,
-        grown=head.grown,
-        incarnation=head.incarnation,
-        next_era=head.next_era,
-        cause=head.cause,
-        left=left,
-    )
+def refusal(state: MemberState, call: str) -> Exception | None:
+    """T10.8: why no call is answered at present: the member has left, was evicted, or met something final.
+
+    A holder that is refused because of an eviction has been told of it.
+    """
+    refused = unusable(state, call) or state.end
+    if isinstance(refused, Evicted):
+        state.told_of = refused
+    return refused
+
+
+def join_refusal(state: MemberState) -> Exception | None:
+    """Why a join cannot begin. After an eviction that the holder knows of, a join is that of a new member."""
+    untold = state.standing is Standing.EVICTED and state.told_of is not state.end
+    return refusal(state, "join") if untold else unusable(state, "join")
+
+
+def read_change(state: MemberState) -> Change | None:
+    """The change, for the holder: reading an eviction acknowledges it. Other threads may call this."""
+    end = state.end  # Read first: the holder should rather be told twice of an eviction that comes in between.
+    change = state.change
+    if change is not None and change.kind is ChangeKind.EVICTED and isinstance(end, Evicted):
+        state.told_of = end
+    return change
+
+
+# ---- the machine
+
+
+def step(state: MemberState, event: MemberEvent, now: float) -> Actions:
+    """Change the state by one event, and return what to do about it, in this order."""
+    standings = TRANSITIONS[state.standing].get(type(event))
+    if standings is None:
+        return []
+    held = state.holding
+    actions = _HANDLERS[type(event)](state, event, now)
+    assert state.standing in standings, f"{type(event).__name__} led to {state.standing}"
+    assert state.holding is held or state.holding in HOLDINGS[held][type(event)], f"{held} became {state.holding}"
+    if state.silent_at is not None or state.silent:
+        _tell_of_silence(state, now, actions)
+    change = _change(state, now)
+    if change is not None and state.change is None and state.holding is Holding.HOLDING:
+        actions.append(EndWorld(change.reason))
+    state.change = change
+    return actions
+
+
+def _change(state: MemberState, now: float) -> Change | None:
+    """T10: a function of the present state, so nothing is missed and nothing is told twice."""
+    end = state.end
+    if end is not None and not (isinstance(end, Closed) and end.success):
+        if isinstance(end, Evicted):
+            return Change(ChangeKind.EVICTED, end.reason)
+        if not isinstance(end, RdzvError):
+            return Change(ChangeKind.REFUSED, f"this member has failed: {end!r}")
+        kinds = {Closed: ChangeKind.CLOSED, EngineMoved: ChangeKind.OUTAGE}
+        return Change(kinds.get(type(end), ChangeKind.REFUSED), end.sentence)
+    if state.holds is None:
+        return None
+    change = change_for(state.holds, state.heard)
+    away = away_s(state, now)
+    if change is None and away >= state.me.outage_grace:
+        return Change(ChangeKind.OUTAGE, f"the engine has been away for {away:.0f} s: {state.trouble}")
+    return change
+
+
+def _tell_of_silence(state: MemberState, now: float, actions: Actions) -> None:
+    """Tell of an engine that does not answer; connecting notices one that is gone, or is another."""
+    present = state.standing is Standing.PRESENT
+    silent = present and away_s(state, now) > 0
+    if silent is not state.silent:
+        state.silent = silent
+        if silent:
+            actions.append(Tell("engine away", state.trouble))
+        elif present:
+            actions.append(Tell("engine back", "it answers again"))
+
+
+def _end(state: MemberState, error: Exception) -> Actions:
+    state.standing, state.end = Standing.ENDED, error
+    told: Actions = [Tell("ended", error.sentence)] if isinstance(error, RdzvError) else []
+    return [EndPresence(), *told, WAKE]
+
+
+def _evict(state: MemberState, reason: str) -> Actions:
+    state.standing, state.end = Standing.EVICTED, Evicted(state.me.run_id, state.me.name, reason)
+    return [EndPresence(), Tell("evicted", reason), WAKE]
+
+
+def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
+    """The workers go on (G7). The observer hears of the first trouble only; an error later quotes the last one."""
+    state.trouble = trouble
+    if state.away_at is None:
+        state.away_at = now
+    told: Actions = [] if state.complained else [Tell("engine away", trouble)]
+    state.complained = True
+    return [*told, WAKE]
+
+
+def _join(state: MemberState, _event: Join, now: float) -> Actions:
+    """T4: give up the round that is held, and be present."""
+    actions: Actions = [Overlook()]
+    running = state.standing in (Standing.AWAY, Standing.PRESENT)
+    if state.holds is not None:
+        actions.append(EndWorld(state.change.reason if state.change else "this member joined again"))
+        state.left = max(state.left, state.holds.round)
+        state.holds = None
+        # A presence that has ended has no entry that the others could wait for.
+        state.holding = Holding.OWING if running else Holding.NOTHING
+    state.done = False
+    # A close is final, and a defect may have left anything behind. Every other refusal may be over by now.
+    may_return = state.end is None or (isinstance(state.end, RdzvError) and not isinstance(state.end, Closed))
+    if may_return and not running:
+        state.standing, state.end, state.away_at = Standing.AWAY, None, now
+        actions.append(Connect())
+    return [*actions, WAKE]
+
+
+def _connected(state: MemberState, event: Connected, _now: float) -> Actions:
+    """A new presence has no entry in any table of this instance yet, and announces a fresh bootstrap socket."""
+    state.head, state.examined, state.asked = None, "", ""
+    if state.holding is Holding.OWING:
+        state.holding = Holding.NOTHING
+    return [Bind(event.addr)]
+
+
+def _elsewhere(state: MemberState, event: Elsewhere, now: float) -> Actions:
+    """T16: refuse it and keep the world. After `outage_grace` the member fails."""
+    moved = EngineMoved(state.me.run_id, state.place, event.place)
+    actions = _lose_touch(state, moved.sentence, now)
+    if state.refused != event.place:
+        # Told at once, whatever else was: only an operator can help, and the workers go on for outage_grace at most.
+        state.refused = event.place
+        actions.append(Tell("engine away", moved.sentence))
+    if away_s(state, now) >= state.me.outage_grace:
+        return [*actions, *_end(state, moved)]
+    return actions
+
+
+def _engine_away(state: MemberState, event: EngineAway, now: float) -> Actions:
+    state.standing = Standing.AWAY
+    return _lose_touch(state, event.trouble, now)
+
+
+def _registered(state: MemberState, event: Registered, _now: float) -> Actions:
+    state.standing, state.place = Standing.PRESENT, event.place
+    state.away_at, state.complained = None, False
+    # Counted from when the lease was asked for: on a slow engine the time that answers take is part of it (seed
+    # 101358).
+    state.renewed_at, state.silent_at = event.asked_at, None
+    told = Tell("present", f"on engine {state.me.endpoint}")
+    if state.holds is None:
+        # It came with a round that was given up meanwhile, and the others do not know that yet.
+        state.holding = Holding.OWING if event.brought else Holding.NOTHING
+    if state.entry is None or not event.brought:
+        state.entry = None if state.holds is None else state.entry
+        return [told, WAKE]
+    # The entry was put in one transaction with the key, so it bears the key's revision (T13.4).
+    state.entry = msgspec.structs.replace(state.entry, created=event.created)
+    return [told, MoveWorld(), WAKE] if state.holds is not None else [told, WAKE]
+
+
+def _head_seen(state: MemberState, event: HeadSeen, _now: float) -> Actions:
+    """The head changed. Some changes end the presence."""
+    old, new = state.head, event.head
+    state.head = new
+    if state.standing is Standing.LEAVING:
+        return [] if new is None else [TellHead(old, new)]
+    if new is None:
+        return _head_gone(state, old)
+    actions: Actions = []
+    if state.heard is not None and state.heard.run != new.run:
+        state.heard_rank, state.left = -1, NO_ROUND
+        if state.holds is not None:
+            return _evict(state, "the run id has begun a new life without it")
+        if old is not None:
+            actions += _replaced(state)
+    if state.heard is None or state.heard.table != new.table:
+        state.heard_rank = -1
+    state.heard = new
+    if state.holds is not None and old is None and not still_ours(state.holds, new):
+        return _evict(state, f"the others went on to round {new.number} while it was away")
+    actions.append(TellHead(old, new))
+    if old is not None or new.phase is not Phase.OPEN:
+        actions.append(WAKE)  # Else the run begins: nothing to do for anybody, and thousands may hear of it at once.
+    return actions
+
+
+def _head_gone(state: MemberState, old: Head | None) -> Actions:
+    """T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life."""
+    if old is not None and old.phase is Phase.CLOSED:
+        return _end(state, closed_error(state.me, old))
+    return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone")
+
+
+def _replaced(state: MemberState) -> Actions:
+    """Come in again, as a new member of the run's next life."""
+    state.standing = Standing.AWAY
+    return [EndPresence(), WAKE]
+
+
+def _key_gone(state: MemberState, event: KeyGone, _now: float) -> Actions:
+    return _evict(state, event.reason)
+
+
+def _renewed(state: MemberState, event: Renewed, _now: float) -> Actions:
+    state.renewed_at, state.silent_at = event.sent_at, None
+    return [WAKE]
+
+
+def _renewal_failed(state: MemberState, event: RenewalFailed, _now: float) -> Actions:
+    state.trouble = event.trouble
+    if state.silent_at is None and not event.paused:
+        state.silent_at = event.sent_at
+    return [WAKE]
+
+
+def _drain_asked(state: MemberState, event: DrainAsked, _now: float) -> Actions:
+    state.asked = event.reason
+    return [WAKE]
+
+
+def _leads(_state: MemberState, _event: Leads, _now: float) -> Actions:
+    return [Tell("leading", "of those who are here it came first")]
+
+
+def _examined(state: MemberState, event: Examined, now: float) -> Actions:
+    """T3 and T4.1: take the round, give it up, or note that it is not this member's."""
+    head, entry = event.head, event.entry
+    if state.holding is Holding.HOLDING:
+        return [WAKE]  # Another join that is under way was given it, for all of them.
+    result = take_result(head, event.table, entry, event.created)
+    # An answer that came too late may be of a time when the member's key stood. Ask again once that is certain.
+    stale = not is_fresh(state, now) or (head is not None and head.round <= state.left)
+    if head is None or stale or result is TakeResult.LOOK_AGAIN:
+        return [WAKE]
+    if result is TakeResult.GIVEN and entry is not None:
+        return _given(state, head, entry)
+    state.examined = event.table
+    state.spare = result is TakeResult.NOT_OURS and head.size >= state.me.capacity
+    if result is TakeResult.GIVE_UP:
+        state.left = head.round
+        state.holding = Holding.OWING
+        return [WAKE]
+    return []
+
+
+def _given(state: MemberState, head: Head, entry: RankEntry) -> Actions:
+    state.holding, state.holds, state.entry = Holding.HOLDING, report(head, entry.rank), entry
+    state.heard, state.heard_rank = head, entry.rank
+    given: Actions = [GiveRound(head, entry), WAKE]
+    if state.spare:
+        state.spare = False
+        given.append(Tell("promoted", f"from spare to rank {entry.rank} of {head.size}"))
+    return [*given, Tell("given", f"rank {entry.rank} of {head.size}")]
+
+
+def _ready_put(state: MemberState, event: ReadyPut, _now: float) -> Actions:
+    if state.holding is Holding.OWING and event.left >= state.left:  # Else another round was given up meanwhile.
+        state.holding = Holding.NOTHING
+    return []
+
+
+def _work_done(state: MemberState, _event: WorkDone, _now: float) -> Actions:
+    state.done = True
+    return []
+
+
+def _draining(state: MemberState, event: Draining, _now: float) -> Actions:
+    state.drain = event.reason
+    return []
+
+
+def _failed(state: MemberState, event: Failed, _now: float) -> Actions:
+    return _end(state, event.error)
+
+
+def _leave(state: MemberState, _event: Leave, _now: float) -> Actions:
+    state.standing = Standing.LEAVING
+    return [EndWorld("this member has left"), WAKE]
+
+
+def _left(state: MemberState, _event: Left, _now: float) -> Actions:
+    state.standing = Standing.LEFT
+    return [WAKE]
+
+
+_HANDLERS: Mapping[type[MemberEvent], Callable[[MemberState, Any, float], Actions]] = {
+    Join: _join,
+    Connected: _connected,
+    Elsewhere: _elsewhere,
+    EngineAway: _engine_away,
+    Registered: _registered,
+    HeadSeen: _head_seen,
+    KeyGone: _key_gone,
+    Renewed: _renewed,
+    RenewalFailed: _renewal_failed,
+    DrainAsked: _drain_asked,
+    Leads: _leads,
+    Examined: _examined,
+    ReadyPut: _ready_put,
+    WorkDone: _work_done,
+    Draining: _draining,
+    Failed: _failed,
+    Leave: _leave,
+    Left: _left,
+}

@@ -1,7 +1,7 @@
 """The newest head a member has seen on one engine instance, and how old it is by the member's own clock.
 
-A timer of the protocol starts with a head write. Every member measures its age from the moment it received that write, so a
-new leader goes on from its own measure and no instant ever travels between machines.
+A timer of the protocol starts with a head write. Every member measures its age from the moment it received that write,
+so a new leader goes on from its own measure and no instant ever travels between nodes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from ..core import wire
 from ..core.model import Head
 from ..engines.port import Item
 
-Listener = Callable[["Head | None", "Head | None"], None]
-
 
 class HeadTracker:
-    """Heads in the order in which they were written, whatever the order in which they are shown to us."""
+    """Heads in the order in which they were written, whatever the order in which they are shown."""
 
-    def __init__(self, now: Callable[[], float], listener: Listener) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._listener = listener
         self.head: Head | None = None
         self.modified = 0
         self._revision = 0
@@ -28,15 +25,15 @@ class HeadTracker:
         self._looked = False
         self._head_at: float | None = None
         self.late = False
-        """The present timer had begun before we first looked, so its age is more than we can know."""
+        """The present timer had begun before the first look, so its age is more than can be known."""
 
-    def show(self, item: Item | None, revision: int) -> None:
-        """The head was this at that revision; None: there was none."""
+    def show(self, item: Item | None, revision: int) -> bool:
+        """Note that the head was this at that revision; None: there was none. Return whether that is news."""
         modified = 0 if item is None else item.modified
         looked, self._looked = self._looked, True
         if revision <= self._revision or modified == self.modified:
             self._revision = max(revision, self._revision)
-            return
+            return False
         self._revision = revision
         old, self.head = self.head, None if item is None else wire.decode(Head, item.value)
         self.modified = modified
@@ -48,10 +45,10 @@ class HeadTracker:
             self._sealed_at = now
         if old is None or new is None or old.grown != new.grown:
             self._grown_at = now
-        self._listener(old, new)
+        return True
 
     def lasted_s(self) -> float | None:
-        """How long the present head has stood; None: it was there before we first looked, or there is none."""
+        """How long the present head has stood; None: it was there before the first look, or there is none."""
         return None if self.head is None or self._head_at is None else self._now() - self._head_at
 
     def ages(self) -> tuple[float, float, float]:

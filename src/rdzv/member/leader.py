@@ -1,13 +1,18 @@
-"""The leader's duty: keep a mirror of the run, ask the rules, carry out one guarded act, look again.
+"""The leader: it keeps a mirror of the run, asks the rules, carries out one guarded act, and looks again.
 
-It has no opinions. Every write carries GUARD (our own key's create revision and the head's mod revision), so a leader that was
-paused or cut off cannot do harm: its write is refused and it lists again. An unknown outcome is treated like a refusal.
+The rules decide; the leader only acts. Everything that it must see lies under one prefix (`group/`), so that one watch
+shows the run in the order of revisions, and each view is the run at one revision, on every engine.
+
+Every write carries GUARD (create revision of the leader's own key, modify revision of the head), so a leader that was
+paused or cut off can do no harm: its write is refused, and it lists again. An unknown outcome is treated like a
+refusal.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +26,6 @@ from ..engines.port import (
     AllCreated,
     Batch,
     Compare,
-    Created,
     Delete,
     DeletePrefix,
     Empty,
@@ -41,27 +45,33 @@ if TYPE_CHECKING:
     from .presence import Presence
 
 BATCH_MAX = 10_000
-"""Lines of a rank table per transaction, where the engine would allow more: so that none takes it long.
+"""Entries of a rank table per transaction where the engine would allow more, so that no transaction takes it long.
 
-Lines that go ahead are told apart from the head that makes them count, which is one notice more for each member.
-"""
+More transactions cost each member one more watch event: its entry is shown before the head that names it."""
 RUN_LEASE_S = 24 * 3600.0
 """How long the records of a run outlive its last member."""
 OUT_OF_TOUCH_S = 1.0
-"""An answer that took longer, or is older, does not show who is there now. A third of the time members have to come back."""
+"""An answer that took longer, or is older, does not show who is there now.
+
+A third of the time that members have to come back to an emptied engine (BACK_S)."""
 JUDGING_S = 5e-6
 """Pause per member after each look, so that a storm of joins costs a few looks and not one each."""
 
 
+class _Over(Exception):
+    """The presence has ended."""
+
+
 class _Stale(Exception):
-    """What we know may be out of date: list again."""
+    """The mirror may be out of date: list again."""
 
 
 class Leader:
     """Leads while it runs. `idle` and `progress` tell the heartbeat that it is not stuck."""
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, founds: bool) -> None:
         self._presence = presence
+        self._founds = founds
         self._session = presence.session
         self._node = presence.node
         self._keys = presence.keys
@@ -71,19 +81,21 @@ class Leader:
         self._drains_at: float | None = None
         self._listed_at = 0.0
         self._was_cut_off = False
-        """The engine has not answered us since we last listed."""
+        """The engine has not answered since the last listing."""
         self.mirror: RunMirror | None = None
         self.reason = ""
         self.idle = False
         self.progress = 0
 
     async def run(self) -> None:
-        """Until cancelled; raises EngineReset."""
+        """Lead until cancelled, or until the presence ends. Raises EngineReset."""
         while True:
             try:
                 await self._reign()
             except (Gap, _Stale):
                 pass
+            except _Over:
+                return
             except Unreachable:
                 self._was_cut_off = True
                 self.idle = True
@@ -97,8 +109,7 @@ class Leader:
         self.progress += 1
         self._listed_at = self._node.now()
         if self._was_cut_off or self._listed_at - asked_at > OUT_OF_TOUCH_S:
-            # Perhaps everybody was: all are given their time to come back anew.
-            self._presence.known_at = self._listed_at
+            self._presence.give_time_to_return()
             self._was_cut_off = False
         mirror = self.mirror = RunMirror(self._keys, listed.reads[-1], listed.revision)
         self._pending.clear()
@@ -113,9 +124,9 @@ class Leader:
             await asyncio.gather(pump, return_exceptions=True)
 
     async def _list(self) -> Outcome:
-        """All of the run at one revision. Settings that we have just made are put under the run's lease on the way."""
+        """List the run at one revision. Settings that this member has just made are put under the run's lease too."""
         presence, everything = self._presence, List(self._keys.group)
-        founds, presence.founds = presence.founds, False
+        founds, self._founds = self._founds, False
         if not founds:
             return await self._session.txn(then=[everything])
         settings = Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())
@@ -131,7 +142,7 @@ class Leader:
             async for batch in watch:
                 self._pending.append(batch)
                 self._bell.ring()
-        except Exception as error:  # noqa: BLE001  Raised again by the duty, which waits for this bell.
+        except Exception as error:  # noqa: BLE001  Raised again by `_catch_up`.
             self._failed = error
             self._bell.ring()
         finally:
@@ -146,7 +157,7 @@ class Leader:
         self.reason = verdict.reason
         if verdict.act is not None:
             if view.head is None and view.reports and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
-                # Whether somebody has not come back is for an engine to say that answers now (T15).
+                # Only an engine that answers now can tell that a member has not come back (T15, seed 161314).
                 raise _Stale
             if not self._presence.is_fresh:
                 await self._rest(self._presence.settings.lease / 10)
@@ -158,7 +169,7 @@ class Leader:
         await sleep(self._node, len(mirror.members) * JUDGING_S)
 
     async def _rest(self, timeout_s: float | None) -> None:
-        """Idle until something happens. A little longer than asked, since clocks round down."""
+        """Wait until something happens. A little longer than asked, since clocks round down."""
         self.idle = True
         await self._bell.wait(None if timeout_s is None else max(timeout_s, 0.0) + 0.001)
         self.idle = False
@@ -170,17 +181,20 @@ class Leader:
             self._show(mirror, batch.revision)
         if self._failed is not None:
             raise self._failed
-        if self._presence.over is not None:
-            raise self._presence.over
+        if self._presence.is_over:
+            raise _Over
 
     def _show(self, mirror: RunMirror, revision: int) -> None:
-        """Our presence sees the head, unless our key is gone: that we must hear before what the others did since (T10)."""
+        """Show the head to the member, unless its key is gone.
+
+        The member must hear of its eviction before it hears what the others did since (T10.8, scenario H29).
+        """
         own = mirror.members.get(self._presence.id)
         if own is not None and own.created == self._presence.created:
-            self._presence.sight.show(mirror.head_item, revision)
+            self._presence.show_head(mirror.head_item, revision)
 
     async def _await_revision(self, mirror: RunMirror, revision: int) -> None:
-        """Do not judge before our own write is in what we judge."""
+        """Wait until the mirror shows the leader's own write, so that it does not judge without it."""
         deadline = self._node.now() + self._presence.settings.lease / 3
         while mirror.revision < revision:
             await self._bell.wait(deadline - self._node.now())
@@ -195,7 +209,7 @@ class Leader:
             me=presence.id,
             durable=self._session.durable,
             known_s=self._node.now() - presence.known_at,
-            ages=presence.sight.ages(),
+            ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation,
             fresh=self._node.token(),
         )
@@ -210,23 +224,24 @@ class Leader:
 
     async def _carry_out(self, act: Act, reason: str, view: View) -> Outcome:
         if isinstance(act, WriteHead):
-            return await self._write_head(act.head, reason, view)
+            return await self.write_head(act.head, reason, view)
         if isinstance(act, Seal):
             return await self._seal(act, reason, view)
         if isinstance(act, Evict):
             return await self._evict(act, view)
         return await self._sweep(act, view)
 
-    def _guard(self, view: View) -> list[Compare]:
-        presence = self._presence
-        return [
-            Created(self._keys.member(presence.id), presence.created),
-            Modified(self._keys.head, view.head_modified),
-        ]
+    def guard(self, view: View) -> list[Compare]:
+        """Compare the leader's own key and the head it judged: a leader that was paused or cut off is refused."""
+        return [self._presence.own_guard, Modified(self._keys.head, view.head_modified)]
 
     async def _txn(self, compares: list[Compare], writes: list[Operation]) -> Outcome:
+        return await self._sure(self._session.txn(compares, writes))
+
+    async def _sure(self, request: Awaitable[Outcome]) -> Outcome:
+        """The outcome of a guarded write that took effect."""
         try:
-            outcome = await self._session.txn(compares, writes)
+            outcome = await request
         except LeaseGone:
             raise _Stale from None
         self.progress += 1
@@ -234,46 +249,50 @@ class Leader:
             raise _Stale
         return outcome
 
-    async def _write_head(self, head: Head, reason: str, view: View) -> Outcome:
-        lease = self._presence.run_lease
-        guard = self._guard(view)
+    async def write_head(self, head: Head, reason: str, view: View) -> Outcome:
+        """Write the head that the rules want."""
+        guard = self.guard(view)
         if head.phase is Phase.CLOSED:
-            lease = await self._session.grant(self._presence.agreed.closed_for)
-            # A close is final, so it must not overlook somebody who came meanwhile and could have gone on.
+            # A close is final, so it must not overlook a member that came meanwhile and could have made up the quorum
+            # (T11.9, seed 1216).
             guard.append(Empty(self._keys.members, view.revision))
-        writes: list[Operation] = [
-            Put(self._keys.head, wire.encode(head), lease),
-            self._presence.journal(head, reason),
-        ]
-        return await self._txn(guard, writes)
+        return await self._sure(self._presence.write_head(head, reason, guard))
 
     async def _seal(self, act: Seal, reason: str, view: View) -> Outcome:
-        """T6. The lines go ahead in batches; only the last transaction, which checks all members, makes them count."""
-        keys, session = self._keys, self._session
-        began_at = self._node.now()
-        lines: list[Operation] = [
-            Put(keys.entry(act.head.table, id), wire.encode(line), self._presence.run_lease)
-            for id, line in act.entries.items()
-        ]
-        came = [line.name for line in act.entries.values() if line.since == act.head.number]
-        gone = [line.name for id, line in view.entries.items() if id not in act.entries]
-        writes: list[Operation] = [
-            Put(keys.head, wire.encode(act.head), self._presence.run_lease),
-            self._presence.journal(act.head, reason, came, gone),
-        ]
-        if act.former_table:
-            writes += [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
-        room = min(session.writes_max, BATCH_MAX)
-        while len(lines) + len(writes) > room:
-            await self._txn(self._guard(view), lines[:room])
-            del lines[:room]
-        if self._node.now() - began_at > self._presence.settings.lease / 3:
-            raise _Stale
-        return await self._txn([*self._guard(view), *self._members_unchanged(act, view)], [*lines, *writes])
+        """T6.12: seal in one transaction, where the engine takes so many writes.
 
-    def _members_unchanged(self, act: Seal, view: View) -> list[Compare]:
-        """G4: every member sealed in lives. Where an engine cannot compare so many, rank 0 stands for all and `seen` tells."""
-        chosen = {self._keys.member(id): line.created for id, line in act.entries.items()}
+        Otherwise the entries go ahead in batches, and only the last transaction, which checks all members, makes them
+        count. The simulator runs a third of its seeds with six writes per transaction, so that both ways are taken.
+        """
+        keys, presence = self._keys, self._presence
+        began_at = self._node.now()
+        entries: list[Operation] = [
+            Put(keys.entry(act.head.table, id), wire.encode(entry), presence.run_lease)
+            for id, entry in act.entries.items()
+        ]
+        came = [entry.name for entry in act.entries.values() if entry.since == act.head.number]
+        gone = [entry.name for id, entry in view.entries.items() if id not in act.entries]
+        swept: list[Operation] = []
+        if act.former_table:
+            swept = [DeletePrefix(keys.table(act.former_table)), DeletePrefix(keys.kv(act.former_table))]
+        room = min(self._session.writes_max, BATCH_MAX)
+        # Two more: the head and its journal entry.
+        while len(entries) + len(swept) + 2 > room:
+            await self._txn(self.guard(view), entries[:room])
+            del entries[:room]
+        if self._node.now() - began_at > presence.settings.lease / 3:
+            raise _Stale
+        guard = [*self.guard(view), *self.members_unchanged(act, view)]
+        sealing = presence.write_head(act.head, reason, guard, ahead=entries, behind=swept, came=came, gone=gone)
+        return await self._sure(sealing)
+
+    def members_unchanged(self, act: Seal, view: View) -> list[Compare]:
+        """Compare that every member sealed in lives (G4).
+
+        Where an engine cannot compare so many keys, rank 0 stands for all. A member that died unseen then breaks the
+        round at once, because `seen` shows it.
+        """
+        chosen = {self._keys.member(id): entry.created for id, entry in act.entries.items()}
         first = self._keys.member(act.first)
         if len(chosen) + 3 > self._session.compares_max:
             chosen = {first: chosen[first]}
@@ -283,33 +302,32 @@ class Leader:
         for id in act.ids:
             key = self._keys.member(id)
             unchanged = Modified(key, view.members[id].modified)
-            outcome = await self._txn([*self._guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
+            outcome = await self._txn([*self.guard(view), unchanged], [Delete(key), Delete(self._keys.ask(id))])
         return outcome
 
     async def _sweep(self, act: Sweep, view: View) -> Outcome:
         writes: list[Operation] = []
         for table in act.tables:
             writes += [DeletePrefix(self._keys.table(table)), DeletePrefix(self._keys.kv(table))]
-        return await self._txn(self._guard(view), writes[: self._session.writes_max])
+        return await self._txn(self.guard(view), writes[: self._session.writes_max])
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
-        """T12: all that outlives its writer hangs on one lease, so that a run whose members all die does not stay for ever."""
+        """T12.2: keep what outlives its writer under one lease, so that a run whose members all die is removed."""
         presence = self._presence
         settings = mirror.settings
         if settings is None:
-            # Expired or removed under us: whoever comes next would agree on settings of its own.
-            writes: list[Operation] = [Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())]
+            # They have expired or were removed: the next member to come would make settings of its own.
+            agreed = wire.encode(presence.agreed)
+            writes: list[Operation] = [Put(self._keys.settings, agreed, await self._new_run_lease())]
             modified = 0
         elif settings.lease:
-            presence.run_lease = settings.lease
+            presence.use_run_lease(settings.lease)
             return
         else:
             writes = [Put(self._keys.settings, settings.value, await self._new_run_lease())]
             modified = settings.modified
-        own = Created(self._keys.member(presence.id), presence.created)
-        outcome = await self._txn([own, Modified(self._keys.settings, modified)], writes)
+        outcome = await self._txn([presence.own_guard, Modified(self._keys.settings, modified)], writes)
         await self._await_revision(mirror, outcome.revision)
 
     async def _new_run_lease(self) -> int:
-        self._presence.run_lease = await self._session.grant(RUN_LEASE_S)
-        return self._presence.run_lease
+        return self._presence.use_run_lease(await self._session.grant(RUN_LEASE_S))

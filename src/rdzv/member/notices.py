@@ -1,6 +1,6 @@
-"""Notices: one frozen value per thing that happened, handed to whoever observes, and logged.
+"""Notices: one frozen value per thing that happened, passed to the observer, and logged.
 
-They are derived from what a member sees anyway: no notice costs the engine anything.
+A member derives them from what it sees anyway: no notice costs the engine anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..core.model import Cause, CauseKind, Head, Phase
 logger = logging.getLogger("rdzv.notices")
 
 _LOUD = frozenset({"engine away", "engine back", "evicted"})
-"""What somebody should hear of who configured nothing. All else is either raised to the caller or in the order of things."""
+"""Logged as warnings, which are seen without any configuration. All others are expected, or raised to the caller."""
 _ABOUT_OTHERS = {
     CauseKind.LOST: "lost",
     CauseKind.BANNED: "banned",
@@ -26,13 +26,13 @@ _ABOUT_OTHERS = {
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Something happened in a run, as one member saw it."""
+    """Something that happened in a run, as one member saw it."""
 
     kind: str
     run_id: str
     round: int
     member: str
-    """Whom it is about: who tells it, unless the kind is about others (lost, left, drained, banned, gave up)."""
+    """The member concerned: the observer's own, or another one (lost, left, drained, banned, gave up)."""
     reason: str
 
 
@@ -40,7 +40,7 @@ Observer = Callable[[Notice], None]
 
 
 def hand_over(observer: Observer, notice: Notice) -> None:
-    """What goes wrong in an observer is logged and goes no further: who only looks on must not end a membership."""
+    """Call the observer. Its errors are logged and go no further: an observer must not end a membership."""
     try:
         observer(notice)
     except Exception:
@@ -48,13 +48,13 @@ def hand_over(observer: Observer, notice: Notice) -> None:
 
 
 class Log:
-    """The sink that is always there: `rdzv.notices`, with the fields of the notice as `extra`. A reason is said once."""
+    """Write notices to the logger `rdzv.notices`, with the fields of the notice as `extra`."""
 
     def __init__(self) -> None:
         self._said: tuple[str, int, str, str] | None = None
 
     def __call__(self, notice: Notice) -> None:
-        """Of what repeats itself, only the first time."""
+        """Log a notice, unless it is the same as the one before."""
         level = logging.WARNING if notice.kind in _LOUD else logging.INFO
         said = (notice.kind, notice.round, notice.member, notice.reason)
         if said == self._said or not logger.isEnabledFor(level):
@@ -68,7 +68,7 @@ class Log:
 
 
 def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterator[Notice]:
-    """What a new head means: derived from the two heads, so at most once per round and phase however many were missed."""
+    """Derive notices from two heads: at most one per round and phase, however many heads were missed in between."""
     if old is not None and (old.run, old.round, old.phase) == (new.run, new.round, new.phase):
         return
     if new.phase is Phase.SEALED:
@@ -82,7 +82,7 @@ def about_head(run_id: str, member: str, old: Head | None, new: Head) -> Iterato
 
 
 def _about_others(run_id: str, number: int, cause: Cause) -> Iterator[Notice]:
-    """Each of those who caused it, by name; at most CAUSE_MEMBERS_MAX are told of."""
+    """One notice per member that caused the change; at most CAUSE_MEMBERS_MAX."""
     kind = _ABOUT_OTHERS.get(cause.kind)
     if kind is not None:
         for name in cause.members:

@@ -1,8 +1,8 @@
-"""T1: how a member comes into a run.
+"""T1: how a member registers with a run.
 
-One transaction puts its key, if the run's settings are its own, its id is new and its host is not banned. It is tried before
-anything was read, because that is right for nearly all: the refusal brings the others what they need to know. The first to come
-creates the settings in the same transaction.
+One transaction puts its key, if the run's settings are its own, its id is new and its host is not banned. The
+transaction is tried before anything was read, because that is right for nearly all members. For the others, the refusal
+brings what they need to know. The first member creates the settings in the same transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from .._version import __version__
 from ..config import settings as settings_module
 from ..config.settings import Settings
 from ..core import wire
-from ..core.model import Ban, Head, MemberRecord, Phase, RunSettings
+from ..core.member import closed_error
+from ..core.model import Ban, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
 from ..engines.port import (
     Case,
@@ -41,135 +42,160 @@ if TYPE_CHECKING:
     from .presence import Presence
 
 _Way: TypeAlias = tuple[list[Compare], list[Operation]]
-"""What a transaction compares and writes."""
+"""Compares and writes of a transaction."""
 _SETTINGS, _HEAD, _BAN, _ANYBODY, _OWN = range(5)
 
 
-class Registration:
-    """What is known while coming in. Safe to try again after any failure: the key's id tells whether it was put."""
+class Found(msgspec.Struct, frozen=True):
+    """A member's key, and what there was when it was put (or, after a lost answer, a little later)."""
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
+    created: int
+    """Create revision of the key; -1: it was there and is gone again."""
+    record: MemberRecord
+    predecessor: str
+    """Key of a member that came earlier; empty: none."""
+    head: Item | None
+    revision: int
+    run_lease: int
+    founds: bool = False
+    """The settings were put with the key, and hang on no lease yet."""
+
+
+class Registration:
+    """One attempt to register. It may be repeated after any failure: the key's id tells whether it was put."""
+
+    def __init__(self, presence: Presence, entry: RankEntry | None) -> None:
+        self._session = presence.session
+        self._keys = presence.keys
+        self._settings = presence.settings
+        self._agreed = presence.agreed
+        self._record = presence.record
+        self._show_head = presence.show_head
+        self._me = presence.state.me
         self._own = presence.keys.member(presence.id)
         self._ban = presence.keys.ban(presence.record.host)
+        self._entrance = Put(self._own, wire.encode(presence.record), presence.lease)
         self._welcome: tuple[Compare, ...] = (Created(self._own, 0), Created(self._ban, 0))
-        """That we are new, and not banned."""
-        self.predecessor = ""
-        self.founds = False
-        """The settings are ours, and hang on no lease yet."""
-        self.head: Item | None = None
-        self.revision = 0
+        """The id is new, and the host is not banned."""
+        self._entry: tuple[str, RankEntry] | None = None
+        """Key and entry of the round that is held, to be put with the own key (T13.4)."""
+        if entry is not None and presence.record.holds is not None:
+            key = presence.keys.entry(presence.record.holds.table, presence.id)
+            self._entry = key, msgspec.structs.replace(entry, created=0)
+        self._run_lease = 0
 
-    async def come_in(self) -> None:
-        """Until our key is there. Raises Closed, SettingsError, Banned, LeaseGone, Unreachable, EngineReset."""
-        keys, session = self._presence.keys, self._presence.session
-        # Whoever is here comes before us. Ids are random, so those who take the next by key spread over all, and no engine
-        # needs to read everybody to find it.
+    async def come_in(self) -> Found:
+        """Try until the key is there. Raises Closed, SettingsError, Banned, LeaseGone, Unreachable, EngineReset."""
+        keys = self._keys
+        # Every member that is here came earlier. Ids are random, so members that take the next one by key spread over
+        # all, and no engine needs to read all members to find it.
         before = [List(keys.members, Order.ANY, limit=1, after=self._own), List(keys.members, Order.ANY, limit=1)]
-        self._entrance = Put(self._own, wire.encode(self._presence.record), self._presence.lease)
         seen: Outcome | None = None
         while True:
-            ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self._ways(seen)]
-            outcome = await session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
+            ways = [Case(tuple(compares), (*before, *writes, Get(keys.head))) for compares, writes in self.ways(seen)]
+            outcome = await self._session.txn(ways[0].compares, ways[0].then, self._look_around(), ways[1:])
             if outcome.succeeded:
-                self._note(outcome, outcome.revision)
-                self.founds = any(isinstance(one, Put) and one.key == keys.settings for one in ways[outcome.case].then)
-                return
+                founds = any(isinstance(one, Put) and one.key == keys.settings for one in ways[outcome.case].then)
+                return self._found(outcome, outcome.revision, self._record, founds)
             own = outcome.item(_OWN)
             if own is not None:
-                await self._recognize(own)
-                return
+                return await self._recognize(own)
             seen = outcome
 
-    async def _recognize(self, own: Item) -> None:
-        """An earlier attempt took effect, though its answer was lost; what it said of us is what counts."""
-        presence, keys = self._presence, self._presence.keys
-        presence.record = wire.decode(MemberRecord, own.value)
-        before = List(keys.members, Order.NEWEST, limit=1, created_below=own.created)
-        outcome = await presence.session.txn(then=[before, Get(self._own), Get(keys.head)])
+    async def _recognize(self, own: Item) -> Found:
+        """An earlier attempt took effect, but its answer was lost. The record of that attempt counts (T1.6)."""
+        before = List(self._keys.members, Order.NEWEST, limit=1, created_below=own.created)
+        outcome = await self._session.txn(then=[before, Get(self._own), Get(self._keys.head)])
         still = outcome.item(1)
-        self._note(outcome, own.created if still is not None and still.created == own.created else -1)
+        created = own.created if still is not None and still.created == own.created else -1
+        return self._found(outcome, created, wire.decode(MemberRecord, own.value))
 
-    def _note(self, outcome: Outcome, created: int) -> None:
-        """Who was before us, and the head, as of the moment we came (or, after a lost answer, a little later)."""
-        self._presence.created = created
+    def _found(self, outcome: Outcome, created: int, record: MemberRecord, founds: bool = False) -> Found:
         others = [item.key for item in (*outcome.reads[0], *outcome.reads[1]) if item.key != self._own]
-        self.predecessor = others[0] if others else ""
-        self.head = outcome.item(-1)
-        self.revision = outcome.revision
+        return Found(
+            created=created,
+            record=record,
+            predecessor=others[0] if others else "",
+            head=outcome.item(-1),
+            revision=outcome.revision,
+            run_lease=self._run_lease,
+            founds=founds,
+        )
 
     def _look_around(self) -> list[Operation]:
-        keys = self._presence.keys
-        return [Get(keys.settings), Get(keys.head), Get(self._ban), List(keys.members, Order.ANY, limit=1), Get(self._own)]
+        keys = self._keys
+        anybody = List(keys.members, Order.ANY, limit=1)
+        return [Get(keys.settings), Get(keys.head), Get(self._ban), anybody, Get(self._own)]
 
-    def _ways(self, seen: Outcome | None) -> list[_Way]:
-        """By which transactions we can come in, of which one is to be done.
+    def ways(self, seen: Outcome | None) -> list[_Way]:
+        """The transactions by which this member can come in; the engine does the first whose compares hold.
 
-        Without a look around the run may be there, agreed on what we were told too, or nobody was here before. Only the
-        latter is tried if there is more to do than to come in: a closed head to replace, a line to put under the run's lease.
+        Before anything was read there are two: the run has this member's settings, or there are none and it makes them.
+        So a join is one request, whether the member comes first, among others, or with a thousand in one millisecond,
+        most of which would be refused otherwise: because there are no settings, then because another member has made
+        them. Only the latter is tried if there is more to do than to come in: a closed head to replace, an entry to put
+        under the run's lease.
         """
-        presence = self._presence
         ways = [self._plan(seen)]
-        if seen is None and presence.line is None and not presence.settings.incarnation:
-            agreed = Equals(presence.keys.settings, wire.encode(presence.agreed))
+        if seen is None and self._entry is None and not self._settings.incarnation:
+            agreed = Equals(self._keys.settings, wire.encode(self._agreed))
             ways.insert(0, ([agreed, *self._welcome], [self._entrance]))
         return ways
 
     def _plan(self, seen: Outcome | None) -> _Way:
-        """By which transaction we can come in, after a look around; without one we take it that nobody was here before."""
-        presence, keys = self._presence, self._presence.keys
+        """The transaction that fits what was seen. Before anything was read: that of the first member."""
         settings = None if seen is None else seen.item(_SETTINGS)
         nobody = seen is None or not seen.reads[_ANYBODY]
         ban = None if seen is None else seen.item(_BAN)
         if ban is not None:
-            raise Banned(presence.settings.run_id, presence.record.host, wire.decode(Ban, ban.value).reason)
-        compares: list[Compare] = [Modified(keys.settings, settings.modified if settings else 0), *self._welcome]
-        writes = self._replace_closed(seen, nobody, compares)
+            raise Banned(self._settings.run_id, self._record.host, wire.decode(Ban, ban.value).reason)
+        compares: list[Compare] = [Modified(self._keys.settings, settings.modified if settings else 0), *self._welcome]
+        writes = self.replace_closed(seen, nobody, compares)
         writes += self._settle(settings, nobody, compares)
         writes.append(self._entrance)
-        if presence.line is not None and presence.record.holds is not None:
-            entry = keys.entry(presence.record.holds.table, presence.id)
-            line = msgspec.structs.replace(presence.line, created=0)
-            writes.append(Put(entry, wire.encode(line), presence.run_lease))
+        if self._entry is not None:
+            writes.append(Put(self._entry[0], wire.encode(self._entry[1]), self._run_lease))
         return compares, writes
 
-    def _replace_closed(self, seen: Outcome | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
-        """A higher incarnation is a new attempt at the same job: it need not wait until the close has expired."""
+    def replace_closed(self, seen: Outcome | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
+        """T1.4: a higher incarnation is a new attempt at the job, which need not wait until the close has expired."""
         item = None if seen is None else seen.item(_HEAD)
         head = None if item is None else wire.decode(Head, item.value)
         if item is None or head is None or seen is None or head.phase is not Phase.CLOSED:
             return []
-        presence = self._presence
-        if not nobody or presence.settings.incarnation <= head.incarnation:
-            presence.sight.show(item, seen.revision)
-            raise presence.closed(head)
-        compares += [Empty(presence.keys.members), Modified(presence.keys.head, item.modified)]
-        return [Delete(presence.keys.head)]
+        if not nobody or self._settings.incarnation <= head.incarnation:
+            self._show_head(item, seen.revision)
+            raise closed_error(self._me, head)
+        compares += [Empty(self._keys.members), Modified(self._keys.head, item.modified)]
+        return [Delete(self._keys.head)]
 
     def _settle(self, settings: Item | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
-        """The settings, if they are ours to make: there are none, or nobody is here who agreed on them."""
-        presence, mine = self._presence, self._presence.agreed
-        presence.run_lease = settings.lease if settings else 0
+        """The settings, if they are this member's to make: there are none, or no member is here that agreed on them.
+
+        They are put without a lease. The first leader puts them under the run's lease when it lists the run: otherwise
+        each member of a burst would have granted a lease of a day for nothing.
+        """
+        self._run_lease = settings.lease if settings else 0
         differences = []
         if settings is not None:
-            differences = settings_module.differences(mine, wire.decode(RunSettings, settings.value))
+            differences = settings_module.differences(self._agreed, wire.decode(RunSettings, settings.value))
             if not differences:
                 return []
         if differences and not nobody:
-            problem = f"run {presence.settings.run_id!r} was started with other settings: {'; '.join(differences)}"
+            problem = f"run {self._settings.run_id!r} was started with other settings: {'; '.join(differences)}"
             raise SettingsError(f"{problem}; give all members the same")
         if differences:
-            compares.append(Empty(presence.keys.members))
-        return [Put(presence.keys.settings, wire.encode(mine), presence.run_lease)]
+            compares.append(Empty(self._keys.members))
+        return [Put(self._keys.settings, wire.encode(self._agreed), self._run_lease)]
 
 
 def member_name(settings: Settings, node: Node) -> str:
-    """Host, and slot if there is one: stable over restarts, so that the rank can be."""
+    """Host, and slot if there is one: stable over restarts, so that the rank is stable too."""
     return clip(f"{node.host}/{settings.slot}" if settings.slot else node.host, NAME_MAX)
 
 
 def record_for(settings: Settings, node: Node, session: Session) -> MemberRecord:
-    """Who we are, as the others see it."""
+    """This member as the others see it."""
     return MemberRecord(
         name=member_name(settings, node),
         host=clip(node.host, NAME_MAX),

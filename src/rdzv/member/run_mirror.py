@@ -1,4 +1,4 @@
-"""A run as one revision shows it, kept up to date by a watch: what the leader judges, and what `status` describes."""
+"""A mirror of a run, kept up to date by a watch. The leader judges it, and `status` describes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import Incompatible
 
 
 class RunMirror:
-    """Decoded records by key. A record that cannot be read is left out: one stranger must not stop the run."""
+    """The decoded records of a run at one revision. One that cannot be read is left out: it must not stop the run."""
 
     def __init__(self, keys: Keys, items: Iterable[Item], revision: int) -> None:
         self.keys = keys
@@ -32,7 +32,7 @@ class RunMirror:
             self._apply(item.key, item)
 
     def apply(self, batch: Batch) -> None:
-        """Go to a later revision."""
+        """Apply the changes up to a later revision."""
         for event in batch.events:
             self._apply(event.key, event.item)
         self.revision = max(self.revision, batch.revision)
@@ -43,9 +43,9 @@ class RunMirror:
             self._member(key[len(keys.members) :], item)
         elif key.startswith(keys.ranks):
             table, _, id = key[len(keys.ranks) :].partition("/")
-            self._line(table, id, item)
+            self._entry(table, id, item)
         elif key == keys.head:
-            # Not lenient: whoever cannot read the head cannot take part at all.
+            # Not lenient: a member that cannot read the head cannot take part at all.
             self.head = None if item is None else wire.decode(Head, item.value)
             self.head_item = item
         elif key == keys.settings:
@@ -61,17 +61,18 @@ class RunMirror:
             with suppress(Incompatible):
                 self.members[id] = LiveMember(id, wire.decode(MemberRecord, item.value), item.created, item.modified)
 
-    def _line(self, table: str, id: str, item: Item | None) -> None:
-        lines = self.tables.setdefault(table, {})
-        lines.pop(id, None)
+    def _entry(self, table: str, id: str, item: Item | None) -> None:
+        entries = self.tables.setdefault(table, {})
+        entries.pop(id, None)
         if item is not None:
             try:
-                line = wire.decode(RankEntry, item.value)
+                entry = wire.decode(RankEntry, item.value)
             except Incompatible:
                 return
-            # Re-told: the member's key and its line were put in one transaction, so they share the revision.
-            lines[id] = line if line.created else msgspec.structs.replace(line, created=item.created)
-        elif not lines:
+            # Reported to an emptied engine: key and entry were put in one transaction, so they share the revision
+            # (T13.4).
+            entries[id] = entry if entry.created else msgspec.structs.replace(entry, created=item.created)
+        elif not entries:
             del self.tables[table]
 
     def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[DrainRequest | Ban]) -> None:
@@ -94,9 +95,9 @@ class RunMirror:
         incarnation: int = 0,
         fresh: str = "",
     ) -> View:
-        """What the rules are asked about."""
+        """The view that the rules judge."""
         table = self.head.table if self.head is not None else ""
-        # Without a head nobody knows yet which of the tables told will be the one.
+        # Without a head it is not known yet which of the reported tables will be the one.
         orphans = [] if self.head is None else [one for one in self.tables if one != table]
         return View(
             settings=settings,

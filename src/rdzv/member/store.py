@@ -1,12 +1,15 @@
-"""The round's key-value space, for trainers and agents.
+"""The round's key-value store, for trainers and agents.
 
-It belongs to one round: its keys are named by the round's rank table and are deleted by the seal of the next. Every write
-compares the writer's own line in that table, so a late writer of an old round is refused (RoundOver) and can never reach into
-the new one. Waits end when the round breaks.
+A store belongs to one round: its keys are named by the round's rank table and are deleted by the seal of the next.
+Every write compares the writer's own entry in that table, so a late writer of an old round is refused (RoundOver) and
+never reaches the new one. It compares the writer's own key too: the entry stands until the next seal, but an evicted
+member must not write (G8, seed 55). Waits end when the round breaks.
 
-A write whose outcome is unknown is not repeated blindly. Beside its value every write puts a mark with the operation's id and
-result, so that reading the mark tells whether it took effect. Marks are kept apart from values, because another member may have
-overwritten the value since; and there is one per operation a member has under way, so their number stays small.
+A write whose outcome is unknown is not repeated blindly. Beside its value every write puts a mark with the operation's
+id and result, so that reading the mark tells whether the write took effect. An id inside the value would say nothing
+once another member has overwritten it (seed 239: an `add` counted twice). There is one mark per operation that a member
+has under way, so their number stays small. The mark also fences the member's own attempts: one that was given up and
+arrives late is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(_Mark).decode
 
 
 class AsyncStore:
-    """See the module's docstring. Values are bytes; text is encoded as UTF-8."""
+    """The key-value store of one round. Values are bytes; text is encoded as UTF-8."""
 
     def __init__(self, presence: Presence, table: str, round_number: int, node: Node) -> None:
         self._presence = presence
@@ -54,7 +57,7 @@ class AsyncStore:
         self._lanes: list[int] = []
         self._lanes_made = 0
         self._marked: dict[str, int] = {}
-        """Revision of each of our marks, as far as we know."""
+        """Revision of each of the member's own marks, as far as it is known."""
         self._bells: set[Wakeup] = set()
         self.timeout_s = TIMEOUT_S
         self.over = ""
@@ -67,7 +70,7 @@ class AsyncStore:
         await self.multi_set({key: value})
 
     async def multi_set(self, values: Mapping[str, bytes | str]) -> None:
-        """Write several keys at once: whoever sees one of them sees all. As many as the engine writes at once."""
+        """Write several keys in one transaction: a reader that sees one of them sees all. Limited by the engine."""
         room = self._presence.session.writes_max - 1  # One is for the mark.
         if len(values) > room:
             problem = f"multi_set: {len(values)} keys, but this engine writes at most {room} at once; use several calls"
@@ -77,7 +80,7 @@ class AsyncStore:
             await self._once(lambda _: (b"", [self._put(key, value) for key, value in data.items()]))
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to a number, which starts at 0, and say what it is now. Exactly once, even if an answer was lost."""
+        """Add to a number, which starts at 0, and return the sum. Exactly once, even if an answer was lost."""
 
         def more(old: bytes | None) -> bytes:
             try:
@@ -89,7 +92,7 @@ class AsyncStore:
         return int(await self._change(key, more))
 
     async def append(self, key: str, value: bytes | str) -> None:
-        """Put more bytes behind a value, which starts empty."""
+        """Append bytes to a value, which starts empty."""
         data = _bytes(key, value)
         await self._change(key, lambda old: (old or b"") + data)
 
@@ -99,42 +102,42 @@ class AsyncStore:
         return await self._change(key, lambda old: new if (old or b"") == wanted else old or b"")
 
     async def delete(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; return whether it was there."""
         full = self._key(key)
         return bool(await self._once(lambda old: (b"1" if old else b"", [Delete(full)]), full))
 
     # ---- reading
 
     async def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The value, waited for if need be."""
+        """Return the value, and wait for it if it is not set yet."""
         return (await self.multi_get([key], timeout_s))[0]
 
     async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values, waited for if need be."""
+        """Return the values, and wait for those that are not set yet."""
         found = await self._await(keys, timeout_s)
         return [found[self._key(key)].value for key in keys]
 
     async def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
-        """Until all of the keys are set."""
+        """Wait until all of the keys are set."""
         await self._await(list(keys), timeout_s)
 
     async def check(self, keys: Iterable[str]) -> bool:
-        """Whether all of the keys are set now."""
+        """Return whether all of the keys are set now."""
         outcome = await self._read([Get(self._key(key)) for key in keys])
         return all(outcome.reads)
 
     async def num_keys(self) -> int:
-        """How many keys this round has."""
+        """Return how many keys this round has."""
         return len((await self._read([List(self._values)])).reads[0])
 
     def set_timeout(self, timeout_s: float) -> None:
-        """How long later calls wait if they do not say."""
+        """Set how long later calls wait if they do not say."""
         self.timeout_s = timeout_s
 
     # ---- the round's end
 
     def end(self, reason: str) -> None:
-        """The round is over: every wait ends, every later call is refused."""
+        """End the round: every wait ends, and every later call is refused."""
         if not self.over:
             self.over = reason or "no reason was given"
             for bell in self._bells:
@@ -175,19 +178,19 @@ class AsyncStore:
                 await sleep(self._node, 0.1 + 0.2 * self._node.jitter())
 
     async def _txn(self, compares: Sequence[Modified], writes: list[Operation], otherwise: list[Operation]) -> Outcome:
-        """Guarded by our line in the table, which the next seal removes, and by our key, which ends when we are evicted."""
+        """Transact, guarded by the own entry (gone with the next seal) and the own key (gone with an eviction)."""
         presence = self._presence
-        line, own = presence.entry_guard(self._table), presence.own_guard
+        entry, own = presence.entry_guard(self._table), presence.own_guard
+        reads = [Get(entry.key), Get(own.key), *otherwise]
         try:
-            outcome = await presence.session.txn(
-                [line, own, *compares], writes, [Get(line.key), Get(own.key), *otherwise]
-            )
+            outcome = await presence.session.txn([entry, own, *compares], writes, reads)
         except LeaseGone:
             raise RoundOver(self._round, "the run's records have expired") from None
         if not outcome.succeeded:
-            for guard, item in ((line, outcome.item(0)), (own, outcome.item(1))):
+            for guard, item in ((entry, outcome.item(0)), (own, outcome.item(1))):
                 if item is None or item.created != guard.revision:
-                    raise RoundOver(self._round, self.over or "a later round has been sealed, or this member was evicted")
+                    why = self.over or "a later round has been sealed, or this member was evicted"
+                    raise RoundOver(self._round, why)
         return outcome
 
     async def _read(self, reads: list[Operation], limit_s: float | None = None) -> Outcome:
@@ -197,7 +200,7 @@ class AsyncStore:
         return Put(key, value, self._presence.run_lease)
 
     async def _change(self, key: str, make: Callable[[bytes | None], bytes]) -> bytes:
-        """Make a new value of the old one, if nobody is quicker; again if somebody is."""
+        """Make a new value of the old one; again if another writer was quicker."""
         full = self._key(key)
 
         def plan(item: Item | None) -> tuple[bytes, list[Operation]]:
@@ -233,11 +236,13 @@ class AsyncStore:
                 result, writes = plan(item)
                 if not writes:
                     return result
-                # The mark's revision fences our own attempts: one that was given up but arrives late is refused.
+                # The mark's revision fences the member's own attempts: one that was given up but arrives late is
+                # refused.
                 compares = [Modified(mark, self._marked.get(mark, 0))]
                 compares += [Modified(key, item.modified if item else 0)] if key else []
                 seen, doubt = None, True
-                outcome = await self._txn(compares, [*writes, self._put(mark, _encode(_Mark(operation, result)))], reads)
+                marking = self._put(mark, _encode(_Mark(operation, result)))
+                outcome = await self._txn(compares, [*writes, marking], reads)
                 if outcome.succeeded:
                     self._marked[mark] = outcome.revision
                     return result
@@ -249,7 +254,7 @@ class AsyncStore:
             self._lanes.append(lane)
 
     async def _await(self, keys: Sequence[str], timeout_s: float | None) -> dict[str, Item]:
-        """All of the keys, watched for until they are there."""
+        """Return all of the keys, and watch for those that are not there yet."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = self._node.now() + limit_s
         found: dict[str, Item] = {}
@@ -268,7 +273,7 @@ class AsyncStore:
             await self._listen([self._key(key) for key in missing], outcome.revision, left_s)
 
     async def _listen(self, targets: list[str], since: int, timeout_s: float) -> None:
-        """Until one of them changes, the round ends, the engine is another, or the time is up."""
+        """Wait until one of them changes, the round ends, the engine is another, or the time is up."""
         bell = Wakeup(self._node)
         self._bells.add(bell)
         watch = self._presence.session.watch(targets, since)

@@ -1,4 +1,4 @@
-"""The world a member is given: its place in one sealed round, and what belongs to that round."""
+"""The world that a member is given: its rank in one sealed round, and what belongs to that round."""
 
 from __future__ import annotations
 
@@ -31,41 +31,42 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class AsyncWorld:
-    """Who we are in a round. A value, but for its store and its bootstrap socket, which end with the round."""
+    """A member's rank in a round. Its store and bootstrap socket end with the round; everything else is constant."""
 
     def __init__(
         self,
         presence: Presence,
         head: Head,
-        line: RankEntry,
+        entry: RankEntry,
         address: Bootstrap,
         settings: Settings,
         node: Node,
     ) -> None:
         self.run_id = settings.run_id
         self.round = head.number
-        self.rank = line.rank
+        self.rank = entry.rank
         self.size = head.size
         self.bootstrap = address
         self.era: Era = head.era
         self.digest = head.digest
         self.incarnation = head.run
-        """Random id of this life of the run id."""
+        """Random id of this incarnation of the run."""
         self.table = head.table
         self.given_by = (presence.session.instance, presence.id, presence.taken_at)
-        """Engine instance, own id and revision of the read that gave it: what an audit needs."""
+        """Engine instance, own id and revision of the read that gave the round, for audits."""
         self._presence = presence
         self.store = AsyncStore(presence, head.table, head.number, node)
 
     def __repr__(self) -> str:
-        return f"<World {self.run_id!r} round {self.round}: rank {self.rank} of {self.size}, bootstrap {self.bootstrap}>"
+        where = f"rank {self.rank} of {self.size}, bootstrap {self.bootstrap}"
+        return f"<World {self.run_id!r} round {self.round}: {where}>"
 
     def take_bootstrap_socket(self) -> socket.socket:
-        """Rank 0's listening socket, for whoever serves at `bootstrap`. It can be taken once."""
+        """Take rank 0's listening socket, to serve at `bootstrap` with it. It can be taken once."""
         return self.bootstrap.take_socket()
 
     async def members(self) -> list[Peer]:
-        """All members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
+        """List all members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
         presence = self._presence
         keys = Keys(self.run_id)
         try:
@@ -73,29 +74,27 @@ class AsyncWorld:
         except EngineReset:
             raise Unreachable("of this run", "it was restarted a moment ago") from None
         mirror = RunMirror(keys, [*listed.reads[0], *listed.reads[1]], listed.revision)
-        lines = mirror.tables.get(self.table, {})
-        if len(lines) < self.size:
+        entries = mirror.tables.get(self.table, {})
+        if len(entries) < self.size:
             raise RoundOver(self.round, self.store.over or "its member list is gone")
-        if digest(lines.values()) != self.digest:
+        if digest(entries.values()) != self.digest:
             raise Incompatible(f"member list of round {self.round}", "it does not match the digest that was agreed on")
         peers = []
-        for id, line in lines.items():
-            live = mirror.members.get(id)
-            record = live.record if live is not None and live.created == line.created else None
-            peers.append(
-                Peer(line.rank, line.name, line.host, record.addr, record.pid, record.info)
-                if record is not None
-                else Peer(line.rank, line.name, line.host)
-            )
+        for id, entry in entries.items():
+            peer, live = Peer(entry.rank, entry.name, entry.host), mirror.members.get(id)
+            if live is not None and live.created == entry.created:
+                record = live.record
+                peer = msgspec.structs.replace(peer, addr=record.addr, pid=record.pid, info=record.info)
+            peers.append(peer)
         return sorted(peers, key=lambda peer: peer.rank)
 
     def moved_to(self, presence: Presence) -> None:
-        """The engine came back empty and our presence is a new one. What the store held is gone."""
+        """Go on with a new presence: the engine came back empty, and the contents of the store are gone."""
         self._presence = presence
         self.store.moved_to(presence)
 
     def end(self, reason: str) -> None:
-        """The round is over for us: waits in its store end, and a bootstrap socket that nobody took is closed."""
+        """End the round for this member: waits in its store end, and a socket that was not taken is closed."""
         self.store.end(reason)
         self.bootstrap.release()
 

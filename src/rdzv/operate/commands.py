@@ -13,6 +13,7 @@ from ..core.keys import Keys
 from ..core.model import Ban, CauseKind, DrainRequest, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Delete, Get, List, Modified, Operation, Put, Session
+from ..member.head_write import write_head
 from ..system.node import stamp
 
 
@@ -60,14 +61,14 @@ async def close(session: Session, run_id: str, reason: str, by: str) -> bool:
         if item is None or head is None or head.phase is Phase.CLOSED:
             return False
         closed_for = wire.decode(RunSettings, settings.value).closed_for if settings is not None else 60.0
-        lease = await session.grant(closed_for)
         closed = close_head(head, because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
-        line = wire.encode(journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp()))
-        journal = Put(keys.journal_entry(closed.seq), line, settings.lease if settings else lease)
-        outcome = await session.txn([Modified(keys.head, item.modified)], [Put(keys.head, wire.encode(closed), lease), journal])
+        journal = journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp())
+        guard, run_lease = [Modified(keys.head, item.modified)], settings.lease if settings is not None else 0
+        outcome = await write_head(
+            session, run_id, closed, journal, guard, run_lease=run_lease, closed_for=closed_for
+        )
         if outcome.succeeded:
             return True
-        await session.revoke(lease)
 
 
 ADOPT_S = 3600.0

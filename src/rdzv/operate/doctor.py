@@ -24,7 +24,7 @@ from .._version import __version__
 from ..config.settings import Settings
 from ..core.keys import Keys
 from ..drivers import USER_ENV, open_driver
-from ..engines.embedded.server_connection import DOCTOR
+from ..engines.embedded.session import DOCTOR
 from ..engines.embedded.trust import Certificates, Trust
 from ..engines.port import Created, Driver, EngineReset, Get, Put, Session
 from ..errors import RdzvError, SettingsError, Unreachable, Untrusted

@@ -28,7 +28,7 @@ class RunViewer:
         self._session = session
         self._keys = Keys(run_id)
         self._run_id = run_id
-        self._head = HeadTracker(now, lambda _old, _new: None)
+        self._head = HeadTracker(now)
         self._mirror: RunMirror | None = None
 
     async def look(self) -> Status | None:

@@ -1,8 +1,8 @@
-"""Where a server runs, and whether it may.
+"""Addresses of this node: listening on them, and which of them others can use.
 
-A *place* is where two servers cannot be at the same time: this boot of this machine, this network namespace, this address
-and port. Who could bind it knows that its predecessor there is dead. That is why SO_REUSEPORT is never set, and why forked
-children let go of the socket.
+A *place* is where two servers cannot be at the same time: this boot of this node, this network namespace, this address and
+port. A server that could bind it knows that its predecessor there is dead. That is why SO_REUSEPORT is never set, and why
+forked children let go of the socket.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 
 BACKLOG = 4096
-"""Thousands of members may connect in the same moment; who does not fit waits a second for its next attempt."""
+"""Thousands of members may connect at the same moment. A connection that does not fit waits a second for its next attempt."""
 LOOPBACK = ("127.0.0.1", "::1")
 _SIOCGIFADDR = 0x8915
-"""Linux's number for "which address has this interface"; elsewhere it means nothing, and fails."""
+"""Linux's request for the address of an interface. It fails elsewhere."""
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at that host: empty for all interfaces, a name or an address else. Port 0: any.
+    """Return sockets that listen at that host: '' for all interfaces, or a name or an address. Port 0: any.
 
-    Raises OSError, with EADDRINUSE if somebody is there already.
+    Raise OSError, with EADDRINUSE if the port is taken.
     """
     opened: list[socket.socket] = []
     problem: OSError | None = None
@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 for one in opened:
                     one.close()
                 raise
-            problem = error  # Of a name's addresses, one may be of a family that this machine does not have.
+            problem = error  # A name may have addresses of a family that this node does not have.
             continue
         port = opened[-1].getsockname()[1]
         if not host:
@@ -51,7 +51,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 def _to_bind(host: str) -> list[tuple[int, str]]:
     if not host:
-        # The first takes both families; the second is for machines without the other one.
+        # The first takes both families; the second is for nodes without IPv6.
         return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]  # noqa: S104
     if host == "localhost":
         return [(socket.AF_INET, LOOPBACK[0]), (socket.AF_INET6, LOOPBACK[1])]
@@ -63,7 +63,7 @@ def _listen(family: int, address: str, port: int) -> socket.socket:
     # With its protocol named, asyncio sends small frames at once; without, each could wait 40 ms for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # So that a restart need not wait for the last connections of the former life. It does not allow two at once.
+        # A restart then need not wait for the last connections of the former life. It does not allow two servers at once.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
@@ -77,7 +77,7 @@ def _listen(family: int, address: str, port: int) -> socket.socket:
 
 
 def is_here(family: int, address: str) -> bool:
-    """The address is this machine's: it can be bound."""
+    """Whether the address is this node's: then it can be bound."""
     with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.bind((address, 0))
         return True
@@ -85,7 +85,7 @@ def is_here(family: int, address: str) -> bool:
 
 
 def place_of(listeners: list[socket.socket], host: str) -> str:
-    """One text for all that makes the place unique."""
+    """Return a text of all that makes the place unique."""
     names = "*" if not host else ",".join(sorted(plain(one.getsockname()[0]) for one in listeners))
     return f"{_boot_id()}/{_namespace()}/{names}:{listeners[0].getsockname()[1]}"
 
@@ -103,7 +103,7 @@ def _namespace() -> str:
 
 
 def plain(address: str) -> str:
-    """An address without scope, and IPv4 as IPv4 even where both families share a socket."""
+    """Return the address without scope, and IPv4 as IPv4 even where both families share a socket."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -113,12 +113,12 @@ def plain(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Only this machine reaches it."""
+    """Whether only this node reaches the address."""
     return ipaddress.ip_address(plain(address)).is_loopback
 
 
 def can_be_told(address: str) -> bool:
-    """Others can use it: link-local addresses mean something else on every host, and loopback means everybody."""
+    """Whether others can use the address: link-local and loopback addresses mean something else on every host."""
     try:
         ip = ipaddress.ip_address(plain(address))
     except ValueError:
@@ -127,19 +127,19 @@ def can_be_told(address: str) -> bool:
 
 
 def outward_address() -> str:
-    """Which address of this machine others would likely see; empty: none. Nothing is sent to find out."""
+    """Return the address of this node that others would likely see; empty: none. Nothing is sent to find out."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((outside, 9))
             own = plain(probe.getsockname()[0])
             if can_be_told(own):
                 return own
-    # A machine without a way to the outside: a cluster's network of its own.
+    # No way to the outside: a cluster with a network of its own.
     return next((address for address, _ in interfaces() if can_be_told(address)), "")
 
 
 def interfaces() -> list[tuple[str, str]]:
-    """The addresses of this machine, as far as it tells, and the interface each belongs to."""
+    """Return the addresses of this node, as far as the system tells, and the interface of each."""
     return [*_interfaces_v4(), *_interfaces_v6()]
 
 

@@ -1,8 +1,8 @@
 """Sockets that a forked child must not keep.
 
-A child inherits every descriptor. One that it keeps open hides its parent's death: the peer of a connection sees no end of
-it, and a listening socket occupies the address although nobody accepts there any more. So the child replaces each of them
-by an empty one. Not by closing: the objects that own these numbers will close them, and must not hit another file then.
+A child inherits every descriptor. One that it keeps open hides its parent's death: the peer of a connection sees no end of it,
+and a listening socket occupies the address although no process accepts there any more. So the child replaces each of them by an
+empty one. It does not close them: the objects that own these numbers will, and must not hit another file then.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any, Protocol
 
 
 class Held(Protocol):
-    """What has a descriptor; -1 once it has none."""
+    """An object with a descriptor; -1 once it has none."""
 
-    def fileno(self) -> int:
-        """Its number."""
+    def fileno(self) -> int: ...
 
 
 _held: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[object] = []
-"""In a child: never freed, because an event loop's objects complain, and act, when they are."""
+"""Objects that a child never frees: an event loop's objects complain, and act, when they are freed."""
 
 
 def let_go_in_children(held: Held) -> None:
-    """A child forked from now on will not have this open."""
+    """Have children forked from now on close this."""
     _held.add(held)
 
 

@@ -1,4 +1,4 @@
-"""What runs on a simulated machine: an application around the real member, which keeps a record of all that it is told."""
+"""The application on a simulated node: it uses the real member, and records everything that it is told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..core.member import Change, ChangeKind
+from ..core.member_rules import Change, ChangeKind
 from ..core.model import NO_ROUND, RoundId
 from ..engines.port import EngineReset
 from ..errors import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Application:
-    """It trains, stops when told, and ends some day."""
+    """An application that trains, stops when told, and ends some day."""
 
     def __init__(self, stage: SimCluster, life: NodePlan, node: SimNode) -> None:
         self.stage = stage
@@ -43,13 +43,13 @@ class Application:
         self.member = Member(stage.driver(node), self.settings, node)
         self.bell = Wakeup(node)
         self.order = ""
-        """What somebody wants of it: drain, finish."""
+        """The order that was given from outside: drain, finish."""
         self.holds: RoundId = NO_ROUND
         self._trained_s = 0.0
         self._began_at = node.now()
 
     def act(self, what: str, detail: str = "") -> None:
-        """Put on record what it did."""
+        """Record an action of its own."""
         self.stage.history.add(Acted(actor=self.node.name, what=what, detail=detail, round=self.holds))
 
     def command(self, order: str) -> None:
@@ -58,7 +58,7 @@ class Application:
         self.bell.ring()
 
     async def run(self) -> None:
-        """Its life."""
+        """Join and train, again and again, until something final happens."""
         while True:
             self.act("ready" if self.holds != NO_ROUND else "joined")
             try:
@@ -87,7 +87,7 @@ class Application:
         self.stage.history.add(Given.of(self.node.name, world))
 
     async def _watch(self) -> None:
-        """Put on record the moment it is told, whatever its workers are doing."""
+        """Record the moment of a change, whatever the workers are doing."""
         change = await self.member.wait_changed()
         if change is not None:
             self._told(change)
@@ -98,7 +98,7 @@ class Application:
         self.stage.history.add(seen)
 
     async def _train(self, world: AsyncWorld) -> str:
-        """Until something happens; what, if it is not a change of the round."""
+        """Train until something happens. Returns what it was, if it was not a change of the round."""
         await self._use_store(world)
         life, began_at = self.life, self.node.now()
         limits = {
@@ -126,7 +126,7 @@ class Application:
         return ""
 
     async def _use_store(self, world: AsyncWorld) -> None:
-        """Say who we are, count ourselves, and read what rank 0 says: all of it must be of this round."""
+        """Write, count and read in the store: everything found there must be of this round."""
         store = world.store
         store.set_timeout(4.0)
         with suppress(RoundOver, StoreTimeout, Unreachable, EngineReset, Evicted):
@@ -139,7 +139,7 @@ class Application:
                 self.act("store mixed", f"read {said!r} in {world.table}")
 
     async def _end(self, ending: str) -> bool:
-        """Do it; whether its life goes on."""
+        """Carry out an ending. Returns whether the application goes on."""
         member = self.member
         try:
             if ending == "fail":
@@ -176,7 +176,7 @@ class Application:
         return False
 
     async def _linger(self) -> bool:
-        """Done: wait for the others. If the round breaks, those who are not done go on without us."""
+        """Wait for the others, after this one is done. If the round breaks, they go on without it."""
         waited_s = 0.0
         while waited_s < 600.0 and self.member.changed is None and not self.stage.closed:
             await self.bell.wait(1.0)

@@ -1,4 +1,4 @@
-"""The stage of a simulated run: machines with the real member on them, engines, and the hand that hurts them."""
+"""A simulated run: nodes with the real member on them, engines, and the faults that befall them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..config.secret import Secret
 from ..core import wire
 from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
 from ..core.model import RunSettings
+from ..engines.embedded.limits import Limits
+from ..engines.embedded.trust import Trust
 from ..engines.port import Driver, EngineReset, Get, Item, List
 from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
@@ -18,7 +21,7 @@ from ..operate import commands
 from .application import Application
 from .driver import READ_TIMEOUT_S, SimDriver
 from .history import Fault, History
-from .network import SimNetwork
+from .network import SimNetwork, Way
 from .nodes import SimNode
 from .register import RegisterServer, SimRegister
 from .scenario import FaultPlan, NodePlan, Scenario
@@ -27,7 +30,12 @@ from .targeted_faults import AMBUSHES, TargetedFault
 from .virtual_loop import VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
-"""Ten times what the busiest runs need: more is a loop without end."""
+"""Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
+
+Heal = Callable[[], object] | None
+"""The end of a fault."""
+TIGHT = Limits(unanswered=800, backlog=1_000)
+"""Limits of the server in a quarter of the runs: a member that is paused or cut off soon counts as a slow reader."""
 
 
 class SimCluster:
@@ -41,13 +49,15 @@ class SimCluster:
         self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311
         self.history = History(self.loop)
         self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
+        if scenario.seed % 4 == 2:
+            self.network.trust = Trust(Secret("a secret of this run"))
         self.engine = self._server("engine")
         self.servers = [self.engine]
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
         self.agreed: dict[str, RunSettings] = {}
-        """By machine: the settings it was started with."""
+        """The settings each node was started with."""
         self.operator = SimNode(self.loop, "operator", scenario.seed)
         self._born = 0
         self.isolated = 0
@@ -55,12 +65,13 @@ class SimCluster:
     def _server(self, name: str) -> SimServer:
         kind = RegisterServer if self.register else SimServer
         drawn = self.scenario
-        server = kind(self.network, name, drawn.seed, tick_s=0.4, writes_max=drawn.writes_max, stars=drawn.stars)
+        limits = TIGHT if drawn.seed % 4 == 1 else None
+        server = kind(self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars)
         self.history.follow(server)
         return server
 
     def driver(self, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> Driver:
-        """How that machine gets to the engine."""
+        """Return a driver for that node."""
         if not self.register:
             return SimDriver(self.network, node, read_timeout_s=read_timeout_s)
         register = SimRegister(self.network, node, beats=self.scenario.seed % 2 == 1)
@@ -68,12 +79,12 @@ class SimCluster:
 
     @property
     def closed(self) -> bool:
-        """The run has been closed; looked at from outside, to let lingering applications go."""
+        """Whether the run has been closed: looked at from outside, to let lingering applications go."""
         found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
         return found is not None and b'"phase":"closed"' in found.value
 
     def play(self) -> History:
-        """Run it to its end."""
+        """Run the scenario to its end."""
         self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
         return self.history
 
@@ -113,104 +124,70 @@ class SimCluster:
         return app
 
     def living(self, name: str = "") -> list[Application]:
-        """Applications whose machine lives, of that member if given."""
+        """Return the applications whose node lives, of that member if given."""
         return [app for app in self.apps.values() if not app.node.dead and name in ("", app.life.name)]
 
     def present(self) -> list[tuple[Item, str]]:
-        """Every member's key on the engine, and the machine it belongs to."""
+        """Return every member's key on the engine, and the node it belongs to."""
         keys = Keys("sim")
         owners = {(app.node.host, app.node.pid): name for name, app in self.apps.items()}
         items = self.engine.engine.txn((), [List(keys.members)], ()).reads[0]
         records = [(item, wire.decode(Record, item.value)) for item in items]
         return [(item, owners.get((record.host, record.pid), "?")) for item, record in records]
 
-    # ---- faults
+    # ---- faults: each method does one, and returns what ends it
 
     async def _inflict(self, trouble: FaultPlan, index: int) -> None:
         await self._until(trouble.at)
-        targets = self.living(trouble.target)
-        app = targets[-1] if targets else None
         if trouble.kind in AMBUSHES:
             TargetedFault(self, trouble.kind)
             return
-        kind = trouble.kind.replace(" ", "_")
-        deed: Callable[[Application | None, FaultPlan], object] = getattr(self, f"_{kind}")
+        targets = self.living(trouble.target)
+        app = targets[-1] if targets else None
         target = app.node.name if app is not None else trouble.target
         self.history.add(Fault(kind=trouble.kind, target=target, detail=f"for {trouble.lasts_s} s"))
-        heal = deed(app, trouble)
-        if asyncio.iscoroutine(heal):
-            heal = await heal
+        to_node, to_engine = _TO_NODE.get(trouble.kind), _TO_ENGINE.get(trouble.kind)
+        heal = None
+        if to_node is not None and app is not None:
+            heal = to_node(self, app)
+        elif to_engine is not None:
+            heal = to_engine(self)
         await asyncio.sleep(trouble.lasts_s)
-        if callable(heal):
-            done = heal()
-            if asyncio.iscoroutine(done):
-                await done
+        if heal is not None:
+            heal()
         self.history.add(Fault(kind=trouble.kind, target=target, stop=True, detail=f"#{index}"))
 
-    def _crash(self, app: Application | None, _: FaultPlan, silent: bool = False) -> Callable[[], object] | None:
-        if app is None:
-            return None
+    def _crash(self, app: Application, *, silent: bool = False) -> Heal:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
-    def _power_cut(self, app: Application | None, trouble: FaultPlan) -> Callable[[], object] | None:
-        return self._crash(app, trouble, silent=True)
-
-    def _pause(self, app: Application | None, _: FaultPlan) -> Callable[[], object] | None:
-        if app is None:
-            return None
+    def _pause(self, app: Application) -> Heal:
         app.node.pause()
         return app.node.resume
 
-    def _cut(self, app: Application | None, _: FaultPlan, *ways: str) -> Callable[[], object] | None:
-        if app is None:
-            return None
+    def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
-        self.network.cut(app.node, server, *ways)  # type: ignore[arg-type]
+        self.network.cut(app.node, server, *ways)
+        return lambda: None if self.isolated else self.network.heal(app.node, server, *ways)
 
-        def heal() -> None:
-            if not self.isolated:
-                self.network.heal(app.node, server, *ways)  # type: ignore[arg-type]
+    def _ban(self, app: Application) -> Heal:
+        host = app.node.host
+        self._operate("ban", host, "bad memory")
+        return lambda: self._operate("unban", host)
 
-        return heal
-
-    def _cut_requests(self, app: Application | None, trouble: FaultPlan) -> Callable[[], object] | None:
-        return self._cut(app, trouble, "requests")
-
-    def _cut_answers(self, app: Application | None, trouble: FaultPlan) -> Callable[[], object] | None:
-        return self._cut(app, trouble, "answers")
-
-    def _reset(self, app: Application | None, _: FaultPlan) -> None:
-        if app is not None:
-            self.network.reset(app.node)
-
-    def _reset_all(self, _app: Application | None, _: FaultPlan) -> None:
-        self.network.reset()
-
-    def _lose_request(self, app: Application | None, _: FaultPlan) -> None:
-        if app is not None:
-            self.network.break_next(app.node, self.engine, "requests")
-
-    def _lose_answer(self, app: Application | None, _: FaultPlan) -> None:
-        if app is not None:
-            self.network.break_next(app.node, self.engine, "answers")
-
-    def _engine_restart(self, _app: Application | None, _: FaultPlan) -> None:
-        self.engine.restart()
-
-    def _engine_crash(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+    def _engine_crash(self) -> Heal:
         self.engine.crash()
         return self.engine.restart
 
-    def _engine_stall(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+    def _engine_stall(self) -> Heal:
         self.engine.pause()
         return self.engine.resume
 
-    def _engine_slow(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+    def _engine_slow(self) -> Heal:
         self.engine.slow_s = self.rng.uniform(0.01, 0.5)
         return lambda: setattr(self.engine, "slow_s", 0.0)
 
-    def _engine_isolated(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
+    def _engine_isolated(self) -> Heal:
         for app in self.living():
             self.network.cut(app.node, self.engine)
         self.isolated += 1
@@ -222,15 +199,12 @@ class SimCluster:
 
         return heal
 
-    def _watch_gap(self, _app: Application | None, _: FaultPlan) -> None:
-        self.engine.drop_watches()
-
-    def _compact(self, _app: Application | None, _: FaultPlan) -> None:
+    def _compact(self) -> None:
         self.engine.forget()
         self.network.reset()
 
-    def _second_engine(self, app: Application | None, _: FaultPlan) -> Callable[[], object]:
-        """The endpoint's name leads some machines elsewhere, while the first engine serves the others."""
+    def _second_engine(self, app: Application) -> Heal:
+        """Let the endpoint's name lead some nodes elsewhere, while the first engine serves the others."""
         second = self._server(f"engine-{len(self.servers) + 1}")
         self.servers.append(second)
         moved = [one for one in self.living() if one is app or self.rng.random() < 0.4]
@@ -247,16 +221,13 @@ class SimCluster:
 
         return back
 
-    def _newcomer(self, _app: Application | None, _: FaultPlan) -> None:
-        self.start(self._fresh_life())
-
-    def _newcomer_first(self, _app: Application | None, _: FaultPlan) -> Callable[[], object]:
-        """The engine comes back empty, and somebody who knows nothing is there before all others."""
+    def _newcomer_first(self) -> Heal:
+        """Restart the engine empty, and let a newcomer that knows nothing be there before all others."""
         nodes = [app.node for app in self.living()]
         for node in nodes:
             self.network.cut(node, self.engine)
         self.engine.restart()
-        self.start(self._fresh_life())
+        self._newcomer()
 
         def heal() -> None:
             for node in nodes:
@@ -265,50 +236,64 @@ class SimCluster:
         self.loop.call_later(self.rng.uniform(0.0, 2.0), heal)
         return heal
 
-    def _fresh_life(self) -> NodePlan:
+    def _newcomer(self, **options: float) -> None:
         self._born += 1
-        return NodePlan(f"n{self._born}", self.loop.time(), 10_000.0, 0.3)
-
-    def _stranger(self, _app: Application | None, _: FaultPlan) -> None:
-        """Somebody was started with other settings."""
-        life = self._fresh_life()
-        life.options = {"last_call": 99.0, "regroup": 88.0}
+        life = NodePlan(f"n{self._born}", self.loop.time(), 10_000.0, 0.3)
+        life.options.update(options)
         self.start(life)
 
-    def _drain(self, app: Application | None, _: FaultPlan) -> None:
-        if app is not None:
-            app.command("drain")
-
-    def _drain_all(self, _app: Application | None, _: FaultPlan) -> None:
+    def _drain_all(self) -> None:
         for app in self.living():
             app.command("drain")
 
-    async def _operate(self, deed: str, *args: str) -> None:
-        """Through a session like anybody's; an operator whose engine is away gives up."""
-        with suppress(RdzvError, EngineReset):
-            driver = self.driver(self.operator, read_timeout_s=2.0)
-            session = await driver.connect()
-            await getattr(commands, deed)(session, "sim", *args)
-            await session.close()
-            await driver.close()
+    def _operate(self, deed: str, *args: str) -> None:
+        """Act as an operator, through an ordinary session. An operator whose engine is away gives up."""
 
-    def _ask(self, app: Application | None, _: FaultPlan) -> None:
-        if app is not None:
-            self.operator.spawn(self._operate("drain", app.node.host, "maintenance"))
+        async def act() -> None:
+            with suppress(RdzvError, EngineReset):
+                driver = self.driver(self.operator, read_timeout_s=2.0)
+                session = await driver.connect()
+                await getattr(commands, deed)(session, "sim", *args)
+                await session.close()
+                await driver.close()
 
-    def _ban(self, app: Application | None, _: FaultPlan) -> Callable[[], object] | None:
-        if app is None:
-            return None
-        host = app.node.host
-        self.operator.spawn(self._operate("ban", host, "bad memory"))
-        return lambda: self.operator.spawn(self._operate("unban", host))
+        self.operator.spawn(act())
 
-    def _operator_close(self, _app: Application | None, _: FaultPlan) -> None:
-        self.operator.spawn(self._operate("close", "wrong data", "operator"))
+
+_TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
+    "crash": SimCluster._crash,  # noqa: SLF001
+    "power cut": lambda self, app: self._crash(app, silent=True),
+    "pause": SimCluster._pause,  # noqa: SLF001
+    "cut": SimCluster._cut,  # noqa: SLF001
+    "cut requests": lambda self, app: self._cut(app, "requests"),
+    "cut answers": lambda self, app: self._cut(app, "answers"),
+    "reset": lambda self, app: self.network.reset(app.node),
+    "lose request": lambda self, app: self.network.break_next(app.node, self.engine, "requests"),
+    "lose answer": lambda self, app: self.network.break_next(app.node, self.engine, "answers"),
+    "drain": lambda _self, app: app.command("drain"),
+    "ask": lambda self, app: self._operate("drain", app.node.host, "maintenance"),
+    "ban": SimCluster._ban,  # noqa: SLF001
+    "second engine": SimCluster._second_engine,  # noqa: SLF001
+}
+_TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
+    "reset all": lambda self: self.network.reset(),
+    "engine restart": lambda self: self.engine.restart(),
+    "engine crash": SimCluster._engine_crash,  # noqa: SLF001
+    "engine stall": SimCluster._engine_stall,  # noqa: SLF001
+    "engine slow": SimCluster._engine_slow,  # noqa: SLF001
+    "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
+    "watch gap": lambda self: self.engine.drop_watches(),
+    "compact": SimCluster._compact,  # noqa: SLF001
+    "newcomer": SimCluster._newcomer,  # noqa: SLF001
+    "newcomer first": SimCluster._newcomer_first,  # noqa: SLF001
+    "stranger": lambda self: self._newcomer(last_call=99.0, regroup=88.0),
+    "drain all": SimCluster._drain_all,  # noqa: SLF001
+    "operator close": lambda self: self._operate("close", "wrong data", "operator"),
+}
 
 
 def _look(exited: asyncio.Future[None]) -> None:
-    """A crash is no failure of the run; an application's own error is."""
+    """Raise an application's own error. A crash is no failure of the run."""
     if not exited.cancelled() and exited.exception() is not None:
         error = exited.exception()
         assert error is not None, "just looked"

@@ -1,160 +1,102 @@
-"""The port over the simulated network: what a member holds in the simulation instead of a real driver."""
+"""The embedded engine's driver over the simulated network: the one that ships, but for how it gets a connection."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from itertools import count
+from typing import Any
 
-from ..engines.embedded.reconnecting import ReconnectingSession, ReconnectingWatch
-from ..engines.port import Case, Compare, Operation, Outcome
+from ..config.endpoint import Endpoint
+from ..engines.embedded import frames
+from ..engines.embedded.client import Greeter, RemoteDriver, RemoteSession
+from ..engines.embedded.connection import ClientConnection
+from ..engines.embedded.frames import Frame, Welcome
+from ..engines.port import Batch, Gap
 from ..errors import Unreachable
-from ..system.timers import sleep
-from .network import SimConnection, SimNetwork
+from ..system.dial import DialFailed
+from .network import SimNetwork
 from .nodes import SimNode
-from .server import SimWelcome
+from .server import RUN, SimServer
 
 CONNECT_TIMEOUT_S = 3.0
 """Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
 READ_TIMEOUT_S = 10.0
-BACKOFF_S = (0.05, 1.0)
-"""First and longest wait between two attempts to reconnect; each is jittered down to its half."""
 
 
-class SimDriver:
-    """One machine's way to whatever server the network's route names."""
+class SimSession(RemoteSession):
+    """The shipping session in a process that can crash, with what its engine says of itself."""
+
+    _driver: SimDriver
+
+    def __init__(self, driver: SimDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome) -> None:
+        super().__init__(driver, name, attempts, link, welcome)
+        server = driver.reached
+        self.stars, self.durable = server.stars, server.durable
+        self.compares_max, self.writes_max = server.compares_max, server.writes_max
+
+    async def _call(self, frame: Callable[[int], Frame]) -> Any:
+        if self._driver.node.loop.unwinding:
+            raise Unreachable(self._driver.endpoint, "the run is over", applied=False)
+        return await super()._call(frame)
+
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
+        """Begin the lease by an exchange of its own if this session stands for etcd (without stars)."""
+        lease = await super().grant(ttl_s, presence=presence)
+        if not self.stars:
+            grant = self._unborn.pop(lease)
+            if presence:
+                self._leases[lease] = None
+            await self._call(lambda number: frames.Txn(number, (), (), (), (), (grant,)))
+        return lease
+
+    def _lost(self, problem: str) -> None:
+        if self._driver.node.loop.unwinding:
+            self._link = None
+        else:
+            super()._lost(problem)
+
+    def _told(self, number: int, news: Batch | Gap) -> None:
+        if isinstance(news, Batch):
+            self._driver.network.counters[self._driver.node.name].events += len(news.events)
+        super()._told(number, news)
+
+
+class SimDriver(RemoteDriver):
+    """A node's way to whatever server the network's route names."""
+
+    node: SimNode
+    session_type = SimSession
+    reached: SimServer
+    """The server that answered last."""
 
     def __init__(
         self,
         network: SimNetwork,
         node: SimNode,
-        endpoint: str = "sim://engine",
         read_timeout_s: float = READ_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
+        super().__init__(
+            Endpoint.parse("engine:29400"),
+            run_id=RUN,
+            read_timeout_s=read_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            trust=network.trust,
+            node=node,
+        )
         self.network = network
-        self.node = node
-        self.endpoint = endpoint
-        self.read_timeout_s = read_timeout_s
-        self.connect_timeout_s = connect_timeout_s
 
-    async def connect(self) -> SimSession:
-        """See the port."""
-        connection, welcome = await self.dial()
-        return SimSession(self, connection, welcome)
-
-    async def close(self) -> None:
-        """Nothing to give up: servers are the scenario's."""
-
-    async def dial(self, leases: Iterable[int] = (), instance: str = "") -> tuple[SimConnection, SimWelcome]:
-        """Connect and say hello; `leases` are those of a session that comes back to `instance`."""
-        connection = self.network.connect(self.node, self.endpoint, self.connect_timeout_s)
+    async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+        connection = self.network.connect(self.node)
+        self.reached = connection.server
+        link = self.new_link()
+        link.transport = connection.client_end
+        connection.deliver, connection.lose = link.received, link.lose
         try:
-            welcome = await connection.call("hello", tuple(leases), instance)
-        except Unreachable as error:
-            raise Unreachable(self.endpoint, error.problem, error.waited_s, applied=False) from None
-        except asyncio.CancelledError:
-            connection.lose()
-            raise
-        connection.timeout_s = self.read_timeout_s
-        return connection, welcome
+            return link, await link.greet(hello(), self.connect_timeout_s)
+        except DialFailed as failed:
+            # The network loses and delays greetings here. That is no reason to warn of a stranger at the port.
+            raise DialFailed(failed.problem, answered=False) from None
 
-
-class SimSession(ReconnectingSession[SimConnection]):
-    """A real session but for its connections, in tasks of its machine."""
-
-    def __init__(self, driver: SimDriver, connection: SimConnection, welcome: SimWelcome) -> None:
-        node, patience_s = driver.node, driver.read_timeout_s
-        super().__init__(driver.endpoint, welcome.instance, welcome.place, node.loop, node.call_later, patience_s)
-        self.durable = welcome.durable
-        self.compares_max = welcome.compares_max
-        self.writes_max = welcome.writes_max
-        self.stars = welcome.stars
-        self.local_host = driver.node.host
-        self._driver = driver
-        self._node = driver.node
-        self._leases: dict[int, None] = {}
-        if not self._use(connection):
-            self._lost()
-
-    # ---- the port
-
-    async def txn(
-        self,
-        compares: Iterable[Compare] = (),
-        then: Iterable[Operation] = (),
-        otherwise: Iterable[Operation] = (),
-        instead: Sequence[Case] = (),
-    ) -> Outcome:
-        """See the port."""
-        connection = self._link or await self._connected()
-        args = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
-        outcome: Outcome = await connection.call("txn", *args)
-        return outcome
-
-    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
-        """See the port."""
-        connection = self._link or await self._connected()
-        lease: int = await connection.call("grant", ttl_s, presence)
-        self._leases[lease] = None
-        return lease
-
-    async def renew(self, lease: int) -> None:
-        """See the port."""
-        connection = self._link or await self._connected()
-        await connection.call("renew", lease)
-
-    async def revoke(self, lease: int) -> None:
-        """See the port."""
-        connection = self._link or await self._connected()
-        await connection.call("revoke", lease)
-        self._leases.pop(lease, None)
-
-    async def close(self) -> None:
-        """A connection that says goodbye leaves its leases alone; one that breaks does not."""
-        if self._ended is not None:
-            return
-        connection = self._link
-        self._end(Unreachable)
-        if connection is not None:
-            connection.tell("bye")
-            connection.lose()
-
-    # ---- connections
-
-    async def _connected(self) -> SimConnection:
-        if self._node.loop.unwinding:
-            raise Unreachable(self._endpoint, "the run is over", applied=False)
-        return await super()._connected()
-
-    def _take_on(self, link: SimConnection) -> bool:
-        link.on_lost = self._lost
-        link.on_push = self._told
-        return link.open
-
-    def _hang_up(self, link: SimConnection) -> None:
-        link.lose()
-
-    def _lost(self) -> None:
-        if self._node.loop.unwinding:
-            self._link = None
-        else:
-            super()._lost()
-
-    async def _dial_again(self) -> tuple[SimConnection, str]:
-        first_s, longest_s = BACKOFF_S
-        for attempt in count():
-            try:
-                connection, welcome = await self._driver.dial(self._leases, self.instance)
-            except Unreachable:
-                wait_s = min(first_s * 2 ** min(attempt, 10), longest_s)
-                await sleep(self._node, wait_s * (1 - self._node.jitter() / 2))
-            else:
-                return connection, welcome.instance
-        raise AssertionError  # It counts without end.
-
-    def _begin_watch(self, link: SimConnection, watch: ReconnectingWatch, since: int) -> None:
-        link.tell("watch", watch.number, watch.targets, since)
-
-    def _end_watch(self, link: SimConnection, watch: ReconnectingWatch) -> None:
-        link.tell("unwatch", watch.number)
+    def local_host(self, link: ClientConnection, welcome: Welcome) -> str:  # noqa: ARG002
+        return self.node.host

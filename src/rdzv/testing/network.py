@@ -1,44 +1,29 @@
-"""A simulated network between machines and servers, as bad as a real one.
+"""A simulated network between nodes and servers, as bad as a real one.
 
 A connection is two channels. Each keeps its order and delays every message by a time of its own, so that connections
 overtake each other. A connection may break at any message, before or after the request took effect. A direction that
 is *cut* loses nothing at once: as with TCP, messages wait for the healing, and may then arrive long after their sender
 gave them up; that is how a request takes effect late. Or they are lost with the connection, never from its middle.
 
-`server.py` holds what is at one end, `driver.py` what is at the other.
+`server.py` holds one end of a connection, `driver.py` the other. Both are the product's own code, which writes bytes to a
+`SimTransport` as it would to a socket.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..engines.port import (
-    AllCreated,
-    Batch,
-    Case,
-    Created,
-    Delete,
-    DeletePrefix,
-    Empty,
-    Equals,
-    Event,
-    Get,
-    Item,
-    List,
-    Modified,
-    Outcome,
-    Put,
-)
-from ..errors import Unreachable
-from ..system.timers import Timer
+from ..engines.embedded.frames import PREAMBLE, WatchGap, WatchNews
+from ..engines.embedded.trust import Trust
+from ..system.dial import DialFailed
 from .nodes import SimNode
 from .virtual_loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
+    from ..engines.embedded.session import ServerSession
     from .server import SimServer
 
 DELAYS_S = (0.0002, 0.005, 0.05)
@@ -48,13 +33,14 @@ TAIL = 0.02
 RETRANSMIT_S = 0.5
 """A direction that healed moves again within this time: senders back off meanwhile."""
 
+NEWS_TAGS = (WatchNews.__struct_config__.tag, WatchGap.__struct_config__.tag)
 Way = Literal["requests", "answers"]
 BOTH: tuple[Way, Way] = ("requests", "answers")
 
 
 @dataclass
 class Counters:
-    """What one machine cost the network. Bytes are those of keys and values, in both directions."""
+    """The traffic of one node. Bytes are counted in both directions."""
 
     operations: int = 0
     events: int = 0
@@ -72,10 +58,10 @@ class SimChannel:
         self._free_at = 0.0
         self._stuck: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.broken = False
-        """Whatever is under way is lost, and whatever is sent."""
+        """All messages under way are lost, and all that are sent."""
 
     def send(self, deliver: Callable[..., None], *args: Any) -> None:
-        """Call that in the receiver's process, after what was sent before."""
+        """Call `deliver` in the receiver's process, after all messages sent before."""
         if self.broken:
             return
         if self._stuck or self.route in self._network.cuts:
@@ -84,7 +70,7 @@ class SimChannel:
         self._transmit(deliver, args, 0.0)
 
     def heal(self) -> None:
-        """Transmit what was waiting."""
+        """Transmit the messages that were waiting."""
         stuck, self._stuck = self._stuck, []
         again_s = self._network.rng.uniform(0, RETRANSMIT_S)
         for deliver, args in stuck:
@@ -108,118 +94,95 @@ class SimChannel:
 
 
 class SimConnection:
-    """A connection with its client's end. The server keeps its own end by this object."""
+    """A stream of bytes between a client and a server. The server does not know of it until the first bytes arrive."""
 
-    def __init__(
-        self, network: SimNetwork, node: SimNode, server: SimServer, endpoint: str, timeout_s: float
-    ) -> None:
+    def __init__(self, network: SimNetwork, node: SimNode, server: SimServer) -> None:
         self.node = node
         self.server = server
-        self.number = next(network.loop.serial)
-        """Later ones have higher numbers, in whatever order their messages arrive."""
         self.open = True
-        """As far as the client knows."""
-        self.on_lost: Callable[[], None] = lambda: None
-        self.on_push: Callable[[int, Batch | Exception], None] = lambda _number, _news: None
+        """Whether the client thinks so."""
+        self.accepted = False
+        self.session: ServerSession | None = None
+        """The server's end, while it lives."""
+        self.deliver: Callable[[memoryview], None] = lambda _data: None
+        """The client's reader."""
+        self.lose: Callable[[str], None] = lambda _problem: None
+        """Tells the client that the connection is over."""
         self.requests = SimChannel(network, node, server, "requests")
         self.answers = SimChannel(network, node, server, "answers")
-        self._network = network
-        self._endpoint = endpoint
+        self.client_end = SimTransport(self, server.name, self._request, self.hang_up)
+        self.server_end = SimTransport(self, node.host, self._answer, self._closed_by_server)
+        self.server_end.on_resume = self._read_on
         self._counters = network.counters.setdefault(node.name, Counters())
-        self.timeout_s = timeout_s
-        """How long an answer may take."""
-        self._alarm: Timer | None = None
-        self._waiters: dict[int, tuple[float, asyncio.Future[Any]]] = {}
-        self._asked = 0
+        self._network = network
+        self._unread_max = server.limits.unanswered
 
     # ---- the client's end
 
-    async def call(self, verb: str, *args: Any) -> Any:
-        """Ask and wait. No answer in time: the connection is given up, as nothing more can be expected of it."""
-        if not self.open or self._network.loop.unwinding:
-            raise Unreachable(self._endpoint, "the connection is lost", applied=False)
-        self._asked = number = self._asked + 1
-        waiter: asyncio.Future[Any] = self._network.loop.create_future()
-        self._waiters[number] = (self.node.now(), waiter)
-        if self._alarm is None:
-            self._alarm = self.node.call_later(self.timeout_s, self._check)
-        self._ask(number, verb, args)
-        try:
-            return await waiter
-        finally:
-            self._waiters.pop(number, None)
-
-    def _check(self) -> None:
-        """One alarm for all calls, not set anew for each: nearly all are answered in time."""
-        self._alarm = None
-        if not self.open or not self._waiters:
-            return
-        oldest_at, _ = next(iter(self._waiters.values()))
-        left_s = self.timeout_s - (self.node.now() - oldest_at)
-        if left_s > 0:
-            self._alarm = self.node.call_later(left_s, self._check)
-        else:
-            self.lose("no answer", self.timeout_s)
-
-    def tell(self, verb: str, *args: Any) -> None:
-        """Ask without waiting."""
-        if self.open:
-            self._ask(0, verb, args)
-
-    def lose(self, problem: str = "the connection is lost", waited_s: float = 0.0) -> None:
-        """The client sees or decides that it is over. What was sent may still take effect."""
-        if not self.open:
-            return
-        self.open = False
-        self.requests.send(self.server.hung_up, self)
-        for _, waiter in self._waiters.values():
-            if not waiter.done():
-                waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
-        self.on_lost()
-
-    def _ask(self, number: int, verb: str, args: tuple[Any, ...]) -> None:
+    def _request(self, data: bytes) -> None:
+        self._counters.bytes += len(data)
         self._counters.operations += 1
-        self._counters.bytes += weigh(args)
         if self._network.breaks(self, "requests"):
             self.reset()
         else:
-            self.requests.send(self.server.receive, self, number, verb, args)
+            self.requests.send(self.server.receive, self, data)
+
+    def _arrived(self, data: bytes) -> None:
+        self.server_end.unread -= len(data)
+        if self.server_end.unread <= self._unread_max // 4 and self.session is not None and self.session.is_held:
+            self._network.loop.call_soon(self._quick_again, context=self.server.context)
+        if self.open:
+            self.deliver(memoryview(data))
+
+    def hang_up(self) -> None:
+        """The client closes its end. Requests that were sent may still take effect."""
+        if self.open:
+            self.open = False
+            self.requests.send(self.server.hung_up, self)
+
+    def client_lost(self, problem: str) -> None:
+        """The client sees that the connection is over."""
+        if self.open:
+            self.lose(problem)
 
     # ---- the server's end
 
-    def answer(self, number: int, answer: object) -> None:
-        """To `call`."""
-        self._counters.bytes += weigh(answer)
-        if self._network.breaks(self, "answers"):
+    def read(self, data: bytes) -> None:
+        """Pass bytes on to the session, or keep them while it holds its client back."""
+        if self.server_end.waiting is not None:
+            self.server_end.waiting.append(data)
+        elif self.session is not None:
+            self.session.received(memoryview(data))
+
+    def _read_on(self) -> None:
+        waiting, self.server_end.waiting = self.server_end.waiting, None
+        for data in waiting or ():
+            self.read(data)
+
+    def _answer(self, data: bytes) -> None:
+        self._counters.bytes += len(data)
+        self.server_end.unread += len(data)
+        if _has_answer(data) and self._network.breaks(self, "answers"):
             self.reset()
         else:
-            self.answers.send(self._answered, number, answer)
+            self.answers.send(self._arrived, data)
+        if self.server_end.unread > self._unread_max and self.session is not None and not self.session.is_held:
+            self.session.pause_writing()
 
-    def push(self, watch: int, news: Batch | Exception) -> None:
-        """To a watch."""
-        if isinstance(news, Batch):
-            self._counters.events += len(news.events)
-            self._counters.bytes += weigh(news)
-        self.answers.send(self._pushed, watch, news)
+    def _quick_again(self) -> None:
+        if self.session is not None and self.session.is_held:
+            self.session.resume_writing()
 
     def refuse(self) -> None:
-        """There is no such connection here: the server was restarted, or never listened."""
-        self.answers.send(self.lose, "the connection was refused")
+        """The server has no such connection: it was restarted, or never listened."""
+        self.answers.send(self.client_lost, "the connection was refused")
 
-    def _answered(self, number: int, answer: object) -> None:
-        _, waiter = self._waiters.get(number, (0.0, None))
-        if not self.open or waiter is None or waiter.done():
-            return
-        if isinstance(answer, Exception):
-            waiter.set_exception(answer)
-        else:
-            waiter.set_result(answer)
+    def _closed_by_server(self) -> None:
+        if self.session is not None:
+            self.answers.send(self.client_lost, "the connection was closed by the other side")
+            self._network.loop.call_soon(self.server.hung_up, self, context=self.server.context)
 
-    def _pushed(self, watch: int, news: Batch | Exception) -> None:
-        if self.open:
-            self.on_push(watch, news)
-
-    # ---- the network's doing
+    # ---- faults
 
     def reset(self) -> None:
         """Break it, with all that is under way in either direction. Both ends notice, each in its time.
@@ -233,37 +196,91 @@ class SimConnection:
         notice_s = network.delay_s()
         if self.requests.route not in network.cuts:
             loop.call_later(notice_s, self.server.hung_up, self, context=self.server.context).stream = self
-        loop.call_later(network.delay_s(), self.lose, context=self.node.context).stream = self
+        lost = "the connection is lost"
+        loop.call_later(network.delay_s(), self.client_lost, lost, context=self.node.context).stream = self
 
     def node_crashed(self, silent: bool) -> None:
-        """The kernel closes a killed process's sockets; after a power cut nobody does."""
+        """The kernel closes a killed process's sockets. After a power cut nothing does."""
         self.answers.broken = True
-        if not silent and self.open:
-            self.requests.send(self.server.hung_up, self)
-        self.open = False
+        if silent:
+            self.open = False
+        else:
+            self.hang_up()
+
+
+def _has_answer(data: bytes) -> bool:
+    """Whether any frame in these bytes is more than news: the connection can break at it."""
+    at = len(PREAMBLE) if data.startswith(PREAMBLE) else 0
+    while at < len(data):
+        if data[at + 5] not in NEWS_TAGS:  # After the length and the header of the array.
+            return True
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+    return False
+
+
+class SimTransport:
+    """One end of a simulated stream, with the methods of asyncio's transports that the product uses."""
+
+    def __init__(
+        self, connection: SimConnection, address: str, send: Callable[[bytes], None], close: Callable[[], None]
+    ) -> None:
+        self.connection = connection
+        self._address = address
+        self.write = send
+        self._close = close
+        self._closing = False
+        self.waiting: list[bytes] | None = None
+        """Bytes that arrived while this end does not read; None: it reads."""
+        self.unread = 0
+        """Bytes that the other end has not read yet."""
+        self.on_resume: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._close()
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def pause_reading(self) -> None:
+        if self.waiting is None:
+            self.waiting = []
+
+    def resume_reading(self) -> None:
+        self.on_resume()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return (self._address, 0) if name == "peername" else default
 
 
 class SimNetwork:
-    """All connections of a run. Everything random is drawn from one seed, so a run is repeatable as a whole."""
+    """All connections of a run. All chance is drawn from one seed, so a run is repeatable as a whole."""
 
     def __init__(self, loop: VirtualLoop, seed: int | str = 0, *, loss: float = 0.0) -> None:
         self.loop = loop
         self.rng = random.Random(f"{seed}/network")  # noqa: S311
         self.loss = loss
-        """Chance of each request and each answer that its connection breaks instead of carrying it."""
+        """The chance of each request and answer that its connection breaks instead of carrying it."""
         self.route: Callable[[SimNode], SimServer | None] = lambda _node: None
-        """Which server the endpoint's name means to that machine at this moment; None: it means nothing."""
+        """The server that the endpoint's name means to that node at this moment; None: it means nothing."""
+        self.trust = Trust()
+        """The secret that servers and drivers prove to each other."""
         self.counters: dict[str, Counters] = {}
         self.cuts: set[tuple[str, str, Way]] = set()
         self._doomed: list[tuple[str, str, Way]] = []
         self._connections: dict[SimConnection, None] = {}
 
-    def connect(self, node: SimNode, endpoint: str, timeout_s: float) -> SimConnection:
-        """A new connection, of which the server does not know until the first message arrives."""
+    def connect(self, node: SimNode) -> SimConnection:
         server = self.route(node)
         if server is None:
-            raise Unreachable(endpoint, "the name is not known", applied=False)
-        connection = SimConnection(self, node, server, endpoint, timeout_s)
+            raise DialFailed("the name is not known", answered=False)
+        connection = SimConnection(self, node, server)
         self._connections[connection] = None
         node.on_crash.append(connection.node_crashed)
         return connection
@@ -277,11 +294,11 @@ class SimNetwork:
     # ---- faults
 
     def cut(self, node: SimNode, server: SimServer, *ways: Way) -> None:
-        """A partition between the two, in one direction or (none given) in both. What is in the air still arrives."""
+        """Begin a partition, in one direction or (none given) in both. Messages under way still arrive."""
         self.cuts.update((node.name, server.name, way) for way in ways or BOTH)
 
     def heal(self, node: SimNode, server: SimServer, *ways: Way) -> None:
-        """The partition ends. A connection that has messages waiting either goes on with them or breaks."""
+        """End the partition. A connection that has messages waiting either goes on with them or breaks."""
         self.cuts.difference_update((node.name, server.name, way) for way in ways or BOTH)
         for connection in self._between(node, server):
             for channel in (connection.requests, connection.answers):
@@ -293,12 +310,12 @@ class SimNetwork:
                     connection.reset()
 
     def reset(self, node: SimNode | None = None, server: SimServer | None = None) -> None:
-        """Break the connections between the two; None: whichever."""
+        """Break the connections between the two; None: any node, any server."""
         for connection in self._between(node, server):
             connection.reset()
 
     def break_next(self, node: SimNode, server: SimServer, way: Way) -> None:
-        """The next request or answer between the two is lost with its connection: before or after it took effect."""
+        """Lose the next request or answer between the two with its connection: before or after it took effect."""
         self._doomed.append((node.name, server.name, way))
 
     def _between(self, node: SimNode | None, server: SimServer | None) -> list[SimConnection]:
@@ -311,7 +328,7 @@ class SimNetwork:
     # ---- chance
 
     def delay_s(self) -> float:
-        """Most messages are quick, some are not."""
+        """Draw a delay: most messages are quick, some are not."""
         least, usual, most = DELAYS_S
         drawn = self.rng.random()
         if drawn >= TAIL:
@@ -319,37 +336,10 @@ class SimNetwork:
         return usual + (most - usual) * drawn / TAIL
 
     def breaks(self, connection: SimConnection, way: Way) -> bool:
-        """This message is the connection's last."""
+        """Whether the connection breaks at this message."""
         if self._doomed:
             route = (connection.requests if way == "requests" else connection.answers).route
             if route in self._doomed:
                 self._doomed.remove(route)
                 return True
         return self.loss > 0 and self.rng.random() < self.loss
-
-
-def weigh(value: object) -> int:
-    """Bytes of the keys and values in what is sent. The rest of a message is of constant size and not counted."""
-    weigher = _WEIGHERS.get(type(value))
-    return weigher(value) if weigher else 0
-
-
-_WEIGHERS: dict[type, Callable[[Any], int]] = {
-    str: len,
-    tuple: lambda values: sum(map(weigh, values)),
-    Created: lambda compare: len(compare.key),
-    Modified: lambda compare: len(compare.key),
-    Equals: lambda compare: len(compare.key) + len(compare.value),
-    AllCreated: lambda compare: sum(map(len, compare.revisions)),
-    Empty: lambda compare: len(compare.prefix),
-    Case: lambda case: weigh(case.compares) + weigh(case.then),
-    Put: lambda put: len(put.key) + len(put.value),
-    Delete: lambda delete: len(delete.key),
-    DeletePrefix: lambda delete: len(delete.prefix),
-    Get: lambda get: len(get.key),
-    List: lambda listing: len(listing.prefix) + len(listing.after),
-    Item: lambda item: len(item.key) + len(item.value),
-    Outcome: lambda outcome: weigh(outcome.reads),
-    Event: lambda event: len(event.key) + (len(event.item.value) if event.item else 0),
-    Batch: lambda batch: weigh(batch.events),
-}

@@ -1,6 +1,7 @@
-"""Deliberate defects, to see that the simulator finds them: a checker that cannot fail is worth nothing.
+"""Deliberate defects, to show that the simulator finds them: a checker that cannot fail is worth nothing.
 
-Each replaces one small function of the product by a wrong one, while it is planted. Nothing in the product knows of them.
+Each replaces one small function of the product by a wrong one, while it is planted. Nothing in the product knows of
+them.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ from typing import Any
 import msgspec
 
 from ..config import settings as settings_module
-from ..core import member, recovery, rules, wire
+from ..core import member, member_events, recovery, rules, wire
 from ..core.acts import Verdict, close_head
 from ..core.keys import Keys
+from ..core.member_rules import TakeResult, take_result
 from ..core.model import Head, Phase, RankEntry
 from ..core.view import LiveMember, View
 from ..engines.port import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from ..errors import Unreachable
-from ..member import presence as presence_module
-from ..member import registration as arrival_module
+from ..member import registration
 from ..member.head_tracker import HeadTracker
 from ..member.leader import Leader
 from ..member.member import Member
-from ..member.presence import Presence
-from ..member.presence_loop import PresenceLoop
+from ..member.presence import Look, Presence
 from ..member.run_mirror import RunMirror
 from ..member.store import AsyncStore
 from ..system.timers import sleep
@@ -45,7 +45,7 @@ def _bug(name: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[P
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Have that defect for a while."""
+    """Plant that defect for the duration of the block."""
     if name not in BUGS:
         msg = f"no planted bug is called {name!r}; there are: {', '.join(sorted(BUGS))}"
         raise ValueError(msg)
@@ -75,12 +75,12 @@ def _seals_below_quorum() -> list[Patch]:
 
 @_bug("former leader's write is accepted")
 def _no_guard() -> list[Patch]:
-    return [(Leader, "_guard", lambda _self, _view: [])]
+    return [(Leader, "guard", lambda _self, _view: [])]
 
 
 @_bug("ghost is sealed in")
 def _ghost() -> list[Patch]:
-    return [(Leader, "_members_unchanged", lambda _self, _act, _view: [])]
+    return [(Leader, "members_unchanged", lambda _self, _act, _view: [])]
 
 
 @_bug("rank table of another attempt is used")
@@ -103,7 +103,7 @@ def _loss_hidden() -> list[Patch]:
 @_bug("last-call age is taken from another machine's clock")
 def _foreign_age() -> list[Patch]:
     started: dict[tuple[str, int], float] = {}
-    right, right_write = HeadTracker.ages, Leader._write_head
+    right, right_write = HeadTracker.ages, Leader.write_head
 
     def ages(self: HeadTracker) -> tuple[float, float, float]:
         call, sealed, grown = right(self)
@@ -114,18 +114,18 @@ def _foreign_age() -> list[Patch]:
         started[head.run, head.call_seq] = self._node.now()
         return await right_write(self, head, reason, view)
 
-    return [(HeadTracker, "ages", ages), (Leader, "_write_head", write)]
+    return [(HeadTracker, "ages", ages), (Leader, "write_head", write)]
 
 
 @_bug("an instant is written")
 def _instant() -> list[Patch]:
-    right = Leader._write_head
+    right = Leader.write_head
 
     async def write(self: Leader, head: Head, reason: str, view: View) -> Any:
         stamped = msgspec.structs.replace(head, seen=int(self._node.now()))
         return await right(self, stamped, reason, view)
 
-    return [(Leader, "_write_head", write)]
+    return [(Leader, "write_head", write)]
 
 
 @_bug("round number is reused after a restart")
@@ -139,12 +139,7 @@ def _no_era() -> list[Patch]:
 
 @_bug("engine that came back is not told")
 def _untold() -> list[Patch]:
-    right = Presence.begin
-
-    async def begin(self: Presence, _holds: Any, _heard: Any, _line: Any) -> None:
-        await right(self, None, None, None)
-
-    return [(Presence, "begin", begin)]
+    return [(member, "reports", lambda _state: (None, None, None))]
 
 
 @_bug("spare disturbs the round")
@@ -190,11 +185,11 @@ def _late_close() -> list[Patch]:
         return True
 
     async def insist(self: Member, _call: str, act: Callable[[Presence], Any]) -> Any:
-        while self._presence is None:
-            await self._bell.wait(1.0)
-        return await act(self._presence)
+        while self.presence is None:
+            await self.bell.wait(1.0)
+        return await act(self.presence)
 
-    return [(Presence, "close_run", close), (Member, "_insist", insist), (Member, "_check", lambda _self, _call: None)]
+    return [(Presence, "close_run", close), (Member, "insist", insist), (Member, "check", lambda *_: None)]
 
 
 @_bug("settings mismatch is ignored")
@@ -204,23 +199,23 @@ def _any_settings() -> list[Patch]:
 
 @_bug("settings are taken for one's own without a compare")
 def _settings_guessed() -> list[Patch]:
-    return [(arrival_module, "Equals", lambda _key, _value: Created("nothing", 0))]
+    return [(registration, "Equals", lambda _key, _value: Created("nothing", 0))]
 
 
 @_bug("one who came later is watched")
 def _later_watched() -> list[Patch]:
-    """Two that watch each other wait for ever when all before them have gone."""
+    """Two members that watch each other wait for ever when all earlier ones have gone."""
 
     async def look(self: Presence) -> None:
         await right(self)
-        if self._predecessor:
-            others = await self.patiently(lambda: self.session.txn(then=[List(self.keys.members, Order.NEWEST)]))
-            self._predecessor = next(
-                (item.key for item in others.reads[0] if item.key != self.keys.member(self.id)), self._predecessor
+        if self.predecessor:
+            others = await self.read_patiently([List(self.keys.members, Order.NEWEST)])
+            self.predecessor = next(
+                (item.key for item in others.reads[0] if item.key != self.keys.member(self.id)), self.predecessor
             )
 
-    right = Presence._look
-    return [(Presence, "_look", look)]
+    right = Presence.look_again
+    return [(Presence, "look_again", look)]
 
 
 @_bug("store of the old round is visible")
@@ -239,15 +234,15 @@ def _no_entry_guard() -> list[Patch]:
 
 @_bug("watch gap is not re-listed")
 def _gap_ignored() -> list[Patch]:
-    right = Presence._look
+    right = Presence.look_again
 
     async def look(self: Presence) -> None:
-        if self._predecessor or self.duty is not None:
-            self._since = (await self.patiently(lambda: self.session.txn(then=[]))).revision
+        if self.predecessor or self.leader is not None:
+            self.since = (await self.read_patiently([])).revision
             return
         await right(self)
 
-    return [(Presence, "_look", look)]
+    return [(Presence, "look_again", look)]
 
 
 @_bug("leader's gap is not re-listed")
@@ -273,15 +268,12 @@ def _leaders_gap_ignored() -> list[Patch]:
 
 @_bug("two worlds from two engines")
 def _follow_any() -> list[Patch]:
-    async def may_follow(_self: PresenceLoop, _session: Any) -> bool:
-        return True
-
-    return [(PresenceLoop, "_may_follow", may_follow)]
+    return [(member, "is_elsewhere", lambda _state, _place: False)]
 
 
 @_bug("evicted member acts")
 def _evicted_acts() -> list[Patch]:
-    """It takes a new lease and goes on under its old id, as if nothing had happened."""
+    """The member takes a new lease and goes on under its old id, as if nothing had happened."""
 
     async def heartbeat(self: Presence) -> None:
         while True:
@@ -293,7 +285,7 @@ def _evicted_acts() -> list[Patch]:
                 await self.session.txn(then=[Put(self.keys.member(self.id), wire.encode(self.record), self.lease)])
             except Unreachable:
                 continue
-            self.renewed_at = self.node.now()
+            self.emit(member_events.Renewed(self.node.now()))
 
     async def why_gone(self: Presence) -> Exception:
         await sleep(self.node, 0.5)
@@ -301,8 +293,8 @@ def _evicted_acts() -> list[Patch]:
 
     no_guard = property(lambda _self: Created("nothing", 0))
     return [
-        (Presence, "_heartbeat", heartbeat),
-        (Presence, "_why_gone", why_gone),
+        (Presence, "heartbeat", heartbeat),
+        (Presence, "why_gone", why_gone),
         (Presence, "own_guard", no_guard),
     ]
 
@@ -311,15 +303,13 @@ def _evicted_acts() -> list[Patch]:
 def _from_memory() -> list[Patch]:
     right = Presence.examine
 
-    async def examine(self: Presence, table: str) -> Any:
-        head = self.sight.head
+    async def examine(self: Presence, table: str) -> Look:
+        head = self.tracker.head
         outcome = await self.session.txn(then=[Get(self.keys.entry(table, self.id))])
-        entry = outcome.item(0)
-        if entry is not None and head is not None and head.phase is Phase.SEALED:
-            self.line = wire.decode(RankEntry, entry.value)
-            self._entry_created, self.taken_at = entry.created, outcome.revision
+        item = outcome.item(0)
+        if item is not None and head is not None and head.phase is Phase.SEALED:
             await sleep(self.node, 0.2)
-            return member.TakeResult.GIVEN, head
+            return Look(head, item, wire.decode(RankEntry, item.value), outcome.revision)
         return await right(self, table)
 
     return [(Presence, "examine", examine)]
@@ -340,19 +330,19 @@ def _never_young() -> list[Patch]:
 
 @_bug("outage is told at once")
 def _hasty_outage() -> list[Patch]:
-    right = PresenceLoop.away_s
-    return [(PresenceLoop, "away_s", lambda self: right(self) * 1000.0)]
+    right = member.away_s
+    return [(member, "away_s", lambda state, now: right(state, now) * 1000.0)]
 
 
 @_bug("round broken before it was taken is not given up")
 def _never_given_up() -> list[Patch]:
-    right = member.take_result
+    right = take_result
 
     def found(*given: Any) -> Any:
         result = right(*given)
-        return member.TakeResult.NOT_OURS if result is member.TakeResult.GIVE_UP else result
+        return TakeResult.NOT_OURS if result is TakeResult.GIVE_UP else result
 
-    return [(presence_module, "take_result", found)]
+    return [(member, "take_result", found)]
 
 
 @_bug("stragglers are waited for without end")

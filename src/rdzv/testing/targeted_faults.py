@@ -1,7 +1,7 @@
-"""Faults at the worst moment: armed, and sprung by the very request or commit that they are meant to hit.
+"""Faults at the worst moment: each waits for the very request or commit that it is meant to hit.
 
-Most interleavings that ever broke the protocol need something to happen within a millisecond of something else. Chance alone
-would need millions of runs to meet them.
+Most interleavings that ever broke the protocol need two things to happen within a millisecond. Chance alone would need millions
+of runs to meet them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AMBUSHES = (
 
 
 class TargetedFault:
-    """Waits at the stage's engine; springs once, then asks for the time its effect lasts."""
+    """A fault that waits at the cluster's engine and strikes once."""
 
     def __init__(self, stage: SimCluster, kind: str) -> None:
         self._stage = stage
@@ -40,7 +40,6 @@ class TargetedFault:
             self._engine.commits.append(self._commit)
 
     def disarm(self) -> None:
-        """It is not wanted any more."""
         if self._arrival in self._engine.arrivals:
             self._engine.arrivals.remove(self._arrival)
         if self._commit in self._engine.commits:
@@ -82,7 +81,7 @@ class TargetedFault:
             self._stage.loop.call_soon(self._restart)
 
     def _expire(self, actor: str) -> None:
-        """The lease of a member of another machine runs out."""
+        """End the lease of a member of another node."""
         others = [(owner, item.lease) for item, owner in self._stage.present() if owner != actor]
         if others:
             owner, lease = self._stage.rng.choice(others)
@@ -90,7 +89,7 @@ class TargetedFault:
             self._engine.expire(lease)
 
     def _restart(self) -> None:
-        """The engine is gone right after the seal: some heard of it and come back late, the others know nothing of it."""
+        """Restart the engine right after the seal: some heard of the seal and come back late, the others know nothing of it."""
         stage = self._stage
         away = [app.node for app in stage.living() if stage.rng.random() < 0.4]
         for app in stage.living():

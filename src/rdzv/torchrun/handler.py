@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from .. import errors
 from ..blocking import Rendezvous, World
 from ..config.settings import DEFAULTS, TABLE
-from ..core.member import ChangeKind
+from ..core.member_rules import ChangeKind
 from ..engines.port import Driver
 from ..errors import Closed, Drained, Evicted, RdzvError
 from ..member.notices import Notice

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 
 import pytest
 
 from rdzv.engines import watch_queue
-from rdzv.engines.embedded import connection
+from rdzv.engines.embedded import client_protocol
 from rdzv.engines.embedded.frames import LeaseGrant, Txn
-from rdzv.engines.port import EngineReset, Gap, Get, LeaseGone, Put
+from rdzv.engines.port import Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
-from support.embedded_server import Proxy, Raw, ServerThread, driver_to, run, serving, session_to, until
+from support.embedded_server import Proxy, Raw, driver_to, run, serving, session_to, until
 
 # ---- connecting
 
@@ -91,122 +90,8 @@ def test_a_broken_connection_is_restored_and_leases_and_watches_with_it():
     run(scenario)
 
 
-def test_what_changed_while_the_connection_was_away_is_told_afterwards():
-    async def scenario():
-        async with (
-            serving() as server,
-            Proxy(server.port) as proxy,
-            session_to(server.port) as other,
-            session_to(proxy.port) as session,
-        ):
-            watch = aiter(session.watch(["k"], 1))
-            await session.txn()
-            proxy.accepts = False
-            proxy.cut()
-            for n in range(5):
-                await other.txn(then=[Put("k", b"%d" % n)])
-            proxy.accepts = True
-            seen = []
-            while len(seen) < 5:
-                seen += [event.item.value for event in (await anext(watch)).events]
-            assert seen == [b"%d" % n for n in range(5)]
-
-    run(scenario)
-
-
-def test_a_gap_after_a_lost_connection_is_said():
-    async def scenario():
-        async with (
-            serving() as server,
-            Proxy(server.port) as proxy,
-            session_to(server.port) as other,
-            session_to(proxy.port) as session,
-        ):
-            watch = aiter(session.watch(["k"], 1))
-            await session.txn()
-            proxy.accepts = False
-            proxy.cut()
-            await other.txn(then=[Put("k", b"")])
-            await other.txn(then=[Put("k", b"")])
-            server.runs["job"].engine.compact(3)
-            proxy.accepts = True
-            with pytest.raises(Gap):
-                await anext(watch)
-
-    run(scenario)
-
-
-def test_a_request_of_unknown_outcome_is_not_sent_again():
-    async def scenario():
-        async with (
-            serving() as server,
-            Proxy(server.port) as proxy,
-            session_to(server.port) as other,
-            session_to(proxy.port) as session,
-        ):
-            await session.txn()
-            proxy.freeze("down")
-            asked = asyncio.ensure_future(session.txn(then=[Put("k", b"once")]))
-            await until(lambda: server.runs["job"].engine.revision == 2, "the write")
-            proxy.cut()
-            with pytest.raises(Unreachable) as unknown:
-                await asked
-            assert unknown.value.applied is None
-            proxy.thaw()
-            assert (await session.txn(then=[Get("k")])).item(0).modified == 2
-            assert (await other.txn()).revision == 2
-
-    run(scenario)
-
-
-def test_calls_without_a_connection_wait_for_one_and_then_say_that_they_had_no_effect():
-    async def scenario():
-        async with (
-            serving() as server,
-            Proxy(server.port) as proxy,
-            session_to(proxy.port, read_timeout_s=0.5) as session,
-        ):
-            proxy.accepts = False
-            proxy.cut()
-            await until(lambda: session._link is None)
-            began_at = time.monotonic()
-            with pytest.raises(Unreachable, match="the connection was lost and is not back") as gone:
-                await session.txn(then=[Put("k", b"")])
-            assert gone.value.applied is False
-            assert 0.5 <= time.monotonic() - began_at < 3 * 0.5
-            waiting = asyncio.ensure_future(session.txn(then=[Put("k", b"")]))
-            await asyncio.sleep(0.05)
-            proxy.accepts = True
-            assert (await waiting).revision == 2
-
-    run(scenario)
-
-
-def test_an_engine_that_does_not_answer_is_given_up_and_found_again():
-    with ServerThread() as thread:
-
-        async def scenario():
-            async with session_to(thread.server.port, read_timeout_s=0.4, connect_timeout_s=0.4) as session:
-                await session.txn()
-                thread.stall(1.5)
-                began_at = time.monotonic()
-                with pytest.raises(Unreachable) as unknown:
-                    await session.txn(then=[Put("k", b"")])
-                assert (unknown.value.problem, unknown.value.applied) == ("no answer", None)
-                assert 0.4 <= time.monotonic() - began_at < 3 * 0.4
-                while True:
-                    try:
-                        outcome = await session.txn(then=[Get("k")])
-                    except Unreachable:
-                        continue
-                    break
-                assert outcome.item(0).modified == outcome.revision == 2, "it took effect late, and once"
-
-        run(scenario)
-
-
 def test_a_half_open_connection_is_noticed_by_a_ping(monkeypatch):
-    monkeypatch.setattr(connection, "PING_S", 0.2)
+    monkeypatch.setattr(client_protocol, "PING_S", 0.2)
 
     async def scenario():
         async with (
@@ -229,51 +114,6 @@ def test_a_half_open_connection_is_noticed_by_a_ping(monkeypatch):
     run(scenario)
 
 
-def test_the_servers_end_of_a_half_open_connection_is_replaced_when_the_session_is_back():
-    async def scenario():
-        async with (
-            serving() as server,
-            Proxy(server.port) as proxy,
-            session_to(proxy.port, read_timeout_s=0.3) as session,
-        ):
-            lease = await session.grant(60, presence=True)
-            await session.txn(then=[Put("k", b"", lease)])
-            proxy.freeze("up")
-            with pytest.raises(Unreachable):
-                await session.renew(lease)
-            proxy.thaw()
-            await session.renew(lease)
-            await until(lambda: len(server.peers) == 1)
-            await asyncio.sleep(1.3)
-            await session.renew(lease)
-
-    run(scenario)
-
-
-def test_another_instance_ends_the_session_for_good():
-    async def scenario():
-        async with serving() as server:
-            session = await driver_to(server.port).connect()
-            lease = await session.grant(60)
-            watch = aiter(session.watch(["k"], 1))
-            port, place = server.port, server.place
-            await server.stop()
-            waiting = asyncio.ensure_future(session.txn(then=[Put("k", b"")]))
-            await asyncio.sleep(0.05)
-            async with serving(port=port) as again:
-                assert again.place == place
-                for call in (waiting, anext(watch), session.renew(lease), session.txn()):
-                    with pytest.raises(EngineReset):
-                        await call
-                fresh = await driver_to(port).connect()
-                assert (await fresh.txn(then=[Get("k")])).item(0) is None, "nothing of the old session was sent again"
-                assert fresh.place == session.place
-                await fresh.close()
-            await session.close()
-
-    run(scenario)
-
-
 def test_attempts_to_reconnect_back_off_but_stay_below_the_linger(monkeypatch):
     async def scenario():
         async with (
@@ -289,38 +129,6 @@ def test_attempts_to_reconnect_back_off_but_stay_below_the_linger(monkeypatch):
             attempts = proxy.connections - before
             assert attempts >= 5, "each is due after at most half the linger"
             assert attempts < 60
-
-    run(scenario)
-
-
-def test_the_driver_says_how_long_it_wants_to_be_missed():
-    async def scenario():
-        async with serving() as server, session_to(server.port) as other:
-            for linger_s, least_s, most_s in ((0.2, 0.2, 3 * 0.5), (2.0, 2.0, 3 * 2.3)):
-                raw = await Raw.member(server.port, session=str(linger_s), linger_s=linger_s)
-                raw.write(Txn(1, (), (Put("k", b"", 7),), (), (), (LeaseGrant(7, 60.0),)))
-                await raw.frame()
-                watch = aiter(other.watch(["k"], (await other.txn()).revision))
-                raw.writer.transport.abort()
-                died_at = time.monotonic()
-                await anext(watch)
-                assert least_s <= time.monotonic() - died_at < most_s
-
-    run(scenario)
-
-
-def test_closing_a_session_leaves_its_presence_alone():
-    async def scenario():
-        async with serving() as server, session_to(server.port) as other:
-            session = await driver_to(server.port).connect()
-            lease = await session.grant(3.0, presence=True)
-            await session.txn(then=[Put("k", b"", lease)])
-            await session.close()
-            await asyncio.sleep(1.5)
-            assert (await other.txn(then=[Get("k")])).item(0) is not None
-            await other.revoke(lease)
-            with pytest.raises(LeaseGone):
-                await other.renew(lease)
 
     run(scenario)
 

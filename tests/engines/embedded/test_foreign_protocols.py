@@ -1,4 +1,4 @@
-"""Whoever else is on the port, at either end, is recognised and named."""
+"""Other programs on the port, at either end, are recognised and named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def refusal(port, **options):
 
 
 async def refused_by(answer, **options):
-    """By one who answers so."""
+    """The error of a driver that gets this answer."""
 
     async def handle(reader, writer):
         await answer(reader, writer)

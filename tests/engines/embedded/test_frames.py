@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.engines.embedded import frames
-from rdzv.engines.embedded.frames import PREAMBLE, FramedProtocol, describe, encode, encode_batch, encode_news
-from rdzv.engines.embedded.server import Server
-from rdzv.engines.embedded.server_connection import ServerConnection
+from rdzv.engines.embedded.frames import PREAMBLE, describe, encode, encode_batch, encode_news
+from rdzv.engines.embedded.server import Server, ServerConnection
+from rdzv.engines.embedded.stream import FramedProtocol
 from rdzv.engines.port import (
     Batch,
     Event,

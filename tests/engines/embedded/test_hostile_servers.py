@@ -28,7 +28,7 @@ ASKED = [
 
 
 def news(news):
-    """What a watch may be told."""
+    """News that a watch may get."""
     assert isinstance(news, Batch | Gap)
 
 

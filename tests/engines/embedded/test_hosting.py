@@ -1,4 +1,4 @@
-"""Who serves, and what if it goes."""
+"""The choice of the process that serves, and its end."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_but_not_for_ever(caplog):
 
 
 def test_one_whose_host_went_without_hanging_up_is_not_waited_for():
-    """Its connection stands, for all that can be seen here, but its lease has ended."""
+    """The connection stands, as far as the server can see, but the lease has ended."""
 
     async def scenario():
         port = free_port()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rdzv
-from rdzv.engines.embedded import server as server_module
+from rdzv.engines.embedded import server_core
 from rdzv.engines.embedded.frames import (
     PREAMBLE,
     Acknowledged,
@@ -115,8 +115,8 @@ def test_there_are_so_many_runs_and_no_more():
 
 
 def test_a_run_in_which_nothing_is_left_is_forgotten(monkeypatch):
-    monkeypatch.setattr(server_module, "EMPTY_S", 0.0)
-    monkeypatch.setattr(server_module, "SWEEP_S", 0.01)
+    monkeypatch.setattr(server_core, "EMPTY_S", 0.0)
+    monkeypatch.setattr(server_core, "SWEEP_S", 0.01)
 
     async def scenario():
         async with serving() as server:
@@ -160,7 +160,7 @@ def test_a_stranger_cannot_make_the_server_keep_much():
 
 
 def test_one_that_has_gone_silent_is_closed(monkeypatch):
-    monkeypatch.setattr(server_module, "SWEEP_S", 0.05)
+    monkeypatch.setattr(server_core, "SWEEP_S", 0.05)
 
     async def scenario():
         async with serving(limits=Limits(silent_s=0.3)) as server:
@@ -210,28 +210,6 @@ def test_a_slow_watcher_is_cut_off_with_a_gap_and_never_grows_the_server():
     run(scenario)
 
 
-def test_a_driver_whose_watch_was_cut_off_gets_a_gap():
-    async def scenario():
-        limits = Limits(unanswered=100_000, backlog=500_000)
-        async with (
-            serving(limits=limits) as server,
-            session_to(server.port) as writer,
-            session_to(server.port) as session,
-        ):
-            watch = session.watch(["k"], 1)
-            await session.txn()
-            session._link.transport.pause_reading()
-            peer = next(peer for peer in server.peers if peer.session == session._name)
-            await flood(writer, until_true=lambda: peer._cut)
-            session._link.transport.resume_reading()
-            with pytest.raises(Gap, match="was not read in time"):
-                async for _ in watch:
-                    pass
-            assert (await session.txn(then=[Get("k")])).item(0) is not None
-
-    run(scenario)
-
-
 def test_requests_of_one_that_does_not_read_wait_until_it_does():
     async def scenario():
         async with serving(limits=Limits(unanswered=100_000)) as server, session_to(server.port) as writer:
@@ -256,7 +234,7 @@ def test_requests_of_one_that_does_not_read_wait_until_it_does():
 
 
 def test_one_that_never_reads_again_is_closed(monkeypatch):
-    monkeypatch.setattr(server_module, "SWEEP_S", 0.05)
+    monkeypatch.setattr(server_core, "SWEEP_S", 0.05)
 
     async def scenario():
         limits = Limits(unanswered=100_000, slow_s=0.3)
@@ -378,7 +356,7 @@ from rdzv.engines.embedded.server import Server
 async def main():
     server = Server(("127.0.0.1", 0))
     await server.start()
-    print(resource.getrlimit(resource.RLIMIT_NOFILE), server._connections_max)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE), server.connections_max)
     await server.stop()
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What a server concludes about its members, by time that the tests pass themselves."""
+"""A server's judgement of its members, by time that the tests pass themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Small:
 
     def __init__(self, members=0, ttl_s=10.0, **limits):
         self.now = 100.0
-        self.run = Run("job", Limits(**limits), self.now)
+        self.run = Run("job", "here", Limits(**limits), self.now)
         self.homes = {}
         self.leases = {}
         for n in range(members):
@@ -43,7 +43,7 @@ class Small:
         return home
 
     def say(self, *names):
-        """They renew."""
+        """Let these members renew."""
         for name in names:
             self.run.hear(self.now)
             self.run.renew(self.leases[name], self.homes[name])
@@ -259,7 +259,7 @@ def test_a_short_presence_that_ended_no_longer_decides_what_silence_is():
 
 
 def test_a_run_has_room_for_so_many_bytes():
-    run = Run("job", Limits(bytes=100), 0.0)
+    run = Run("job", "here", Limits(bytes=100), 0.0)
     run.txn((), (Put("a", bytes(60)),), ())
     with pytest.raises(LimitExceeded, match="run 'job' on this server has 122 bytes, at most 100 are allowed"):
         run.txn((), (Put("b", bytes(60)),), ())
@@ -273,7 +273,7 @@ def test_a_run_has_room_for_so_many_bytes():
 
 
 def test_a_run_has_room_for_so_many_keys_and_a_full_one_can_still_be_changed():
-    run = Run("job", Limits(keys=2), 0.0)
+    run = Run("job", "here", Limits(keys=2), 0.0)
     run.txn((), (Put("a", b""), Put("b", b"")), ())
     with pytest.raises(ValueError, match="run 'job' would have 3 keys, at most 2 are allowed"):
         run.txn((), (Put("c", b""),), ())
@@ -282,7 +282,7 @@ def test_a_run_has_room_for_so_many_keys_and_a_full_one_can_still_be_changed():
 
 
 def test_what_expires_makes_room():
-    run = Run("job", Limits(keys=1), 0.0)
+    run = Run("job", "here", Limits(keys=1), 0.0)
     run.txn((), (Put("a", bytes(5), run.grant(1.0, None)),), ())
     for _ in range(20):
         run.pass_time(TICK_S, 0.0)
@@ -293,11 +293,11 @@ def test_what_expires_makes_room():
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan"), float("inf"), 1e12])
 def test_a_lease_of_no_sensible_length_is_refused(ttl_s):
     with pytest.raises(ValueError, match="its time to live must be positive and at most"):
-        Run("job", Limits(), 0.0).grant(ttl_s, None)
+        Run("job", "here", Limits(), 0.0).grant(ttl_s, None)
 
 
 def test_there_are_so_many_leases_and_no_more():
-    run = Run("job", Limits(leases=2), 0.0)
+    run = Run("job", "here", Limits(leases=2), 0.0)
     run.grant(1, None)
     run.grant(1, None)
     with pytest.raises(ValueError, match="run 'job' has 2 leases, at most 2 are allowed"):
@@ -305,23 +305,23 @@ def test_there_are_so_many_leases_and_no_more():
 
 
 def test_a_transaction_has_so_many_parts_and_no_more():
-    run = Run("job", Limits(operations=10), 0.0)
+    run = Run("job", "here", Limits(operations=10), 0.0)
     with pytest.raises(ValueError, match="a transaction with 11 operations"):
         run.txn((), (Get("a"),) * 11, ())
     with pytest.raises(ValueError, match="a transaction with 11 compares"):
         run.txn((Created("a", 0),) * 11, (), ())
     with pytest.raises(ValueError, match="1001 of prefixes"):
-        Run("job", Limits(), 0.0).txn((), (List("a"),) * (PREFIXES_MAX + 1), ())
+        Run("job", "here", Limits(), 0.0).txn((), (List("a"),) * (PREFIXES_MAX + 1), ())
 
 
 def test_a_list_that_would_fail_after_a_write_is_refused_before_it():
-    run = Run("job", Limits(), 0.0)
+    run = Run("job", "here", Limits(), 0.0)
     with pytest.raises(ValueError, match="neither is negative"):
         run.txn((), (Put("a", b""), List("", limit=-1)), ())
     assert run.engine.revision == 1
 
 
 def test_a_key_that_is_too_long_is_refused():
-    run = Run("job", Limits(), 0.0)
+    run = Run("job", "here", Limits(), 0.0)
     with pytest.raises(ValueError, match="has 2049 characters, at most 2048 are allowed"):
         run.txn((), (Put("/" * 2049, b""),), ())

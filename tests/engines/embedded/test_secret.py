@@ -90,7 +90,7 @@ def test_a_refusal_says_the_same_at_both_ends_and_is_final(of_server, of_member,
 
 
 def test_a_server_that_cannot_prove_itself_is_not_believed():
-    """It takes our proof, and then says welcome."""
+    """The false server takes our proof, and then says welcome."""
 
     async def scenario(*answer):
         async def pretend(reader, writer):
@@ -407,7 +407,7 @@ def test_who_hosts_asks_others_for_the_same_proof(of):
 
 
 def test_a_session_goes_on_if_the_server_is_for_a_while_one_with_another_secret(caplog):
-    """Who has been in is not thrown out by another's mistake."""
+    """A member that has been in is not thrown out by another's mistake."""
 
     async def scenario():
         port = free_port()

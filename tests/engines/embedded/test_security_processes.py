@@ -230,11 +230,11 @@ def test_who_has_been_in_goes_on_through_a_server_with_another_secret():
             await complaints.wait()
             assert member.changed is None
             await wrong.stop()
-            driver = member._member._driver
+            driver = member.driver
             refusals, connect = iter(range(3)), driver.connect
 
             async def refused_at_first():
-                """Also one that was reset, and comes in anew, goes on."""
+                """A session that was reset, and comes in anew, goes on, too."""
                 if next(refusals, None) is not None:
                     raise Untrusted(driver.endpoint, "the two sides have different secrets")
                 return await connect()

@@ -66,7 +66,7 @@ class Process:
                 return words
 
     def serves(self, port):
-        """It is the one that listens there."""
+        """Whether this process listens there."""
         inodes = {line.split()[9] for line in _listening() if line.split()[1].endswith(f":{port:04X}")}
         folder = Path(f"/proc/{self.process.pid}/fd")
         links = []

@@ -88,7 +88,7 @@ def test_nothing_but_the_handshake_can_be_overheard():
 
 
 async def refusals(of_server, of_member, caplog, host="127.0.0.1"):
-    """What each end says: the driver's problem without the address, and what the server logged."""
+    """Return the driver's problem without the address, and the server's log."""
     async with serving(host=host, trust=of_server) as server:
         with pytest.raises(Untrusted) as refused:
             await driver_to(server.port, host=host, trust=of_member).connect()
@@ -264,7 +264,7 @@ def test_a_proof_is_bound_to_the_servers_certificate():
 
 
 def test_requests_of_one_that_does_not_read_wait_under_tls_too():
-    """And go on when it reads again: what was decrypted but not looked at is not forgotten."""
+    """Bytes that were decrypted but not looked at are read when the client reads again."""
 
     async def scenario():
         async with serving(trust=full(), limits=Limits(unanswered=100_000)) as server, Proxy(server.port) as proxy:
@@ -388,7 +388,7 @@ def test_a_node_without_a_certificate_does_not_serve():
 
 
 def test_a_node_whose_own_certificate_nobody_would_take_says_so_at_once():
-    """It would serve, and finds out by dialling itself."""
+    """The node would serve, and finds out by dialling itself."""
 
     async def scenario():
         from rdzv.config.endpoint import Endpoint

@@ -1,6 +1,9 @@
 """The driver for the embedded server: the port over TCP.
 
-A session restores its connection by itself (see `lasting`).
+A session outlives its connections. It is bound to one engine instance: when another one answers, the session is over
+(EngineReset) and nothing of it is ever sent again. Calls made while there is no connection wait for one. A call that was under
+way when the connection was lost fails with an unknown outcome and is not repeated. Watches go on by the next connection from
+where they were.
 """
 
 from __future__ import annotations
@@ -8,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeAlias
@@ -18,13 +19,14 @@ from ...config.endpoint import Endpoint
 from ...errors import Unreachable, Untrusted
 from ...system.addresses import can_be_told, outward_address, plain
 from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver
-from ...system.timers import backoff_s
-from ..port import Case, Compare, LeaseGone, Operation, Outcome, leases_of
+from ...system.node import LocalNode, Node
+from ...system.timers import backoff_s, sleep
+from ..port import Batch, Case, Compare, EngineReset, Gap, LeaseGone, Operation, Outcome, leases_of
+from ..watch_queue import WatchQueue
 from . import frames
 from .connection import ClientConnection
 from .dial import dial
 from .frames import Frame, Hello, Welcome
-from .reconnecting import ReconnectingSession, ReconnectingWatch
 from .trust import Trust
 
 logger = logging.getLogger("rdzv.remote")
@@ -32,110 +34,40 @@ logger = logging.getLogger("rdzv.remote")
 BACKOFF_S = (0.02, 0.5)
 """First and longest wait between two attempts to reconnect.
 
-The longest is well below the usual linger: who can be back must be back before it is taken for lost."""
+The first is short because the nodes of a job start together: those quicker than the one that serves lost half a second each.
+The longest is well below the usual linger: a member that can be back must be back before it is taken for lost."""
 
 Greeter: TypeAlias = Callable[[], Hello]
 """Makes a greeting: each has a number of its own."""
-Asker: TypeAlias = Callable[[int], Frame]
 
 
-class RemoteDriver:
-    """Reaches the server that an endpoint names, on behalf of one run."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        run_id: str,
-        linger_s: float = 1.0,
-        read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        trust: Trust | None = None,
-    ) -> None:
-        self.endpoint = str(endpoint)
-        self.run_id = run_id
-        self.linger_s = linger_s
-        self.read_timeout_s = read_timeout_s
-        self.connect_timeout_s = connect_timeout_s
-        self.named = endpoint
-        self.trust = trust or Trust()
-        self._resolver = Resolver()
-        self._warned = ""
-        self._warned_at = -math.inf
-
-    async def connect(self) -> RemoteSession:
-        """See the port."""
-        name, attempts = secrets.token_hex(8), count(1)
-        link, welcome = await self.dial(lambda: self.hello(name, next(attempts)))
-        return RemoteSession(self, name, attempts, link, welcome)
-
-    async def close(self) -> None:
-        """Nothing to give up: the server is somebody else's."""
-
-    def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
-        """What a session greets with."""
-        brought = tuple(leases)[-frames.LEASES_MAX :]
-        return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
-
-    async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        """One attempt to get a connection. Raises Unreachable, Untrusted."""
-        try:
-            return await self.dial_named(hello)
-        except DialFailed as failed:
-            raise self.unreachable(failed) from None
-
-    async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        """Raises DialFailed."""
-        addresses = await self.addresses()
-        return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
-
-    async def addresses(self) -> list[Address]:
-        """What the endpoint's name means now. Raises DialFailed."""
-        if not self.named.hosts:
-            raise DialFailed("it names no host, and no server was started for it here", answered=False)
-        (host, port), *_ = self.named.hosts
-        return await self._resolver.resolve(host, port, self.connect_timeout_s)
-
-    def new_link(self) -> ClientConnection:
-        """For a new connection."""
-        host = self.named.hosts[0][0] if self.named.hosts else "127.0.0.1"
-        return ClientConnection(self.endpoint, self.read_timeout_s, self.trust, host)
-
-    def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
-        """The error for an attempt that failed. Who answers in a server's place is worth a line in the log."""
-        if failed.untrusted:
-            return Untrusted(self.endpoint, failed.problem)
-        if failed.answered and not failed.passing:
-            self.warn(failed.problem)
-        return Unreachable(self.endpoint, failed.problem, applied=False, remedy=failed.remedy)
-
-    def warn(self, problem: str) -> None:
-        """Once, until there is another one, and at most once per second: who sends rubbish must not fill the log as well."""
-        now = asyncio.get_running_loop().time()
-        if problem != self._warned and now - self._warned_at >= 1.0:
-            self._warned, self._warned_at = problem, now
-            logger.warning("engine %s: %s", self.endpoint, problem)
-
-
-class RemoteSession(ReconnectingSession[ClientConnection]):
-    """See the module's docstring."""
+class RemoteSession:
+    """A client's session with the embedded server. Used from the loop it was made on."""
 
     durable = False
     stars = True
 
     def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome) -> None:
-        loop, patience_s = asyncio.get_running_loop(), driver.read_timeout_s
-        super().__init__(driver.endpoint, welcome.instance, welcome.place, loop, loop.call_later, patience_s)
+        self.instance = welcome.instance
+        self.place = welcome.place
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
-        self.local_host = local_host(link, welcome, driver.named)
+        self.local_host = driver.local_host(link, welcome)
         self._driver = driver
+        self._node = driver.node
         self._name = name
         self._attempts = attempts
+        self._loop = asyncio.get_running_loop()
+        self._link: ClientConnection | None = None
+        self._redialing: asyncio.Task[None] | None = None
+        self._waiters: dict[asyncio.Future[ClientConnection], None] = {}
+        self._watches: dict[int, RemoteWatch] = {}
+        self._watch_numbers = count(1)
+        self._ended: type[Exception] | None = None
         self._leases: dict[int, None] = {}
         self._unborn: dict[int, frames.LeaseGrant] = {}
         if not self._use(link):
-            self._lost()
+            self._lost("")
 
     # ---- the port
 
@@ -146,7 +78,6 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
         otherwise: Iterable[Operation] = (),
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """See the port."""
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
         outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
         return outcome
@@ -154,7 +85,11 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
     def _born(
         self, then: Sequence[Operation], otherwise: Sequence[Operation], instead: Sequence[Case]
     ) -> tuple[frames.LeaseGrant, ...]:
-        """The leases that begin with a transaction. Each is sent once: one that was given up must not live again."""
+        """Return the leases that begin with a transaction.
+
+        Each is sent once. After an unknown outcome it is not sent again, so that a key that was there and is gone cannot come
+        back under its old id.
+        """
         if not self._unborn:
             return ()
         born = leases_of((then, otherwise, *(case.then for case in instead))) & self._unborn.keys()
@@ -163,15 +98,14 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
         return tuple(grants)
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
-        """It costs nothing, and begins with the first transaction that puts something under it."""
+        """Draw a lease. It begins with the first transaction that puts something under it, which saves an exchange per join."""
         if self._ended is not None:
             raise self._end_of_session()
-        lease = secrets.randbits(62) + 1
+        lease = (int(self._node.token(), 16) >> 2) + 1
         self._unborn[lease] = frames.LeaseGrant(lease, ttl_s, presence)
         return lease
 
     async def renew(self, lease: int) -> None:
-        """See the port."""
         if lease in self._unborn and self._ended is None:
             return
         try:
@@ -181,14 +115,23 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
             raise
 
     async def revoke(self, lease: int) -> None:
-        """See the port."""
         if self._unborn.pop(lease, None) is not None and self._ended is None:
             return
         await self._call(lambda number: frames.Revoke(number, lease))
         self._leases.pop(lease, None)
 
+    def watch(self, targets: Sequence[str], since: int) -> RemoteWatch:
+        watch = RemoteWatch(self._forget, next(self._watch_numbers), tuple(targets), since)
+        if self._ended is not None:
+            watch.end(self._end_of_session())
+        else:
+            self._watches[watch.number] = watch
+            if self._link is not None:
+                self._link.tell(frames.WatchStart(watch.number, watch.targets, since))
+        return watch
+
     async def close(self) -> None:
-        """A connection that says goodbye leaves its leases alone; one that breaks does not."""
+        """End the session. The goodbye leaves its leases alone; a connection that breaks does not."""
         if self._ended is not None:
             return
         link = self._link
@@ -201,24 +144,58 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
 
     # ---- connections
 
-    async def _call(self, frame: Asker) -> Any:
+    async def _call(self, frame: Callable[[int], Frame]) -> Any:
         link = self._link or await self._connected()
         return await link.call(frame)
 
-    def _take_on(self, link: ClientConnection) -> bool:
-        link.on_lost = self._lost_by
+    async def _connected(self) -> ClientConnection:
+        """Wait for the connection to be restored."""
+        if self._ended is not None:
+            raise self._end_of_session()
+        waiter: asyncio.Future[ClientConnection] = self._loop.create_future()
+        self._waiters[waiter] = None
+        endpoint, limit_s = self._driver.endpoint, self._driver.read_timeout_s
+        problem = Unreachable(endpoint, "the connection was lost and is not back", limit_s, applied=False)
+        timer = self._node.call_later(limit_s, lambda: None if waiter.done() else waiter.set_exception(problem))
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiters.pop(waiter, None)
+
+    def _use(self, link: ClientConnection) -> bool:
+        """Go on with this connection. Return False if it was lost before the session could be told."""
+        link.on_lost = self._lost
         link.on_news = self._told
-        return link.is_open
+        if not link.is_open:
+            return False
+        self._link = link
+        for watch in self._watches.values():
+            link.tell(frames.WatchStart(watch.number, watch.targets, watch.seen))
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(link)
+        return True
 
-    def _hang_up(self, link: ClientConnection) -> None:
-        link.close()
-
-    def _lost_by(self, _problem: str) -> None:
+    def _lost(self, _problem: str) -> None:
+        """Look for another connection."""
         if self._link is not None and self._link.violation:
             self._driver.warn(self._link.violation)
-        self._lost()
+        self._link = None
+        if self._ended is None:
+            self._redialing = self._loop.create_task(self._redial(), name=f"rdzv reconnects to {self._driver.endpoint}")
+
+    async def _redial(self) -> None:
+        link, instance = await self._dial_again()
+        self._redialing = None
+        if instance != self.instance:
+            link.close()
+            self._end(EngineReset)
+        elif not self._use(link):
+            self._lost("")
 
     async def _dial_again(self) -> tuple[ClientConnection, str]:
+        """Return a connection and the instance that answers, however many attempts it takes."""
         first_s, longest_s = BACKOFF_S
         longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
         for attempt in count():
@@ -226,9 +203,9 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
                 link, welcome = await self._driver.dial(self._hello_again)
             except (Unreachable, Untrusted) as error:
                 if isinstance(error, Untrusted):
-                    # Who is in does not go because of another's mistake, which may be undone before it matters.
+                    # Final for a newcomer, but an outage for a member that is in: the mistake may be undone before it matters.
                     self._driver.warn(error.problem)
-                await asyncio.sleep(backoff_s(attempt, (first_s, longest_s), random.random()))  # noqa: S311
+                await sleep(self._node, backoff_s(attempt, (first_s, longest_s), self._node.jitter()))
             else:
                 return link, welcome.instance
         raise AssertionError  # It counts without end.
@@ -236,24 +213,148 @@ class RemoteSession(ReconnectingSession[ClientConnection]):
     def _hello_again(self) -> Hello:
         return self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
 
-    def _begin_watch(self, link: ClientConnection, watch: ReconnectingWatch, since: int) -> None:
-        link.tell(frames.WatchStart(watch.number, watch.targets, since))
+    def _end(self, how: type[Exception]) -> None:
+        """End for good: every call and watch fails from now on."""
+        self._ended = how
+        self._link = None
+        if self._redialing is not None:
+            self._redialing.cancel()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(self._end_of_session())
+        for watch in tuple(self._watches.values()):
+            watch.end(self._end_of_session())
 
-    def _end_watch(self, link: ClientConnection, watch: ReconnectingWatch) -> None:
-        link.tell(frames.WatchStop(watch.number))
+    def _end_of_session(self) -> Exception:
+        if self._ended is EngineReset:
+            return EngineReset(f"instance {self.instance} at {self.place} is gone")
+        return Unreachable(self._driver.endpoint, "the session is closed", applied=False)
+
+    # ---- watches
+
+    def _told(self, number: int, news: Batch | Gap) -> None:
+        watch = self._watches.get(number)
+        if watch is None:
+            return  # Closed while this was under way.
+        if isinstance(news, Batch):
+            watch.deliver(news)
+        else:
+            watch.at_engine = False
+            watch.end(news)
+
+    def _forget(self, watch: RemoteWatch) -> None:
+        """The watch ended, from whichever side."""
+        if self._watches.pop(watch.number, None) is not None and self._link is not None and watch.at_engine:
+            self._link.tell(frames.WatchStop(watch.number))
 
 
-def local_host(link: ClientConnection, welcome: Welcome, endpoint: Endpoint) -> str:
-    """The address at which others reach this process: that of its own connection, which really works.
+class RemoteWatch(WatchQueue):
+    """A watch that a new connection can go on with."""
 
-    To a server on this machine the connection may be loopback, because a machine's own name often means that to itself.
-    Then it is the address at which others have reached the server; before any has, the one we would reach others from.
-    """
-    own = plain(link.transport.get_extra_info("sockname")[0])
-    if can_be_told(own):
-        return own
-    if endpoint.is_loopback or endpoint.is_one_machine:
-        return own
-    if not own.startswith("127.") and own != "::1":
-        return ""  # Link-local: it means something else on every host.
-    return welcome.reached_at or outward_address() or own
+    def __init__(self, forget: Callable[[RemoteWatch], None], number: int, targets: tuple[str, ...], since: int) -> None:
+        super().__init__(since)
+        self.number = number
+        self.targets = targets
+        self.at_engine = True
+        """Whether the engine still has it, and must be told of its end."""
+        self._forget = forget
+
+    def ended(self) -> None:
+        self._forget(self)
+
+
+class RemoteDriver:
+    """Reaches the server that an endpoint names, on behalf of one run."""
+
+    session_type: type[Any] = RemoteSession
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        run_id: str,
+        linger_s: float = 1.0,
+        read_timeout_s: float = 10.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        trust: Trust | None = None,
+        node: Node | None = None,
+    ) -> None:
+        """`node`: the clock and the source of chance to go by."""
+        self.endpoint = str(endpoint)
+        self.run_id = run_id
+        self.linger_s = linger_s
+        self.read_timeout_s = read_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+        self.named = endpoint
+        self.trust = trust or Trust()
+        self.node = node or LocalNode()
+        self._resolver = Resolver()
+        self._warned = ""
+        self._warned_at = -math.inf
+
+    async def connect(self) -> RemoteSession:
+        name, attempts = self.node.token(), count(1)
+        link, welcome = await self.dial(lambda: self.hello(name, next(attempts)))
+        session: RemoteSession = self.session_type(self, name, attempts, link, welcome)
+        return session
+
+    async def close(self) -> None:
+        """Do nothing: the server belongs to another process."""
+
+    def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
+        """Return the greeting of a session, with the presences it brings back."""
+        brought = tuple(leases)[-frames.LEASES_MAX :]
+        return Hello(self.run_id, session, attempt, instance, brought, self.linger_s)
+
+    async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+        """Try once to get a connection. Raise Unreachable or Untrusted."""
+        try:
+            return await self.dial_named(hello)
+        except DialFailed as failed:
+            raise self.unreachable(failed) from None
+
+    async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+        """Try all addresses of the endpoint. Raise DialFailed."""
+        addresses = await self.addresses()
+        return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
+
+    async def addresses(self) -> list[Address]:
+        """Resolve the endpoint's name. Raise DialFailed."""
+        if not self.named.hosts:
+            raise DialFailed("it names no host, and no server was started for it here", answered=False)
+        (host, port), *_ = self.named.hosts
+        return await self._resolver.resolve(host, port, self.connect_timeout_s)
+
+    def new_link(self) -> ClientConnection:
+        host = self.named.hosts[0][0] if self.named.hosts else "127.0.0.1"
+        return ClientConnection(self.endpoint, self.read_timeout_s, self.trust, host, self.node)
+
+    def local_host(self, link: ClientConnection, welcome: Welcome) -> str:
+        """Return the address at which others reach this process: that of its own connection, which really works.
+
+        A connection to a server on this node may be loopback, because a node's own name often means that to itself. Then it is
+        the address at which others have reached the server; before any has, the one from which we would reach others.
+        """
+        own = plain(link.transport.get_extra_info("sockname")[0])
+        if can_be_told(own):
+            return own
+        if self.named.is_loopback or self.named.is_one_machine:
+            return own
+        if not own.startswith("127.") and own != "::1":
+            return ""  # Link-local: it means something else on every host.
+        return welcome.reached_at or outward_address() or own
+
+    def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
+        """Return the error for an attempt that failed. A program that answers in a server's place is logged."""
+        if failed.untrusted:
+            return Untrusted(self.endpoint, failed.problem)
+        if failed.answered and not failed.passing:
+            self.warn(failed.problem)
+        return Unreachable(self.endpoint, failed.problem, applied=False, remedy=failed.remedy)
+
+    def warn(self, problem: str) -> None:
+        """Log a problem unless it is the last one again, at most once per second: rubbish must not fill the log as well."""
+        now = self.node.now()
+        if problem != self._warned and now - self._warned_at >= 1.0:
+            self._warned, self._warned_at = problem, now
+            logger.warning("engine %s: %s", self.endpoint, problem)

@@ -1,6 +1,6 @@
 """Connect to a server and greet it, at whichever of its addresses answers.
 
-All addresses are tried: the next one as soon as the one before has failed, or has kept us waiting.
+All addresses are tried: the next one as soon as the one before has failed or has taken too long.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from .connection import ClientConnection
 from .frames import Hello, Welcome
 
 TLS_PATIENCE = 10
-"""How many times longer a server may take to greet under TLS: ten thousand handshakes at once keep it busy for half a
-minute, and whoever gives up meanwhile only makes it begin again."""
+"""How many times longer a server may take to greet under TLS. Ten thousand handshakes at once keep it busy for half a minute:
+800 clients that gave up after 3 s made it begin again and again."""
 STAGGER_S = 0.25
-"""How long an address may keep the next one waiting."""
+"""How long to wait for one address before the next one is tried, too."""
 
 
 async def dial(
     addresses: Sequence[Address], hello: Callable[[], Hello], new_link: Callable[[], ClientConnection], timeout_s: float
 ) -> tuple[ClientConnection, Welcome]:
-    """The first of the addresses where we are welcome. Raises DialFailed with what was wrong at each.
+    """Return a connection to the first address where a server welcomes us. Raise DialFailed with the problem at each.
 
-    Only one connection is greeted at a time: a greeting moves the session's leases to its connection.
+    Only one connection is greeted at a time, because a greeting moves the session's leases to its connection.
     """
     loop = asyncio.get_running_loop()
     connecting: list[asyncio.Task[socket.socket]] = []
@@ -62,7 +62,7 @@ async def dial(
 async def greet(
     sock: socket.socket, hello: Hello, new_link: Callable[[], ClientConnection], timeout_s: float
 ) -> tuple[ClientConnection, Welcome]:
-    """Say hello on a fresh connection. Raises DialFailed; the connection is closed then."""
+    """Say hello on a fresh connection. Raise DialFailed if that fails; the connection is closed then."""
     link = new_link()
     if link.is_encrypted:
         timeout_s *= TLS_PATIENCE
@@ -70,11 +70,8 @@ async def greet(
     try:
         return link, await link.greet(hello, timeout_s)
     except DialFailed as failed:
-        peer = link.transport.get_extra_info("peername")
-        problem = f"{show_address(peer)}: {failed.problem}"
-        raise DialFailed(
-            problem, answered=failed.answered, passing=failed.passing, untrusted=failed.untrusted, remedy=failed.remedy
-        ) from None
+        failed.problem = f"{show_address(link.transport.get_extra_info('peername'))}: {failed.problem}"
+        raise
 
 
 async def _connect(address: Address, former: asyncio.Task[socket.socket] | None, timeout_s: float) -> socket.socket:

@@ -1,24 +1,22 @@
-"""What server and remote driver say to each other: a greeting in plain text, then length-prefixed msgpack frames.
+"""The protocol between client and embedded server: a preamble in plain text, then length-prefixed msgpack frames.
 
-Both sides begin with `RDZV <version>` and an empty line. It is text, and looks like the end of an HTTP request, so that
-whoever else is at either end answers at once instead of waiting for more, and can then be named. The first frame of the
-driver is `Hello`; the server answers `Welcome`, or says why not with `Rejected` and hangs up. A connection belongs to one
-run on one engine instance from then on, so no later frame needs to say which. Requests carry a number, which the answer
-repeats; what a watch has to tell carries the watch's number.
+Both sides begin with `RDZV <version>` and an empty line. That is text and looks like the end of an HTTP request, so that any
+other program at either end answers at once instead of waiting for more, and can then be named. The client's first frame is
+`Hello`. The server answers `Welcome`, or gives a reason with `Rejected` and hangs up. From then on a connection belongs to one
+run on one engine instance, so no later frame needs to say which. Requests carry a number, which the answer repeats. News carry
+the number of their watch.
 
-Where there is a shared secret, it is proven before the hello: the driver begins with `Challenge`, which the server answers with
-its own; the driver sends `Proof` and, in the same breath, its hello; the server answers with its `Proof` and the welcome.
+Where there is a shared secret, it is proven before the hello. The client begins with `Challenge`, which the server answers with
+its own. The client sends `Proof` together with its hello. The server answers with its `Proof` and the welcome.
 
-Everything is decoded strictly and into known types only. Whatever does not fit ends the connection with a sentence.
+Everything is decoded strictly and into known types only. Any misfit ends the connection with a sentence.
 """
 
 from __future__ import annotations
 
-import asyncio
 import struct
-import threading
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -30,20 +28,18 @@ MAGIC = b"RDZV "
 PREAMBLE = b"%s%04d\r\n\r\n" % (MAGIC, VERSION)
 FRAME_MAX = 16 * 1024 * 1024
 HELLO_MAX = 64 * 1024
-"""What a stranger may make us keep: enough for every honest greeting."""
+"""Bytes that a stranger may make us keep: enough for every honest greeting."""
 KEY_MAX = 2048
 CHALLENGE_MAX = 4 * 1024
-"""The same, of one that has to prove itself first. An honest hello would fit too, and then gets its sentence."""
+"""The same before the secret is proven. An honest hello without a proof fits too, and gets its sentence."""
 NONCE = 32
-"""Bytes of a number that is never used again, and of a proof."""
+"""Bytes of a nonce, and of a proof."""
 CASES_MAX = 8
-"""Of one transaction."""
+"""Cases of one transaction."""
 LEASES_MAX = 64
-"""Presences that one session can bring back; a member has one."""
+"""Presences that one session can bring back. A member has one."""
 
 _SIZE = struct.Struct(">I")
-_BUFFER = 64 * 1024
-"""What is read at once. Also how much one peer can have done before the others have their turn."""
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -51,20 +47,23 @@ Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE, max_length=NONCE)]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Anything that is sent."""
+    """Anything that is sent.
+
+    `gc=False`: frames cannot be part of a cycle, and a thousand members spent a third of their time on collecting garbage.
+    """
 
 
 # ---- from both
 
 
 class Challenge(Frame, frozen=True, tag=11):
-    """Prove that you know the secret, for this number."""
+    """A demand to prove the secret for this nonce."""
 
     nonce: Nonce
 
 
 class Proof(Frame, frozen=True, tag=12):
-    """I do."""
+    """The proof of the secret."""
 
     proof: Nonce
 
@@ -73,10 +72,10 @@ class Proof(Frame, frozen=True, tag=12):
 
 
 class Hello(Frame, frozen=True, tag=1):
-    """The first frame. `leases` are the presences of a session that comes back to `instance`; elsewhere they mean nothing.
+    """The first frame. `leases`: the presences of a session that comes back to `instance`; elsewhere they mean nothing.
 
-    `attempt` counts the greetings of a session: what arrives late from a connection that was given up has a lower one.
-    A `probe` only wants to know who is there.
+    `attempt` counts the greetings of a session: frames of a connection that was given up arrive late under a lower number.
+    A `probe` only asks which server is there.
     """
 
     run: Name
@@ -85,21 +84,21 @@ class Hello(Frame, frozen=True, tag=1):
     instance: Name = ""
     leases: Annotated[tuple[Number, ...], msgspec.Meta(max_length=LEASES_MAX)] = ()
     linger_s: float = -1.0
-    """How long this member's presences outlive its connection; negative: as the server thinks fit."""
+    """How long this member's presences outlive its connection; negative: the server decides."""
     probe: bool = False
 
 
 class LeaseGrant(Frame, frozen=True):
-    """A lease that begins with a transaction, under an id that the driver drew at random."""
+    """A lease that begins with a transaction, under an id that the client drew at random."""
 
     lease: Number
     ttl_s: float
     presence: bool = True
-    """It stands for the process at the other end of this connection."""
+    """Whether it stands for the client's process."""
 
 
 class Txn(Frame, frozen=True, tag=2):
-    """A transaction; see the port."""
+    """A transaction of the port."""
 
     number: Number
     compares: tuple[Compare, ...]
@@ -107,10 +106,10 @@ class Txn(Frame, frozen=True, tag=2):
     otherwise: tuple[Operation, ...]
     instead: Annotated[tuple[Case, ...], msgspec.Meta(max_length=CASES_MAX)] = ()
     grants: Annotated[tuple[LeaseGrant, ...], msgspec.Meta(max_length=LEASES_MAX)] = ()
-    """Made before anything is judged, so that coming in is one exchange."""
+    """Leases made before anything is compared, so that a member comes in with one exchange."""
 
     def branch(self, outcome: Outcome) -> tuple[Operation, ...] | None:
-        """What was done; None: an outcome that it cannot have."""
+        """Return the operations that were done; None: an outcome that this transaction cannot have."""
         if not outcome.succeeded:
             return self.otherwise
         branches = (self.then, *(case.then for case in self.instead))
@@ -132,7 +131,7 @@ class Revoke(Frame, frozen=True, tag=5):
 
 
 class WatchStart(Frame, frozen=True, tag=6):
-    """Tell the changes of these targets after a revision, under this number. There is no answer to wait for."""
+    """Watch these targets for changes after a revision. There is no answer to wait for."""
 
     watch: Number
     targets: tuple[str, ...]
@@ -140,19 +139,19 @@ class WatchStart(Frame, frozen=True, tag=6):
 
 
 class WatchStop(Frame, frozen=True, tag=7):
-    """No more of that."""
+    """End a watch."""
 
     watch: Number
 
 
 class Ping(Frame, frozen=True, tag=8):
-    """To find out whether anybody is there."""
+    """Ask for a sign of life."""
 
     number: Number
 
 
 class Bye(Frame, frozen=True, tag=9):
-    """The session is over; its leases are not."""
+    """End the session, but not its leases."""
 
 
 Request = Txn | Renew | Revoke | WatchStart | WatchStop | Ping | Bye
@@ -162,7 +161,7 @@ Request = Txn | Renew | Revoke | WatchStart | WatchStop | Ping | Bye
 
 
 class Welcome(Frame, frozen=True, tag=1):
-    """Who serves here, and what it allows."""
+    """The server's answer to a hello."""
 
     server: Name
     """Random id of this server's life."""
@@ -172,21 +171,21 @@ class Welcome(Frame, frozen=True, tag=1):
     compares_max: Number
     writes_max: Number
     only_run: Name = ""
-    """The run of the agent that hosts the server; empty: it stands by itself and serves all."""
+    """The run of the agent that hosts the server; empty: a standalone server for all runs."""
     open: bool = True
-    """It serves. One that is not certain yet that the endpoint means it only answers probes."""
+    """Whether it serves. A server that does not know yet whether the endpoint means it only answers probes."""
     reached_at: Name = ""
-    """The address at which a peer on another host reached it last; empty: none has."""
+    """The address at which a client on another host reached it last; empty: none has."""
 
 
 class Rejected(Frame, frozen=True, tag=2):
-    """Why the server hangs up. A sentence for people."""
+    """The reason why the server hangs up: a sentence for people."""
 
     text: Annotated[str, msgspec.Meta(max_length=8192)]
     passing: bool = False
-    """It will soon be otherwise, so nobody need be troubled with it."""
+    """The reason will soon be gone, so it is not logged."""
     untrusted: bool = False
-    """It will never be otherwise: one of the two sides has to be told something else."""
+    """The reason will never be gone: one of the two sides must be configured otherwise."""
 
 
 class TxnDone(Frame, frozen=True, tag=3):
@@ -203,21 +202,21 @@ class Acknowledged(Frame, frozen=True, tag=5):
 
 
 class LeaseEnded(Frame, frozen=True, tag=6):
-    """Answer: the lease has ended, and nothing was changed."""
+    """Answer: the lease has ended. Nothing was changed."""
 
     number: Number
     text: str
 
 
 class Refused(Frame, frozen=True, tag=7):
-    """Answer: the request cannot be right, and nothing was changed."""
+    """Answer: the request is invalid. Nothing was changed."""
 
     number: Number
     text: str
 
 
 class LimitReached(Frame, frozen=True, tag=8):
-    """Answer: there is no room for that, and nothing was changed."""
+    """Answer: there is no room for that. Nothing was changed."""
 
     number: Number
     what: str
@@ -239,7 +238,8 @@ class WatchGap(Frame, frozen=True, tag=10):
     text: str
 
 
-Answer = TxnDone | Acknowledged | LeaseEnded | Refused | LimitReached | WatchNews | WatchGap | Rejected
+Reply = TxnDone | Acknowledged | LeaseEnded | Refused | LimitReached
+Answer = Reply | WatchNews | WatchGap | Rejected
 
 
 # ---- bytes
@@ -256,7 +256,7 @@ answer_decoder = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(frame: Frame, size_max: int = FRAME_MAX) -> bytes:
-    """The frame with its length before it, or LimitExceeded."""
+    """Return the frame with its length before it. Raise LimitExceeded."""
     payload = _encoder.encode(frame)
     if len(payload) > size_max:
         raise LimitExceeded(f"a frame {type(frame).__name__!r}", len(payload), size_max)
@@ -264,18 +264,18 @@ def encode(frame: Frame, size_max: int = FRAME_MAX) -> bytes:
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """What `encode_news` takes, so that a commit is encoded once for all who watch it."""
+    """Encode a batch for `encode_news`, so that a commit is encoded once for all its watches."""
     return _encoder.encode(batch)
 
 
 def encode_news(watch: int, batch: bytes) -> bytes:
-    """A frame News around an encoded batch."""
+    """Return the frame `WatchNews` around an encoded batch."""
     start = b"\x93\x09" + _encoder.encode(watch)
     return _SIZE.pack(len(start) + len(batch)) + start + batch
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Any], payload: memoryview) -> Any:
-    """What the decoder is for, or Incompatible with the reason."""
+    """Decode a payload. Raise Incompatible with the reason."""
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -283,7 +283,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], payload: memoryview) -> Any:
 
 
 def describe(data: bytes) -> str:
-    """What answers, or calls, with these first bytes instead of our greeting."""
+    """Name the program that answers, or calls, with these first bytes instead of our preamble."""
     if data.startswith(MAGIC):
         version = data[len(MAGIC) : len(MAGIC) + 4]
         shown = str(int(version)) if version.isdigit() else repr(version.decode("latin-1"))
@@ -300,22 +300,28 @@ def describe(data: bytes) -> str:
     return f"it does not speak rdzv: its first bytes are {start!r}"
 
 
-class _Buffers(threading.local):
-    """One for each thread: it is empty again before another connection of that thread reads."""
+class Transport(Protocol):
+    """The half of `asyncio.Transport` that a connection needs. The simulator has one of its own."""
 
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(_BUFFER))
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def is_closing(self) -> bool: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
 
 
-_buffers = _Buffers()
+class FrameStream(ABC):
+    """One end of a connection, without I/O: bytes come in by `received` and go out by the transport it is given.
 
-
-class FramedProtocol(asyncio.BufferedProtocol, ABC):
-    """One end of a connection. Keeps no buffer of its own but the beginning of a frame that has not come as a whole."""
+    Only the beginning of an incomplete frame is kept. Server, client and simulator all read with this class.
+    """
 
     __slots__ = ("__weakref__", "_greeted", "_held", "_need", "_rest", "frame_max", "transport")
 
-    transport: asyncio.Transport
+    transport: Transport
 
     def __init__(self, frame_max: int) -> None:
         self.frame_max = frame_max
@@ -326,43 +332,32 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
 
     # ---- for the two ends to fill in
 
-    def greeted(self) -> None:
-        """The other side's greeting has come and is right."""
+    def greeted(self) -> None:  # noqa: B027  Only the server answers.
+        """Called when the other side's preamble has come and is right."""
+
+    def keeps_some(self) -> None:  # noqa: B027  Only the server has to count.
+        """Called when bytes of an incomplete frame are kept."""
 
     @abstractmethod
     def frame_received(self, payload: memoryview) -> None:
-        """A frame, valid only during the call. Incompatible ends the connection."""
+        """Handle a frame. The payload is valid only during the call. Incompatible ends the connection."""
 
     @abstractmethod
     def violated(self, problem: str, start: bytes = b"") -> None:
-        """What came is not ours; `start` are the first bytes, if not even the greeting was. Must end the connection."""
+        """End the connection: the other side broke the protocol. `start`: its first bytes, if the preamble was wrong."""
 
     @abstractmethod
-    def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
-        """It does not speak TLS as it should; `start` are its first bytes. Must end the connection."""
+    def in_the_clear(self, transport: Transport, start: bytes) -> None:
+        """End the connection: the other side does not speak TLS, as it should. `start`: its first bytes."""
 
     @abstractmethod
     def insecure(self, problem: str, untrusted: bool) -> None:
-        """TLS failed; `untrusted`: because one side does not trust the other. Must end the connection."""
+        """End the connection: TLS failed. `untrusted`: because one side does not trust the other."""
 
-    # ---- asyncio's side
+    # ---- reading
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Only ever called with a stream."""
-        self.transport = cast("asyncio.Transport", transport)
-
-    def fileno(self) -> int:
-        """For letting go of it in a forked child; -1 once it is closed."""
-        sock = self.transport.get_extra_info("socket")
-        return -1 if sock is None else sock.fileno()
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """The same for all: what is read is looked at before anybody else reads."""
-        return _buffers.view
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """So much has come."""
-        data = _buffers.view[:nbytes]
+    def received(self, data: memoryview) -> None:
+        """Read bytes that arrived, which may end anywhere."""
         rest = self._rest
         if rest is None:
             self._read(data)
@@ -371,27 +366,26 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
         if len(rest) >= self._need:
             self._rest = None
             self._read(memoryview(rest))
-
-    # ----
-
-    def send(self, data: bytes) -> None:
-        """Encoded frames, whole."""
-        if not self.transport.is_closing():
-            self.transport.write(data)
+        else:
+            self.keeps_some()
 
     @property
     def kept(self) -> int:
-        """Bytes of what has not come as a whole."""
+        """Bytes of the incomplete frame."""
         return 0 if self._rest is None else len(self._rest)
 
+    @property
+    def is_held(self) -> bool:
+        return self._held
+
     def hold(self) -> None:
-        """Read no further for now; what has come already waits."""
+        """Stop reading until `go_on`. Bytes that have arrived wait."""
         self._held = True
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
     def go_on(self) -> None:
-        """After `hold`."""
+        """Read again after `hold`."""
         self._held = False
         rest, self._rest = self._rest, None
         if rest is not None:
@@ -402,7 +396,7 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
     def _read(self, data: memoryview) -> None:
         at = 0
         if not self._greeted:
-            at = self._read_greeting(data)
+            at = self._read_preamble(data)
             if not at:
                 return
         end = len(data)
@@ -425,10 +419,11 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
                 self.violated(f"it sent what cannot be read: {error.sentence}")
                 return
             at += size
-        self._keep(data[at:], need)
+        if at < end:
+            self._keep(data[at:], need)
 
-    def _read_greeting(self, data: memoryview) -> int:
-        """How many bytes it took; 0 if it is not complete, or not ours."""
+    def _read_preamble(self, data: memoryview) -> int:
+        """Return how many bytes it took; 0 if it is incomplete or not ours."""
         start = bytes(data[: len(PREAMBLE)])
         if start == PREAMBLE:
             self._greeted = True
@@ -436,12 +431,20 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
             return len(start)
         # A version is only known once its digits are there.
         if PREAMBLE.startswith(start) or (start.startswith(MAGIC) and len(start) < len(PREAMBLE)):
-            self._keep(data, len(data) + 1)  # A stranger may say no more than it has said, and wait.
+            self._keep(data, len(data) + 1)  # Look again at the next byte: a stranger may never send a whole preamble.
         else:
             self.violated(describe(bytes(data[:64])), bytes(data[:64]))
         return 0
 
     def _keep(self, data: memoryview, need: int) -> None:
-        if data and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self._rest = bytearray(data)
             self._need = need
+            self.keeps_some()
+
+    # ---- writing
+
+    def send(self, data: bytes) -> None:
+        """Write encoded frames, whole."""
+        if not self.transport.is_closing():
+            self.transport.write(data)

@@ -1,15 +1,15 @@
-"""Who serves: the driver that connects to the endpoint and, where the endpoint means this machine, hosts the server.
+"""The driver that connects to the endpoint and, where the endpoint means this node, hosts the server.
 
-Whoever can bind the endpoint's address may serve there; a successful bind proves that the address is ours, which no host
-name does. `is_host` says it where it cannot be proven (a service address that nobody can bind), or forbids it. In order:
+A process that can bind the endpoint's address may serve there: a successful bind proves that the address is ours, which no host
+name does. `is_host` says so where it cannot be proven (a service address that no process can bind), or forbids it. In order:
 
-1. Connect to every address of the endpoint. If anybody answers, whoever it is, we do not serve.
-2. Bind the port on all interfaces, since a machine's own name may mean loopback to itself. It can be bound once.
-3. Dial the endpoint. Serve only if our own server answers, and no other: many machines can bind "localhost", and a name may
-   have many addresses. Until then our server turns everybody away. Of two who see each other both step back and try again.
+1. Connect to every address of the endpoint. If any program answers, do not serve.
+2. Bind the port on all interfaces, since a node's own name may mean loopback to itself. It can be bound once.
+3. Dial the endpoint. Serve only if our own server answers, and no other: many nodes can bind "localhost", and a name may have
+   many addresses. Until then our server turns all clients away. Of two servers that see each other, both step back and retry.
 
-When an agent's server is gone, another process of that machine takes the address over by the same steps; it starts empty and
-is re-told. A server that stands by itself (`rdzv serve`) is not replaced: it will be restarted, and needs its address.
+When an agent's server is gone, another process of that node takes the address over by the same steps. It starts empty, and the
+members tell it what they know. A standalone server (`rdzv serve`) is not replaced: it will be restarted, and needs its address.
 """
 
 from __future__ import annotations
@@ -18,57 +18,49 @@ import asyncio
 import errno
 import os
 import secrets
+from typing import Any
 
 from ...config.endpoint import Endpoint
 from ...config.settings import UNNAMED
 from ...errors import SettingsError
 from ...system.addresses import is_here
-from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, connect
+from ...system.dial import Address, DialFailed, connect
 from .client import Greeter, RemoteDriver, logger
 from .connection import ClientConnection
 from .dial import greet
 from .frames import Hello, Welcome
 from .limits import Limits
 from .server import Server
-from .trust import Trust
 
 STAY_S = 60.0
-"""How long who serves stays for the others when it could go."""
+"""How long a process that serves stays for the others when it could go."""
 AT_ONCE_S = 2.0
-"""Those who end together are gone by then; whoever waits for longer is told for whom."""
+"""Processes that end together are gone by then. A longer wait is logged, with its reason."""
 
 _users: dict[Server, set[HostingDriver]] = {}
-"""The servers that serve in this process, and which drivers here use them. All of one server are in one loop."""
+"""The servers of this process, and the drivers here that use them. All drivers of one server are in one loop."""
 
 
 class HostingDriver(RemoteDriver):
-    """See the module's docstring."""
+    """A driver that may host the server."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         *,
-        run_id: str,
         is_host: bool | None = None,
         max_nodes: int = 1,
-        linger_s: float = 1.0,
-        read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         stay_s: float = STAY_S,
         limits: Limits | None = None,
-        trust: Trust | None = None,
+        **options: Any,
     ) -> None:
-        """`stay_s`: how long `close` waits for others that are still connected to the server hosted here."""
-        super().__init__(
-            endpoint,
-            run_id=run_id,
-            linger_s=linger_s,
-            read_timeout_s=read_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            trust=trust,
-        )
+        """Take the options of `RemoteDriver`, too.
+
+        `stay_s`: how long `close` waits for others that are still connected to the server hosted here.
+        """
+        super().__init__(endpoint, **options)
         self.server: Server | None = None
-        """The one hosted here, once there is one."""
+        """The server hosted here, once there is one."""
         self._is_host = is_host
         self._max_nodes = max_nodes
         self._stay_s = stay_s
@@ -115,13 +107,13 @@ class HostingDriver(RemoteDriver):
     # ---- dialling
 
     async def addresses(self) -> list[Address]:
-        """For one machine, wherever our own server is."""
+        """Return the addresses of the endpoint; of our own server if the endpoint means one node."""
         if self.named.is_one_machine and self.server is not None:
             return await self._resolver.resolve(self.server.bind[0], self.server.port, self.connect_timeout_s)
         return await super().addresses()
 
     async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        """Connect; if nobody is there and we may, serve and connect then."""
+        """Connect. If no server is there and this process may serve, serve first."""
         try:
             link, welcome = await self._dial_or_host(hello)
         except DialFailed as failed:
@@ -134,7 +126,7 @@ class HostingDriver(RemoteDriver):
                 "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
             )
         if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
-            await self._give_up_server()  # The endpoint means another one after all.
+            await self._give_up_server()  # The endpoint means another server after all.
         for server, users in _users.items():
             if server.id == welcome.server and server.loop is asyncio.get_running_loop():
                 users.add(self)
@@ -153,13 +145,13 @@ class HostingDriver(RemoteDriver):
 
     @property
     def _is_pending(self) -> bool:
-        """Our server is there, but the endpoint has not been seen to mean it."""
+        """Whether our server runs, but the endpoint has not been seen to mean it."""
         return self.server is not None and not self.server.is_open
 
     # ---- hosting
 
     async def _host(self, nobody: DialFailed) -> None:
-        """Serve, or raise DialFailed with why nobody does and we do not either."""
+        """Serve, or raise DialFailed with the reasons why no other process does and this one does not either."""
         if self.server is not None and self.server.is_open:
             return
         if self._closed or self._is_host is False or self._stands_alone:
@@ -218,14 +210,14 @@ class HostingDriver(RemoteDriver):
         return server
 
     def _to_bind(self) -> tuple[str, int]:
-        """All interfaces, unless nobody else could mean this machine by the endpoint anyway."""
+        """Return the host and port to bind: all interfaces, unless the endpoint can only mean this node."""
         if self.named.is_one_machine:
             return "127.0.0.1", 0
         (host, port), *_ = self.named.hosts
         return (host if self.named.is_loopback else ""), port
 
     async def _is_meant(self, server: Server) -> bool:
-        """Dialling the endpoint leads to this server, and to no other. Raises DialFailed if another one is there."""
+        """Whether the endpoint leads to this server and to no other. Raise DialFailed if another one is there."""
         try:
             addresses = await self.addresses()
         except DialFailed:
@@ -237,14 +229,14 @@ class HostingDriver(RemoteDriver):
         return server.id in found
 
     async def _probe(self, address: Address) -> str:
-        """Who is there: a server's id, or what is wrong with it; empty: nobody."""
+        """Return the id of the server there, or the problem with it; empty if no program is there."""
         try:
             sock = await connect(address, self.connect_timeout_s)
             hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
             link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
         except DialFailed as failed:
             if failed.untrusted:
-                raise  # If it is our own server, nobody else would trust it either.
+                raise  # If it is our own server, no other member would trust it either.
             return failed.problem if failed.answered else ""
         link.close()
         return welcome.server

@@ -1,8 +1,8 @@
-"""Time as the server passes it to leases: in steps, and never more of it than the server itself was awake for.
+"""The server's clock for leases: passes time in steps, and never more of it than the server itself was awake for.
 
-A server that was stopped for a minute has heard nobody for a minute, which says nothing about the others. So a step is
-cut at `STEP_MAX_S`, and the rest is credited to all. What waited in the sockets meanwhile is read before the step is
-judged; an event loop needs a few passes for that, since a connection that waits to be accepted is read only in the third.
+A server that was stopped for a minute has heard no client for a minute, which says nothing about the clients. So a step is cut
+at `STEP_MAX_S`, and the rest is credited to all leases. Bytes that waited in the sockets are read before the step is judged. An
+event loop needs a few passes for that: a connection that waits to be accepted is read only in the third.
 """
 
 from __future__ import annotations
@@ -12,33 +12,31 @@ from collections.abc import Callable
 
 TICK_S = 0.1
 STEP_MAX_S = 2 * TICK_S
-"""A busy machine is late by that much without having missed anything. Whoever grants a lease adds it."""
+"""Longest step: a busy host is late by this much without having missed anything. It is added to every lease that is granted."""
 PASSES = 5
 STALL_S = 1.0
-"""Nobody gives a connection up sooner than that for want of an answer. After a longer stop, many may have."""
+"""No client gives a connection up sooner than this for want of an answer. After a longer stop, many may have."""
 
 
 class LeaseClock:
-    """Calls `judge` with the seconds that have passed, about every `TICK_S`."""
+    """Calls `judge` about every `TICK_S`, with the seconds that have passed."""
 
-    def __init__(self, judge: Callable[[float], None]) -> None:
+    def __init__(
+        self, judge: Callable[[float], None], loop: asyncio.AbstractEventLoop, tick_s: float = TICK_S
+    ) -> None:
         self._judge = judge
-        self._loop = asyncio.get_running_loop()
+        self._tick_s = tick_s
+        self._loop = loop
         self._judged_at = self._loop.time()
         self._stopped = False
-        self._timer: asyncio.Handle = self._loop.call_later(TICK_S, self._tick)
-
-    def now(self) -> float:
-        """The loop's time, with all its stalls."""
-        return self._loop.time()
+        self._timer: asyncio.Handle = self._loop.call_later(self._tick_s, self._tick)
 
     @property
     def stalled(self) -> bool:
-        """We have just woken up from a long stop, and are reading what waited."""
+        """Whether the process has just woken up from a long stop and is reading what waited."""
         return self._loop.time() - self._judged_at > STALL_S
 
     def stop(self) -> None:
-        """No more steps."""
         self._stopped = True
         self._timer.cancel()
 
@@ -60,5 +58,5 @@ class LeaseClock:
         now = self._loop.time()
         elapsed_s = min(now - self._judged_at, STEP_MAX_S)
         self._judged_at = now
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
         self._judge(elapsed_s)

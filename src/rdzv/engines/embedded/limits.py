@@ -1,6 +1,6 @@
-"""What one server gives to whom at most, so that nobody can take it from the others.
+"""Limits of one server, so that no client can take it from the others.
 
-Each limit is far above what a run of 10,000 members needs, and is met with a sentence, not with silence.
+Each limit is far above what a run of 10,000 members needs. A client that meets one is told so with a sentence.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from .frames import FRAME_MAX
 logger = logging.getLogger("rdzv.server")
 
 DESCRIPTORS_SPARED = 64
-"""For the rest of the process: its files, its own connections."""
+"""Descriptors left for the rest of the process: its files, its own connections."""
 PEERS_REMEMBERED = 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one server."""
+    """The limits of one server."""
 
     connections: int = 16_000
     """Fewer if the system allows the process fewer open files."""
     runs: int = 10_000
     keys: int = 1_000_000
-    """Of one run."""
+    """Keys of one run."""
     bytes: int = 256 * 1024 * 1024
-    """Of one run: its keys and values."""
+    """Bytes of all keys and values of one run."""
     leases: int = 100_000
-    """Of one run."""
+    """Leases of one run."""
     history: int = 16_384
-    """Of one run: changes kept for watches from the past. A large one counts once per KiB."""
+    """Changes that one run keeps for watches from the past. A large one counts once per KiB."""
     frame: int = FRAME_MAX
     unanswered: int = 1024 * 1024
     """Bytes that a connection may leave unread before its next requests wait."""
     backlog: int = 8 * 1024 * 1024
     """Bytes that its watches may add to that before they are cut off."""
     unread: int = 512 * 1024 * 1024
-    """Bytes that all connections together may leave unread, or have sent by halves; then the slowest are closed."""
+    """Bytes that all connections together may leave unread or have half sent. Above, the slowest are closed."""
     watches: int = 1_000
-    """Of one connection."""
+    """Watches of one connection."""
     targets: int = 10_000
-    """Of all watches of one connection."""
+    """Keys and prefixes of all watches of one connection."""
     operations: int = 100_000
     """Compares, and operations of each branch, of one transaction."""
     greeting_s: float = 5.0
-    """Who connects says hello within this time."""
+    """Time within which a client must say hello."""
     slow_s: float = 30.0
-    """Who has not read for so long is not coming back."""
+    """A client that has not read for this long is dropped."""
     silent_s: float = 60.0
-    """A driver says something every 10 s at least; who does not is gone."""
+    """A client that has said nothing for this long is dropped. Drivers say something every 10 s at least."""
 
 
 def raise_nofile() -> int:
-    """Allow this process as many open files as it may have, and say how many that is."""
+    """Raise this process's limit of open files as far as allowed, and return it."""
     try:
         import resource  # noqa: PLC0415  Not everywhere.
     except ImportError:
@@ -76,14 +76,14 @@ def raise_nofile() -> int:
 
 
 class Complaints:
-    """Warns at most once per second and peer: whoever sends rubbish must not fill the log as well."""
+    """Logs warnings about peers, at most one per second and peer: rubbish must not fill the log as well."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._said: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def __call__(self, peer: str, problem: str) -> None:
-        """`peer` is an address without the port, which is another one each time."""
+        """Warn of a peer, named by its address without the port: that is another one each time."""
         now = self._now()
         at, silent = self._said.pop(peer, (now - 1.0, 0))
         if now - at < 1.0:

@@ -1,21 +1,20 @@
-"""One run in a server: an engine of its own, who is connected to it, and what is known of its members' lives.
+"""One run on a server: an engine of its own, its sessions, and what is known of its members' lives. No I/O; time is passed in.
 
-An engine for each run keeps runs apart in every respect: no key, watch, limit or flood of changes of one is felt by
-another, and the silence of one run is not explained by the liveliness of the next. For a member's presence the server has
-three ways to learn of its end:
+An engine for each run keeps runs apart: no key, watch, limit or flood of changes of one run is felt by another, and the silence
+of one run is not hidden by the noise of the next. A *presence* is a lease that stands for a member's process. It ends when
 
-- its lease runs out;
-- its connection is gone and does not come back for a while (the *linger*), unless many went together: then the network is
-  to blame and the lease decides;
-- but time passes for presences only while somebody of the run is connected and heard. A server that nobody can reach
-  cannot tell its own isolation from the death of everybody. When somebody is heard again after a long silence, every
-  presence starts anew: the first to be back must not condemn those who are about to be.
+- its lease runs out, or
+- its connection is gone and does not come back for a while (the *linger*), unless many connections went together: then the
+  network is to blame, and the lease decides.
+
+Time passes for presences only while some member of the run is connected and heard. A server that no one can reach cannot tell
+its own isolation from the death of all members. When a member is heard again after a long silence, every presence starts anew:
+the first to be back must not condemn those who are about to be.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -27,24 +26,24 @@ from .lease_clock import STEP_MAX_S
 from .limits import Limits
 
 QUIET_MIN_S = 0.5
-"""However short a lease somebody asks for, a silence of less is none."""
+"""A shorter pause is no silence, however short the leases are."""
 ABANDONED_S = 3600.0
-"""After so long nobody of them will come back, and what they left may run out."""
+"""After this time without a word no member will come back, and the leases may run out."""
 TTL_MAX_S = 10 * 366 * 86_400.0
 PREFIXES_MAX = 1000
-"""Of one transaction: each is looked for in all that the transaction writes, and in all that the run has."""
+"""Prefixes in one transaction. Each is compared with all keys of the run and all writes of the transaction."""
 PAIRS_MAX = 10_000_000
 
 
 class RunHome(Protocol):
-    """The connection that a presence hangs on."""
+    """A connection on which presences hang."""
 
     session: str
     attempt: int
     leases: set[int]
 
     def replaced(self) -> None:
-        """Its session has come back by another connection: nothing more will come by this one."""
+        """Drop the connection: its session has come back by another one."""
 
 
 class _Presence:
@@ -58,11 +57,11 @@ class _Presence:
 
 
 class Run:
-    """See the module's docstring. Time is passed in, and `now` is always the same clock's."""
+    """One run. Every `now` is a reading of the same clock."""
 
-    def __init__(self, name: str, limits: Limits, now: float) -> None:
+    def __init__(self, name: str, instance: str, limits: Limits, now: float) -> None:
         self.name = name
-        self.engine = Engine(secrets.token_hex(8), history_max=limits.history)
+        self.engine = Engine(instance, history_max=limits.history)
         self.engine.observers.append(self._count)
         self.sessions: dict[str, RunHome] = {}
         self.bytes = 0
@@ -72,16 +71,15 @@ class Run:
         self._presences: dict[int, _Presence] = {}
         self._quiet_max_s = math.inf
         self._some_ended = False
-        """Presences have ended since that was measured. It is not measured for each: thousands may leave at once."""
+        """Presences have ended since `_quiet_max_s` was computed. It is not computed for each: thousands may leave at once."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing would be lost with it."""
         return not (self.sessions or len(self.engine) or len(self.engine.leases))
 
     @property
     def presences(self) -> int:
-        """Members that are there, or may come back."""
+        """The number of members that are there or may come back."""
         if self._some_ended:
             self._drop_ended()
         return len(self._presences)
@@ -95,7 +93,7 @@ class Run:
         otherwise: Sequence[Operation],
         instead: Sequence[Case] = (),
     ) -> Outcome:
-        """Raises LeaseGone, ValueError, LimitExceeded; nothing has changed then."""
+        """Apply a transaction. Raise LeaseGone, ValueError or LimitExceeded if nothing was changed."""
         self._check_compares(compares)
         self._check_operations(then)
         for case in instead:
@@ -105,7 +103,11 @@ class Run:
         return self.engine.txn(compares, then, otherwise, instead)
 
     def grant(self, ttl_s: float, home: RunHome | None, lease: int = 0) -> int:
-        """`home`: it stands for the process behind that connection. `lease`: the id it is to have, if not any."""
+        """Begin a lease. `home`: the connection of the process that it stands for. `lease`: its id; 0 for any.
+
+        Only a presence ends with its connection. The run's own records hang on an ordinary lease, or they would go with the
+        first leader.
+        """
         if len(self.engine.leases) >= self._limits.leases:
             msg = f"run {self.name!r} has {len(self.engine.leases)} leases, at most {self._limits.leases} are allowed"
             raise ValueError(msg)
@@ -120,12 +122,11 @@ class Run:
         return lease
 
     def renew(self, lease: int, home: RunHome) -> None:
-        """LeaseGone if it has ended."""
+        """Start the lease's time anew. Raise LeaseGone if it has ended."""
         self.engine.renew(lease)
         self._move(lease, home)
 
     def revoke(self, lease: int) -> None:
-        """End it."""
         if self._presences.pop(lease, None) is not None:
             self._some_ended = True
         self.engine.revoke(lease)
@@ -133,9 +134,10 @@ class Run:
     # ---- connections
 
     def enter(self, home: RunHome, instance: str, leases: Iterable[int]) -> bool:
-        """A session is here, perhaps again: with these presences, if it knows this instance. False: it comes too late.
+        """Take a session in, with the presences it brings back if it knows this instance.
 
-        Those that have ended are found out when they are renewed.
+        Return False if a later connection of the session is there already. Presences that have ended are not an error: the
+        session finds out when it renews them.
         """
         former = self.sessions.get(home.session)
         if former is not None and former.attempt >= home.attempt:
@@ -149,13 +151,13 @@ class Run:
         return True
 
     def leave(self, home: RunHome) -> None:
-        """The connection is over."""
+        """Forget a connection that is over."""
         if self.sessions.get(home.session) is home:
             del self.sessions[home.session]
 
     def hang_up(self, home: RunHome, linger_s: float) -> None:
-        """It broke off, and its member perhaps with it. It is missed for `linger_s` at least, hence the longest step."""
-        if linger_s:
+        """Start the linger: the connection broke, perhaps because its member died."""
+        if linger_s:  # It must last for `linger_s` at least, even if the next step begins now and is the longest.
             linger_s += STEP_MAX_S
         for lease in home.leases:
             presence = self._presences.get(lease)
@@ -163,7 +165,7 @@ class Run:
                 self.engine.leases.hang_up(lease, linger_s)
 
     def let_go(self, home: RunHome) -> None:
-        """The session said goodbye: its leases are no more than leases from now on."""
+        """Make the session's presences ordinary leases: it said goodbye."""
         for lease in home.leases:
             presence = self._presences.get(lease)
             if presence is not None and presence.home is home:
@@ -171,7 +173,7 @@ class Run:
                 self._some_ended = True
 
     def _move(self, lease: int, home: RunHome) -> bool:
-        """The lease hangs on this connection now, unless what arrived is a late word of one that it left already."""
+        """Hang the lease on this connection, unless this is a late frame of one that was given up."""
         presence = self._presences.get(lease)
         if presence is None or presence.home.session != home.session or presence.home.attempt > home.attempt:
             return False
@@ -183,7 +185,7 @@ class Run:
     # ---- time
 
     def hear(self, now: float) -> None:
-        """Somebody of this run said something. Must come before what it said is done."""
+        """Note that a member of this run was heard. Call this before serving its request."""
         if now - self.heard_at > self._quiet_max_s:
             self._drop_ended()
             for lease in self._presences:
@@ -191,7 +193,7 @@ class Run:
         self.heard_at = now
 
     def pass_time(self, elapsed_s: float, now: float) -> None:
-        """So much has passed, if it passes for this run at all."""
+        """Let time pass for the leases, if it passes for this run at all."""
         if self._some_ended:
             self._drop_ended()
         if self._presences:
@@ -207,7 +209,7 @@ class Run:
     def _drop_ended(self) -> None:
         self._some_ended = False
         self._presences = {lease: held for lease, held in self._presences.items() if lease in self.engine.leases}
-        # Half of the shortest presence: a member that renews in thirds is heard, and isolation ends nobody's lease.
+        # Members renew in thirds of a lease, so a silence of half the shortest one means that none of them gets through.
         shortest_s = min((held.ttl_s for held in self._presences.values()), default=math.inf)
         self._quiet_max_s = max(shortest_s / 2, QUIET_MIN_S)
 
@@ -230,7 +232,7 @@ class Run:
             raise ValueError(msg)
 
     def _check_operations(self, operations: Sequence[Operation]) -> None:
-        """All that the engine takes on trust."""
+        """Check all that the engine does not check itself."""
         puts: list[Put] = []
         scans, added = 0, 0
         for operation in operations:
@@ -259,7 +261,7 @@ class Run:
             self._check_room(puts)
 
     def _check_room(self, puts: list[Put]) -> None:
-        """What takes no more room than before is let in even when there is none, so that a full run can still end."""
+        """Refuse puts that need more room than there is. Others are let in, so that a full run can still end."""
         new = sum(put.key not in self._sizes for put in puts)
         more = sum(len(put.key) + len(put.value) - self._sizes.get(put.key, 0) for put in puts)
         if more > 0 and self.bytes + more > self._limits.bytes:
@@ -278,7 +280,7 @@ class Run:
 
 
 def check_key(key: str) -> None:
-    """Every engine has such a limit, and long keys make short requests dear."""
+    """Refuse a long key: every engine has such a limit, and long keys make short requests expensive."""
     if len(key) > KEY_MAX:
         msg = f"key {key[:64]!r}... has {len(key)} characters, at most {KEY_MAX} are allowed"
         raise ValueError(msg)

@@ -1,9 +1,9 @@
-"""TLS between a stream and one end of a connection.
+"""TLS between a socket and one end of a connection.
 
-Not asyncio's own: that answers nobody who does not speak TLS, tells the server nothing about who failed, and keeps a buffer of
-256 KiB for each of thousands of connections. Here the first bytes are looked at, so that one who speaks in the clear gets a
-sentence; a connection counts from its first moment, not from the end of its handshake; and until something has come it costs
-nothing.
+It is driven by hand (`ssl.MemoryBIO`). asyncio's own TLS answers no client that speaks in the clear, tells the server nothing
+of handshakes that failed, does not count a connection before its handshake is over, and (3.11) keeps a buffer of 256 KiB for
+each of thousands of connections. Here the first bytes are looked at, so that a client without TLS gets a sentence; a connection
+counts from its first moment; and it costs nothing until something has come.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import ssl
 from contextlib import suppress
 from typing import Any, cast
 
-from .frames import FramedProtocol
+from .stream import FramedProtocol
 from .trust import Certificates, explain
 
 _RECORDS = (0x15, 0x16)
-"""What the first byte of TLS can be: an alert, or a handshake."""
+"""The possible first bytes of TLS: an alert, or a handshake."""
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
-    """To the stream a protocol, to the end a transport: the end is connected at once and heard when it is safe."""
+    """A protocol to the socket and a transport to the end. The end is connected at once, and hears when the channel is safe."""
 
     __slots__ = (
         "_certificates", "_digest", "_end", "_heard", "_host", "_in", "_out", "_over", "_paused", "_queue", "_raw", "_ready",
@@ -33,7 +33,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     _tls: ssl.SSLObject | None
 
     def __init__(self, end: FramedProtocol, certificates: Certificates, host: str | None = None) -> None:
-        """`host`: whom we call, to be found in its certificate; None: we were called."""
+        """`host`: the name to be found in the server's certificate; None: this side is the server."""
         super().__init__()
         self._end = end
         self._certificates = certificates
@@ -46,7 +46,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     # ---- the stream's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Who calls speaks first."""
+        """Connect the end. The client sends the first TLS record."""
         self._raw = cast("asyncio.Transport", transport)
         self._end.connection_made(self)
         if self._host is None:
@@ -60,17 +60,16 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake_hands()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """However it ended."""
         self._over = True
         self._queue.clear()
         self._end.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The end's own: what is in it is copied before it is used again."""
+        """Return the end's own buffer: its contents are copied before it is used again."""
         return self._end.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So much has come, encrypted."""
+        """Decrypt bytes that arrived."""
         data = self._end.get_buffer(-1)[:nbytes]
         if not self._heard:
             self._heard = True
@@ -89,11 +88,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake_hands()
 
     def pause_writing(self) -> None:
-        """Passed on."""
         self._end.pause_writing()
 
     def resume_writing(self) -> None:
-        """Passed on."""
         self._end.resume_writing()
 
     # ---- TLS
@@ -120,8 +117,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._ready = True
         if self._host is not None:
             self._digest = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
-        # With our last word of the handshake, not after it: were we refused for that, a later segment would meet a closed
-        # connection, and what is lost then is the reason.
+        # Send this with the last record of the handshake, not after it. If the server refuses that record, a later segment
+        # would meet a closed connection, and the reason would be lost.
         queue, self._queue = self._queue, []
         self._encrypt(b"".join(queue))
         self._flush()
@@ -146,8 +143,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._flush()
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """What TLS itself tells the other side is sent before we hang up."""
-        self._flush()
+        self._flush()  # The other side gets the alert before the connection ends.
         self._over = True
         problem, is_trust = explain(error, self._host or "")
         self._end.insecure(problem, is_trust)
@@ -165,7 +161,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     # ---- the end's side
 
     def write(self, data: Any) -> None:
-        """Before the handshake is over it waits."""
+        """Encrypt and write; until the handshake is over, keep the data."""
         if self._over:
             return
         if not self._ready:
@@ -175,7 +171,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._flush()
 
     def close(self) -> None:
-        """Say goodbye, and close when all has been sent."""
+        """Send the end of TLS, and close when all has been sent."""
         if self._ready and not self._over and self._tls is not None:
             with suppress(ssl.SSLError):
                 self._tls.unwrap()
@@ -183,20 +179,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._raw.close()
 
     def abort(self) -> None:
-        """Close now."""
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Passed on."""
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """Nothing more is decrypted either."""
+        """Stop reading and decrypting."""
         self._paused = True
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """What has come already is read first, but not within this call: its caller may be reading."""
+        """Read again, first what has come already. Not within this call: its caller may be reading."""
         self._paused = False
         self._raw.resume_reading()
         asyncio.get_running_loop().call_soon(self._read_on)
@@ -206,13 +200,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._read()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Also `binding`: what both sides know of this channel and nobody in between can have."""
+        """Return the socket's value; or, for `binding`, the digest of the certificate, which no one in between can show."""
         return self._digest if name == "binding" else self._raw.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Passed on."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Passed on."""
         return self._raw.get_write_buffer_size()

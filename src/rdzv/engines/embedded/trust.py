@@ -1,13 +1,12 @@
-"""What one side shows to the other, and asks of it: a shared secret, certificates, both or nothing.
+"""Trust between client and server: a shared secret, certificates, both or nothing.
 
-*The secret* is proven by both sides before anything else is said. Each sends a number of its own that was never used before;
-the proof is a keyed hash of both numbers, of the protocol's version and of who says it, so that a proof that was recorded, or
-is sent back to where it came from, proves nothing. The driver proves itself first: a stranger that calls gets a random
-number and no hash to try secrets on. Under TLS the hash also covers the server's certificate (what RFC 5929 calls
-tls-server-end-point), so that nobody with another certificate can pass proofs on. It is the only binding to a connection that
-Python offers for TLS 1.3: its `tls-unique` is not defined there.
+Both sides prove *the secret* before anything else is said. Each sends a number that was never used before. The proof is a keyed
+hash of both numbers, of the protocol's version and of the role, so that a proof that was recorded, or is sent back to where it
+came from, proves nothing. The client proves itself first: a stranger that calls gets a random number and no hash to try secrets
+on. Under TLS the hash also covers the server's certificate (tls-server-end-point in RFC 5929), so that a program with another
+certificate cannot pass proofs on. Python offers no other binding for TLS 1.3: `tls-unique` is not defined there.
 
-*Certificates* are ordinary PEM files, read anew when they have changed: they are renewed while runs go on.
+*Certificates* are ordinary PEM files. They are read anew when they have changed: they are renewed while runs go on.
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ _LEAF = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", r
 
 
 def new_nonce() -> bytes:
-    """A number that was never used before."""
     return secrets.token_bytes(NONCE)
 
 
 class Handshake:
-    """One connection's proofs of the secret: what each role has to say. `binding` stands for the TLS channel."""
+    """One connection's proofs of the secret, for both roles. `binding` stands for the TLS channel."""
 
     __slots__ = ("_secret", "_words")
 
@@ -62,11 +60,11 @@ class Handshake:
         self._words = (of_driver, of_server, binding)
 
     def proof(self, role: bytes) -> bytes:
-        """What one in that role says who knows the secret."""
+        """Return the proof that a side in that role sends."""
         return self._secret.prove(b"rdzv %d" % VERSION, role, *self._words)
 
     def holds(self, role: bytes, proof: bytes) -> bool:
-        """The other side knows the secret."""
+        """Whether the proof shows that the other side knows the secret."""
         return hmac.compare_digest(self.proof(role), proof)
 
 
@@ -74,7 +72,7 @@ class Certificates:
     """Makes the contexts of both roles from files, and again when the files have changed."""
 
     def __init__(self, ca: str = "", cert: str = "", key: str = "", *, mutual: bool | None = None, name: str = "") -> None:
-        """See the settings of these names. Raises SettingsError."""
+        """Take the settings of these names. Raise SettingsError."""
         self._ca, self._cert, self._key = ca, cert, key
         self.mutual = bool(ca) if mutual is None else mutual
         self.name = name
@@ -83,22 +81,22 @@ class Certificates:
 
     @property
     def can_serve(self) -> bool:
-        """A server must show a certificate."""
+        """Whether there is a certificate to show, as a server must."""
         return bool(self._cert)
 
     def client(self) -> ssl.SSLContext:
-        """For a connection that we make."""
+        """Return the context for a connection that we make."""
         self._refresh()
         return self._client
 
     def server(self) -> tuple[ssl.SSLContext, bytes]:
-        """For one that we accept; and the digest of the certificate that it will show."""
+        """Return the context for a connection that we accept, and the digest of the certificate that it will show."""
         self._refresh()
         assert self._server is not None, "only who can serve asks"
         return self._server, self._digest
 
     def _refresh(self) -> None:
-        """Files are replaced one by one: while they do not fit together, those from before are good enough."""
+        """Read changed files again. They are replaced one by one: while they do not fit together, keep the former."""
         try:
             stamps = self._look()
             if stamps != self._stamps:
@@ -130,7 +128,7 @@ class Certificates:
             digest = self._leaf()
             server = self._context(ssl.PROTOCOL_TLS_SERVER)
             server.verify_mode = ssl.CERT_REQUIRED if self.mutual else ssl.CERT_NONE
-            server.num_tickets = 0  # Nobody resumes: connections last.
+            server.num_tickets = 0  # No client resumes: connections last.
         self._client, self._server, self._digest = client, server, digest
 
     def _context(self, role: int) -> ssl.SSLContext:
@@ -165,7 +163,7 @@ class Certificates:
 
 
 class Trust:
-    """All of it, for one driver or server."""
+    """The secret and the certificates of one driver or server."""
 
     def __init__(self, secret: Secret | None = None, certificates: Certificates | None = None) -> None:
         self.secret = secret
@@ -173,7 +171,7 @@ class Trust:
 
     @classmethod
     def of(cls, settings: Settings) -> Trust:
-        """As the settings say. Reads the files; raises SettingsError."""
+        """Read the files that the settings name. Raise SettingsError."""
         secret = secrets_of_ours.find(settings.token, settings.token_file)
         if not settings.uses_tls:
             return cls(secret)
@@ -188,7 +186,7 @@ class Trust:
 
     @property
     def knows_members(self) -> bool:
-        """A server of ours does not serve just anybody."""
+        """Whether a server can tell members from strangers."""
         return self.secret is not None or (self.certificates is not None and self.certificates.mutual)
 
 
@@ -197,7 +195,7 @@ def _no_password() -> str:
 
 
 def _words(error: OSError | ValueError) -> str:
-    """The system's or the library's reason, as part of a sentence."""
+    """Return the system's or the library's reason, as part of a sentence."""
     if isinstance(error, ssl.SSLError):
         return (error.reason or "not a PEM file").lower().replace("_", " ")
     if isinstance(error, OSError) and error.errno:
@@ -208,7 +206,7 @@ def _words(error: OSError | ValueError) -> str:
 # ---- what went wrong with TLS
 
 _UNTRUSTED = {7, 18, 19, 20, 21}
-"""OpenSSL's numbers for a chain that does not lead to whom we trust."""
+"""OpenSSL's numbers for a chain that does not lead to a trusted issuer."""
 _OTHER_HOST = {62, 64}
 _ALERTS = {
     "CERTIFICATE_EXPIRED": "it says that this side's certificate has expired: our tls_cert must be renewed",
@@ -225,7 +223,7 @@ _REASONS = {
 
 
 def explain(error: ssl.SSLError, name: str) -> tuple[str, bool]:
-    """A sentence, and whether it is about trust: then trying again does not help. `name` is what we call the other side."""
+    """Return a sentence, and whether it is about trust: then trying again does not help. `name`: the other side's name."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _explain_certificate(error, name), True
     reason = re.sub(r"[^A-Z0-9]+", "_", (error.reason or str(error)).upper())

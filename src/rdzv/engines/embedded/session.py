@@ -1,12 +1,15 @@
-"""The server's end of one connection: reads requests, does them, and tells watches what happened.
+"""The server's end of one connection, without I/O: requests come in as bytes, and answers and news go out as bytes.
 
-It is small, because there are thousands: one object, no task, no buffer. Whoever does not read what it is sent is held
-back: its next requests wait, and its watches are cut off with a gap instead of growing a backlog.
+A `ServerSession` serves the requests of one client from its run, and tells the client's watches what changed. It knows no
+socket, no event loop and no clock: a transport is given to it, and its `ServerCore` tells the time. `server.py` drives it over
+TCP, `rdzv.testing.server` drives it in the simulation.
+
+A session is small, because there are thousands: one object, no task, no buffer. A client that does not read is held back: its
+next requests wait, and its watches are cut off with a gap instead of growing a backlog.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
@@ -17,38 +20,20 @@ from ...errors import LimitExceeded
 from ...system.addresses import plain
 from ...system.node import http_date
 from ..port import Batch, Gap, LeaseGone
+from . import frames
 from .frames import (
-    CHALLENGE_MAX,
-    HELLO_MAX,
-    MAGIC,
     PREAMBLE,
-    VERSION,
     Acknowledged,
-    Bye,
     Challenge,
     Frame,
-    FramedProtocol,
+    FrameStream,
     Hello,
-    LeaseEnded,
-    LimitReached,
-    Ping,
-    Proof,
-    Refused,
-    Rejected,
-    Renew,
-    Revoke,
+    Transport,
     Txn,
     TxnDone,
     WatchGap,
-    WatchStart,
-    WatchStop,
     decode,
-    describe,
     encode,
-    first_decoder,
-    hello_decoder,
-    proof_decoder,
-    request_decoder,
 )
 from .limits import logger
 from .run import Run, check_key
@@ -64,33 +49,33 @@ from .trust import (
 )
 
 if TYPE_CHECKING:
-    from .server import Server
+    from .server_core import ServerCore
 
 LINGER_MAX_S = 3600.0
 PREFIXES_MAX = 64
-"""Of one watch: each is compared with each other."""
+"""Prefixes of one watch. Each is compared with each other, so their number is bounded."""
 
 _HTTP = (
     "HTTP/1.1 400 Bad Request\r\nDate: {date}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    f"This is an rdzv server (protocol {VERSION}), not a web server.\n"
+    f"This is an rdzv server (protocol {frames.VERSION}), not a web server.\n"
 )
 DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
-"""What the doctor says to be told the time like any stranger; whose visit is nothing to complain about."""
+"""The request by which `rdzv doctor` asks for the time. It is answered like any stranger's, but not logged."""
 
 
-class ServerConnection(FramedProtocol):
-    """Whoever is at the other end."""
+class ServerSession(FrameStream):
+    """One client's session on the server."""
 
     __slots__ = (
-        "_backlog", "_cut", "_handshake", "_posted", "_server", "_targets", "_watches", "attempt", "heard_s", "is_proven",
-        "leases", "linger_s", "run", "said_bye", "session", "slow_s",
+        "_backlog", "_core", "_cut", "_handshake", "_posted", "_targets", "_watches", "attempt", "given_up", "heard_s",
+        "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
-    def __init__(self, server: Server) -> None:
-        self.is_proven = server.trust.secret is None
-        """It knows the secret, or there is none."""
-        super().__init__(HELLO_MAX if self.is_proven else CHALLENGE_MAX)
-        self._server = server
+    def __init__(self, core: ServerCore) -> None:
+        self.is_proven = core.trust.secret is None
+        """The client has proven that it knows the secret, or there is none."""
+        super().__init__(frames.HELLO_MAX if self.is_proven else frames.CHALLENGE_MAX)
+        self._core = core
         self._handshake: Handshake | None = None
         self.run: Run | None = None
         self.session = ""
@@ -98,153 +83,156 @@ class ServerConnection(FramedProtocol):
         self.leases: set[int] = set()
         self.linger_s = 0.0
         self.said_bye = False
-        self.heard_s = server.awake_s
-        """When we heard of it last, by the server's own time."""
+        self.given_up = False
+        """The server dropped the connection for want of a sign of life."""
+        self.heard_s = core.awake_s
+        """When the client was last heard, by the server's own time."""
         self.slow_s = math.inf
-        """Since when it does not read."""
+        """Since when the client does not read."""
         self._watches: dict[int, tuple[Callable[[], None], int]] = {}
         self._targets = 0
         self._cut: list[int] = []
         self._backlog = 0
         self._posted: list[bytes] = []
-        """News that wait for the end of the turn: the leader is told of hundreds in one."""
+        """News for watches, kept until the end of the server's turn or until the next answer, whichever comes first: the
+        leader of a large run then hears of hundreds of joins in one write."""
 
     @property
     def host(self) -> str:
-        """Its address."""
         name = self.transport.get_extra_info("peername")
         return plain(name[0]) if name else "unknown"
 
     @property
     def may_be_there(self) -> bool:
-        """Not if all its leases have ended: its host went without hanging up, or it is cut off and would have to join anew."""
+        """Whether the client may still be alive. If all its leases have ended, it would have to join anew anyway."""
         return self.run is None or not self.leases or any(lease in self.run.engine.leases for lease in self.leases)
 
     # ---- its life
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say nothing yet: what we answer to a stranger depends on what it says."""
-        super().connection_made(transport)
-        self.transport.set_write_buffer_limits(high=self._server.limits.unanswered)
-        self._server.arrived(self)
+    def opened(self, transport: Transport) -> None:
+        """Begin. Nothing is sent yet: the answer to a stranger depends on what it says."""
+        self.transport = transport
+        self._core.arrived(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """However it ended."""
+    def closed(self) -> None:
+        """The connection is over, however it ended."""
         watches, self._watches = self._watches, {}
         for stop, _ in watches.values():
             stop()
-        self._server.gone(self)
+        self._core.gone(self)
 
     def replaced(self) -> None:
-        """Nothing more will come, and nobody will read."""
+        """Drop the connection: the client's session has come back by another one."""
         self.transport.abort()
 
     def reject(self, text: str, *, passing: bool = False, untrusted: bool = False) -> None:
-        """Say why, and hang up. What it has not read of earlier answers, it may still read."""
-        rejected = encode(Rejected(text[:8000], passing, untrusted))
+        """Send the reason and hang up. The client may still read earlier answers."""
+        rejected = encode(frames.Rejected(text[:8000], passing, untrusted))
         self.send(rejected if self._greeted else PREAMBLE + rejected)
         self.transport.close()
 
     def violated(self, problem: str, start: bytes = b"") -> None:
-        """A stranger, or one who went mad."""
         if start != DOCTOR:
-            self._server.complain(self.host, problem)
+            self._core.complain(self.host, problem)
         if start:
-            # To one of another version our own version says all that it needs to know.
+            # To a client of another version, our version says all that it needs to know.
             self.send(_HTTP.format(date=http_date()).encode() if "HTTP" in problem else PREAMBLE)
             self.transport.close()
         else:
             self.reject(problem)
 
-    def in_the_clear(self, transport: asyncio.Transport, start: bytes) -> None:
-        """One of ours without TLS, or a stranger. It is answered in the clear, since it would not understand else."""
+    def in_the_clear(self, transport: Transport, start: bytes) -> None:
+        """Refuse a client without TLS, or a stranger, in the clear: it would not understand TLS."""
         self.transport = transport
-        if MAGIC.startswith(start[: len(MAGIC)]):
+        if frames.MAGIC.startswith(start[: len(frames.MAGIC)]):
             self._distrust(ONLY_SERVER_HAS_TLS)
         else:
-            self.violated(describe(start), start)
+            self.violated(frames.describe(start), start)
 
     def insecure(self, problem: str, untrusted: bool) -> None:  # noqa: ARG002
-        """TLS has told it already."""
-        self._server.complain(self.host, problem)
+        # TLS itself has told the other side already.
+        self._core.complain(self.host, problem)
         self.transport.close()
 
     def _distrust(self, problem: str) -> None:
-        self._server.complain(self.host, problem)
+        self._core.complain(self.host, problem)
         self.reject(problem, untrusted=True)
 
     def greeted(self) -> None:
-        """It speaks our language."""
         self.send(PREAMBLE)
 
     # ---- backlog
 
     def pause_writing(self) -> None:
-        """It does not read. Nothing more is done for it until it does."""
+        """Hold the client back: it does not read."""
         self._backlog = 0
-        self.slow_s = self._server.awake_s
+        self.slow_s = self._core.awake_s
         self.hold()
-        self._server.is_slow(self)
+        self._core.is_slow(self)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Go on: the client reads again."""
         self.slow_s = math.inf
-        self._server.is_quick(self)
+        self._core.is_quick(self)
         cut, self._cut = self._cut, []
         for number in cut:
             self.send(encode(WatchGap(number, "the watch was cut off, because what it was told was not read in time")))
         self.go_on()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """See to what comes by halves: all together may not fill our memory with it."""
-        super().buffer_updated(nbytes)
-        if self.kept:
-            self._server.keeps(self)
+    def keeps_some(self) -> None:
+        self._core.keeps(self)
 
     # ---- frames
 
     def frame_received(self, payload: memoryview) -> None:
-        """Requests are done at once, one after the other."""
-        server = self._server
+        core = self._core
         run = self.run
         if run is None:
             self._introduced(payload)
             return
-        self.heard_s = server.awake_s
-        request = decode(request_decoder, payload)
-        run.hear(server.now())
-        handler: Callable[[ServerConnection, Run, Any], Frame | None] = _HANDLERS[type(request)]
-        try:
-            answer = handler(self, run, request)
-        except LeaseGone as error:
-            answer = LeaseEnded(request.number, str(error))
-        except LimitExceeded as error:
-            answer = LimitReached(request.number, error.what, error.size, error.size_max)
-        except ValueError as error:
-            answer = Refused(request.number, str(error))
-        except Exception:  # noqa: BLE001  One request must not take the server from all others.
-            logger.exception("a defect in the server, at a request of %s in run %r", self.host, run.name)
-            self.reject("the server failed at this request, which is a defect of it; its log says more")
-            return
+        self.heard_s = core.awake_s
+        request = decode(frames.request_decoder, payload)
+        run.hear(core.now())
+        answer = self.serve(run, request)
         if answer is not None:
             self._answer(answer)
 
+    def serve(self, run: Run, request: frames.Request) -> Frame | None:
+        """Do what is asked and return the answer, if there is one."""
+        handler: Callable[[ServerSession, Run, Any], Frame | None] = _HANDLERS[type(request)]
+        try:
+            return handler(self, run, request)
+        except LeaseGone as error:
+            return frames.LeaseEnded(request.number, str(error))  # type: ignore[union-attr]
+        except LimitExceeded as error:
+            return frames.LimitReached(request.number, error.what, error.size, error.size_max)  # type: ignore[union-attr]
+        except ValueError as error:
+            return frames.Refused(request.number, str(error))  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001  One request must not take the server from all others.
+            logger.exception("a defect in the server, at a request of %s in run %r", self.host, run.name)
+            self.reject("the server failed at this request, which is a defect of it; its log says more")
+            return None
+
     def _introduced(self, payload: memoryview) -> None:
-        """Before it is in: the secret if there is one, then the hello. A stranger's time is not prolonged by its words."""
-        secret, handshake = self._server.trust.secret, self._handshake
+        """Read what comes before the session is in: proof of the secret if there is one, then the hello.
+
+        The client must prove itself first. If the server did, every stranger that calls would get a hash to try secrets on.
+        None of these frames sets `heard_s`, so that a stranger cannot prolong the time it is given.
+        """
+        secret, handshake = self._core.trust.secret, self._handshake
         if secret is None or self.is_proven:
-            first: Challenge | Hello = decode(first_decoder if secret is None else hello_decoder, payload)
+            first: Challenge | Hello = decode(frames.first_decoder if secret is None else frames.hello_decoder, payload)
             if isinstance(first, Hello):
-                self._server.hello(self, first)
+                self._core.hello(self, first)
             else:
                 self._distrust(ONLY_MEMBER_HAS_ONE)
         elif handshake is None:
-            self._challenged(secret, decode(first_decoder, payload))
-        elif handshake.holds(DRIVER, decode(proof_decoder, payload).proof):
+            self._challenged(secret, decode(frames.first_decoder, payload))
+        elif handshake.holds(DRIVER, decode(frames.proof_decoder, payload).proof):
             self.is_proven = True
             self._handshake = None
-            self.frame_max = HELLO_MAX
-            self.send(encode(Proof(handshake.proof(SERVER))))
+            self.frame_max = frames.HELLO_MAX
+            self.send(encode(frames.Proof(handshake.proof(SERVER))))
         else:
             self._distrust(DIFFERENT_SECRETS)
 
@@ -258,45 +246,42 @@ class ServerConnection(FramedProtocol):
 
     def _answer(self, answer: Frame) -> None:
         try:
-            self.send(encode(answer, self._server.limits.frame))
+            self.send(encode(answer, self._core.limits.frame))
         except LimitExceeded as error:
             assert isinstance(answer, TxnDone), "no other answer can be long"
             did = "it has taken effect, but " if answer.outcome.succeeded else ""
             text = f"{did}the answer would have {error.size} bytes, at most {error.size_max} are allowed: read less at once"
-            self.send(encode(Refused(answer.number, text)))
+            self.send(encode(frames.Refused(answer.number, text)))
 
     def _txn(self, run: Run, request: Txn) -> Frame:
         for granting in request.grants:
             run.grant(granting.ttl_s, self if granting.presence else None, granting.lease)
         return TxnDone(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
 
-    def _renew(self, run: Run, request: Renew) -> Frame:
+    def _renew(self, run: Run, request: frames.Renew) -> Frame:
         run.renew(request.lease, self)
         return Acknowledged(request.number)
 
-    def _revoke(self, run: Run, request: Revoke) -> Frame:
+    def _revoke(self, run: Run, request: frames.Revoke) -> Frame:
         run.revoke(request.lease)
         self.leases.discard(request.lease)
         return Acknowledged(request.number)
 
-    def _ping(self, _run: Run, request: Ping) -> Frame:
-        return Acknowledged(request.number)
-
-    def _bye(self, run: Run, _request: Bye) -> None:
+    def _bye(self, run: Run, _request: frames.Bye) -> None:
         self.said_bye = True
         run.let_go(self)
         self.transport.close()
 
     # ---- watches
 
-    def _watch(self, run: Run, request: WatchStart) -> Frame | None:
+    def _watch(self, run: Run, request: frames.WatchStart) -> Frame | None:
         number, targets = request.watch, request.targets
         problem = self._why_not_watch(number, targets)
         if problem:
-            self._server.complain(self.host, problem)
+            self._core.complain(self.host, problem)
             self.reject(problem)
             return None
-        self._watches[number] = (_nothing, len(targets))
+        self._watches[number] = (lambda: None, len(targets))
         self._targets += len(targets)
         try:
             stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
@@ -306,11 +291,11 @@ class ServerConnection(FramedProtocol):
         if number in self._watches:
             self._watches[number] = (stop, len(targets))
         else:
-            stop()  # What it had missed was too much already.
+            stop()  # The changes since then were too many already, and the watch was cut off.
         return None
 
     def _why_not_watch(self, number: int, targets: tuple[str, ...]) -> str:
-        limits = self._server.limits
+        limits = self._core.limits
         if number in self._watches:
             return f"watch {number} is there already"
         if len(self._watches) >= limits.watches or self._targets + len(targets) > limits.targets:
@@ -327,9 +312,6 @@ class ServerConnection(FramedProtocol):
             return str(error)
         return ""
 
-    def _unwatch(self, _run: Run, request: WatchStop) -> None:
-        self._end_watch(request.watch)
-
     def _end_watch(self, number: int) -> None:
         stop, targets = self._watches.pop(number, (None, 0))
         if stop is not None:
@@ -337,46 +319,42 @@ class ServerConnection(FramedProtocol):
             self._targets -= targets
 
     def _tell(self, number: int, batch: Batch) -> None:
-        frame = self._server.news(number, batch)
-        if len(frame) > self._server.limits.frame:
+        frame = self._core.news(number, batch)
+        if len(frame) > self._core.limits.frame:
             self._end_watch(number)
             self.send(encode(WatchGap(number, f"what happened has {len(frame)} bytes, too many for one frame")))
             return
         if self.slow_s < math.inf:
             self._backlog += len(frame)
-            if self._backlog > self._server.limits.backlog:
+            if self._backlog > self._core.limits.backlog:
                 self._end_watch(number)
                 self._cut.append(number)
                 return
         if not self._posted:
-            self._server.has_posted(self)
+            self._core.has_posted(self)
         self._posted.append(frame)
 
     # ---- what is written
 
     def send(self, data: bytes) -> None:
-        """What was posted goes before, in the same write."""
+        """Write, with the news that are kept before it, so that the order on a connection is the order of events."""
         if self._posted:
             posted, self._posted = self._posted, []
             data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
         super().send(data)
 
     def deliver(self) -> None:
-        """What was posted and has not gone with an answer."""
+        """Write the news that have not gone with an answer."""
         if self._posted:
             self.send(b"")
 
 
-def _nothing() -> None:
-    pass
-
-
-_HANDLERS: dict[type[Frame], Callable[[ServerConnection, Run, Any], Frame | None]] = {
-    Txn: ServerConnection._txn,  # noqa: SLF001  Its own.
-    Renew: ServerConnection._renew,  # noqa: SLF001
-    Revoke: ServerConnection._revoke,  # noqa: SLF001
-    WatchStart: ServerConnection._watch,  # noqa: SLF001
-    WatchStop: ServerConnection._unwatch,  # noqa: SLF001
-    Ping: ServerConnection._ping,  # noqa: SLF001
-    Bye: ServerConnection._bye,  # noqa: SLF001
+_HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] = {
+    Txn: ServerSession._txn,  # noqa: SLF001  Its own.
+    frames.Renew: ServerSession._renew,  # noqa: SLF001
+    frames.Revoke: ServerSession._revoke,  # noqa: SLF001
+    frames.WatchStart: ServerSession._watch,  # noqa: SLF001
+    frames.WatchStop: lambda self, _run, request: self._end_watch(request.watch),
+    frames.Ping: lambda _self, _run, request: Acknowledged(request.number),
+    frames.Bye: ServerSession._bye,  # noqa: SLF001
 }

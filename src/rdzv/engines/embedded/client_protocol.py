@@ -1,0 +1,267 @@
+"""The client's end of one connection, without I/O.
+
+It greets the server once, then turns requests into frames, and frames into answers and news, until the connection is lost.
+Nothing is ever sent twice. A request that was sent and not answered when the connection is lost has an unknown outcome, and its
+caller is told so. `ClientConnection` (`connection.py`) adds what asyncio has to do: futures, a timer and a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...errors import Incompatible, LimitExceeded, Unreachable
+from ...system.dial import DialFailed
+from ..port import Batch, Gap, LeaseGone
+from . import frames
+from .frames import (
+    PREAMBLE,
+    Challenge,
+    Frame,
+    FrameStream,
+    Hello,
+    Ping,
+    Proof,
+    Transport,
+    TxnDone,
+    Welcome,
+    decode,
+    encode,
+)
+from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
+
+PING_S = 10.0
+"""After a silence of this length the server is asked whether it is still there."""
+STRANGER = "another program has that port: correct the endpoint, or choose another port for all nodes"
+
+
+class Waiter(Protocol):
+    """The half of `asyncio.Future` by which a caller gets its answer."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any) -> None: ...
+    def set_exception(self, exception: Exception) -> None: ...
+
+
+class ClientProtocol(FrameStream):
+    """One connection to a server. `on_news` gets what watches are told, `on_lost` why the connection is over."""
+
+    def __init__(
+        self, endpoint: str, read_timeout_s: float, trust: Trust, now: Callable[[], float], new_waiter: Callable[[], Waiter]
+    ) -> None:
+        super().__init__(frames.FRAME_MAX)
+        self.is_open = True
+        self.violation = ""
+        """How the other side broke the protocol, once it has."""
+        self.on_lost: Callable[[str], None] = lambda _problem: None
+        self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
+        self._endpoint = endpoint
+        self._timeout_s = read_timeout_s
+        self._trust = trust
+        self._now = now
+        self._new_waiter = new_waiter
+        self._hello: Hello | None = None
+        """The greeting, while it waits for the proof of the secret."""
+        self._nonce = new_nonce()
+        self._handshake: Handshake | None = None
+        self._is_proven = trust.secret is None
+        """The server has proven that it knows the secret, or there is none."""
+        self._welcome = new_waiter()
+        self._waiters: dict[int, tuple[float, Waiter, Frame]] = {}
+        self._asked = 0
+        self._heard_at = now()
+        self._heard_anything = False
+
+    # ---- greeting
+
+    def say_hello(self, hello: Hello) -> None:
+        """Greet. The client proves the secret first, so that a stranger that calls a server gets no hash to try secrets on."""
+        if self._trust.secret is None:
+            self.send(PREAMBLE + encode(hello))
+        else:
+            self._hello = hello
+            self.send(PREAMBLE + encode(Challenge(self._nonce)))
+
+    def not_greeted(self, timeout_s: float) -> None:
+        """Give up waiting for the server's greeting."""
+        self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s", remedy=STRANGER)
+
+    def _fail_greeting(
+        self, problem: str, *, passing: bool = False, untrusted: bool = False, remedy: str = ""
+    ) -> None:
+        if not self._welcome.done():
+            failed = DialFailed(problem, answered=True, passing=passing, untrusted=untrusted, remedy=remedy)
+            self._welcome.set_exception(failed)
+
+    # ---- asking
+
+    def ask(self, frame: Callable[[int], Frame]) -> tuple[int, Waiter]:
+        """Send a request; return its number and the waiter for its answer. `forget` the number afterwards.
+
+        The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown.
+        """
+        number = self._asked + 1
+        question = frame(number)
+        data = encode(question)
+        self._asked = number
+        waiter = self._new_waiter()
+        self._waiters[number] = (self._now(), waiter, question)
+        self.send(data)
+        return number, waiter
+
+    def forget(self, number: int) -> None:
+        """The caller no longer waits."""
+        self._waiters.pop(number, None)
+
+    def tell(self, frame: Frame) -> None:
+        """Send a frame that has no answer."""
+        if self.is_open:
+            self.send(encode(frame))
+
+    def close(self) -> None:
+        """Say goodbye and hang up."""
+        self.tell(frames.Bye())
+        self.lose("the session is closed")
+
+    def lose(self, problem: str, waited_s: float = 0.0) -> None:
+        """Give the connection up. Requests that were sent may still take effect."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._fail_greeting(problem)
+        for _, waiter, question in self._waiters.values():
+            if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
+                waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
+        self.transport.close()
+        self.on_lost(problem)
+
+    def check(self) -> float:
+        """Give the connection up if an answer is overdue, and ask after a silence. Return the seconds until the next check.
+
+        One check serves all requests, instead of a timer for each: nearly all are answered in time.
+        """
+        now = self._now()
+        if self._waiters:
+            asked_at, *_ = next(iter(self._waiters.values()))
+            if now - asked_at >= self._timeout_s:
+                self.lose("no answer", self._timeout_s)
+            wait_s = self._timeout_s - (now - asked_at)
+        elif now - self._heard_at >= PING_S:
+            self.ask(Ping)
+            wait_s = self._timeout_s
+        else:
+            wait_s = PING_S - (now - self._heard_at)
+        # A request made in the meantime may be due sooner than what is known now.
+        return max(min(wait_s, self._timeout_s), 0.001)
+
+    # ---- what comes
+
+    def received(self, data: memoryview) -> None:
+        self._heard_anything = True
+        self._heard_at = self._now()
+        super().received(data)
+
+    def closed(self, exc: Exception | None = None) -> None:
+        """The connection was ended by the other side or by the network."""
+        if not self._heard_anything:
+            self._fail_greeting("somebody accepts connections there but closed ours without a greeting", remedy=STRANGER)
+        self.lose(f"the connection is lost ({exc})" if exc else "the connection was closed by the other side")
+
+    def violated(self, problem: str, start: bytes = b"") -> None:
+        self.violation = problem
+        if start:
+            self._fail_greeting(problem, remedy=STRANGER)
+        self.lose(problem)
+
+    def in_the_clear(self, transport: Transport, start: bytes) -> None:
+        self.transport = transport
+        is_ours = frames.MAGIC.startswith(start[: len(frames.MAGIC)])
+        problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (frames.describe(start), STRANGER)
+        self._fail_greeting(problem, untrusted=is_ours, remedy=remedy)
+
+    def insecure(self, problem: str, untrusted: bool) -> None:
+        self._fail_greeting(problem, untrusted=untrusted)
+        self.lose(problem)
+
+    def frame_received(self, payload: memoryview) -> None:
+        if self._welcome.done():
+            self._answered(decode(frames.answer_decoder, payload))
+            return
+        decoder: Any = frames.welcome_decoder
+        if not self._is_proven:
+            decoder = frames.challenge_decoder if self._handshake is None else frames.proven_decoder
+        answer: Welcome | Challenge | Proof | frames.Rejected = decode(decoder, payload)
+        if isinstance(answer, frames.Rejected):
+            self._fail_greeting(_refusal(answer), passing=answer.passing, untrusted=answer.untrusted)
+        elif isinstance(answer, Challenge):
+            self._challenged(answer)
+        elif isinstance(answer, Proof):
+            self._proven(answer)
+        else:
+            self._welcome.set_result(answer)
+
+    def _challenged(self, challenge: Challenge) -> None:
+        """Send our proof and the hello together: waiting for the server's proof first would cost a second round trip.
+
+        The price: a program that has taken the server's address hears the run's id before it is found out.
+        """
+        if self._trust.secret is None or self._hello is None:
+            raise Incompatible("a challenge", "none was asked for yet")
+        binding = self.transport.get_extra_info("binding", b"")
+        self._handshake = Handshake(self._trust.secret, self._nonce, challenge.nonce, binding)
+        self.send(encode(Proof(self._handshake.proof(DRIVER))) + encode(self._hello))
+
+    def _proven(self, proof: Proof) -> None:
+        if self._handshake is not None and self._handshake.holds(SERVER, proof.proof):
+            self._is_proven = True
+        else:
+            self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)
+
+    def _answered(self, answer: frames.Answer) -> None:
+        if isinstance(answer, frames.WatchNews):
+            self.on_news(answer.watch, answer.batch)
+        elif isinstance(answer, frames.WatchGap):
+            self.on_news(answer.watch, Gap(answer.text))
+        elif isinstance(answer, frames.Rejected):
+            self.lose(_refusal(answer))
+        else:
+            asked = self._waiters.get(answer.number)
+            if asked is None:
+                if answer.number > self._asked:
+                    raise Incompatible(f"answer {answer.number}", f"only {self._asked} were asked for")
+                return
+            _, waiter, question = asked
+            if not _fits(question, answer):
+                problem = f"a {type(question).__name__} was asked for, and what came does not answer that"
+                raise Incompatible(f"answer {answer.number}, {type(answer).__name__},", problem)
+            del self._waiters[answer.number]
+            if not waiter.done():
+                _settle(waiter, answer)
+
+
+def _refusal(rejected: frames.Rejected) -> str:
+    # One line only: the text may come from a stranger, and goes into logs.
+    return " ".join(rejected.text.split()) or "the server hung up without a reason"
+
+
+def _fits(question: Frame, answer: frames.Reply) -> bool:
+    """Whether the answer is one to that question. Callers rely on it, and a broken server must not break them."""
+    if isinstance(answer, (frames.LeaseEnded, frames.Refused, frames.LimitReached)):
+        return not isinstance(question, Ping)
+    if isinstance(question, frames.Txn):
+        done = question.branch(answer.outcome) if isinstance(answer, TxnDone) else None
+        return done is not None and isinstance(answer, TxnDone) and len(answer.outcome.reads) == len(done)
+    return isinstance(answer, frames.Acknowledged)
+
+
+def _settle(waiter: Waiter, answer: frames.Reply) -> None:
+    if isinstance(answer, TxnDone):
+        waiter.set_result(answer.outcome)
+    elif isinstance(answer, frames.Acknowledged):
+        waiter.set_result(None)
+    elif isinstance(answer, frames.LeaseEnded):
+        waiter.set_exception(LeaseGone(answer.text))
+    elif isinstance(answer, frames.LimitReached):
+        waiter.set_exception(LimitExceeded(answer.what, answer.size, answer.size_max))
+    else:
+        waiter.set_exception(ValueError(answer.text))

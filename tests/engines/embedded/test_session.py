@@ -1,0 +1,158 @@
+"""Server and client without an event loop: bytes are passed from one to the other by hand, and the test moves the clock."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from rdzv.engines.embedded import client_protocol, frames, limits, run, server_core, session
+from rdzv.engines.embedded.client_protocol import PING_S, ClientProtocol
+from rdzv.engines.embedded.frames import Hello, LeaseGrant, Renew, Txn, WatchStart
+from rdzv.engines.embedded.server_core import ServerCore
+from rdzv.engines.embedded.session import ServerSession
+from rdzv.engines.embedded.trust import Trust
+from rdzv.engines.port import Get, LeaseGone, Put
+from rdzv.errors import Unreachable
+from support.embedded_server import FakeTransport
+
+
+class Core(ServerCore):
+    stalled = False
+    time_s = 100.0
+
+    def __init__(self):
+        self.turn = []
+        super().__init__()
+
+    def now(self):
+        return self.time_s
+
+    def call_soon(self, callback):
+        self.turn.append(callback)
+
+
+class Waiter:
+    result = error = None
+
+    def done(self):
+        return self.result is not None or self.error is not None
+
+    def set_result(self, result):
+        self.result = result
+
+    def set_exception(self, error):
+        self.error = error
+
+
+class Pair:
+    """A client and the server's session for it."""
+
+    def __init__(self, core, name="s", attempt=1, **hello):
+        self.core = core
+        self.client = ClientProtocol("rdzv://x", 5.0, Trust(), core.now, Waiter)
+        self.session = ServerSession(core)
+        self.client.transport = FakeTransport()
+        self.session.opened(FakeTransport())
+        self.news, self.lost = [], []
+        self.client.on_news = lambda watch, news: self.news.append((watch, news))
+        self.client.on_lost = self.lost.append
+        self.client.say_hello(Hello("job", name, attempt, **hello))
+        self.exchange()
+        self.welcome = self.client._welcome.result
+
+    def exchange(self):
+        """Carry all bytes there and back."""
+        for source, sink in ((self.client, self.session), (self.session, self.client)):
+            data, source.transport.sent = b"".join(source.transport.sent), []
+            sink.received(memoryview(data))
+
+    def ask(self, frame):
+        _, waiter = self.client.ask(frame)
+        self.exchange()
+        return waiter
+
+
+def come(pair, lease=7):
+    return pair.ask(lambda number: Txn(number, (), (Put("k", b"v", lease),), (), (), (LeaseGrant(lease, 10.0),)))
+
+
+@pytest.mark.parametrize("module", [client_protocol, frames, limits, run, server_core, session])
+def test_what_the_simulator_runs_does_no_io_by_itself(module):
+    imported = re.findall(r"^ *(?:import|from) (\w+)", inspect.getsource(module), re.MULTILINE)
+    assert not {"asyncio", "socket", "threading", "time"} & set(imported)
+
+
+def test_requests_are_answered_and_errors_are_raised():
+    pair = Pair(Core())
+    assert come(pair).result.succeeded
+    assert pair.ask(lambda number: Txn(number, (), (Get("k"),), ())).result.item(0).value == b"v"
+    assert isinstance(pair.ask(lambda number: Renew(number, 8)).error, LeaseGone)
+
+
+def test_news_wait_for_the_end_of_the_turn_or_go_before_the_next_answer():
+    core = Core()
+    watcher, writer = Pair(core), Pair(core, "other")
+    watcher.client.tell(WatchStart(1, ("k",), 1))
+    watcher.exchange()
+    come(writer)
+    watcher.exchange()
+    assert watcher.news == []
+    (deliver,) = core.turn
+    deliver()
+    watcher.exchange()
+    assert [(watch, batch.revision) for watch, batch in watcher.news] == [(1, 2)]
+    come(writer, 9)
+    assert watcher.ask(lambda number: Txn(number, (), (), ())).result.revision == 3
+    assert [batch.revision for _, batch in watcher.news] == [2, 3]
+
+
+def test_a_silent_connection_is_asked_for_a_sign_of_life_and_given_up_without():
+    core = Core()
+    pair = Pair(core)
+    for answered in (True, False):
+        core.time_s += PING_S
+        assert pair.client.check() == 5.0
+        if answered:
+            pair.exchange()
+            assert pair.client.check() == 5.0
+    waiter = Waiter()
+    pair.client._new_waiter = lambda: waiter
+    pair.client.ask(lambda number: Renew(number, 7))
+    core.time_s += 5.0
+    pair.client.check()
+    assert pair.lost == ["no answer"]
+    assert isinstance(waiter.error, Unreachable)
+
+
+@pytest.mark.parametrize(
+    ("given_up", "linger_s", "left"), [(False, -1.0, 0), (False, 0.2, 0), (False, 60.0, 1), (True, 0.2, 1)]
+)
+def test_a_member_whose_connection_broke_lingers_and_the_lease_decides_if_the_server_gave_it_up(given_up, linger_s, left):
+    core = Core()
+    pair, other = Pair(core, linger_s=linger_s), Pair(core, "other")
+    come(pair)
+    if given_up:
+        core._drop(pair.session, "it has said nothing for 60 s")
+    pair.session.closed()
+    for _ in range(30):
+        core.time_s += 0.1
+        other.ask(lambda number: Txn(number, (), (), ()))
+        core.judge(0.1)
+    assert len(core.runs["job"].engine.leases) == left
+
+
+def test_a_session_that_is_back_replaces_its_former_connection_and_keeps_its_lease():
+    core = Core()
+    former = Pair(core)
+    come(former)
+    back = Pair(core, attempt=2, instance=former.welcome.instance, leases=(7,))
+    assert former.session.transport.is_closing()
+    former.session.closed()
+    for _ in range(30):
+        core.time_s += 0.1
+        assert back.ask(lambda number: Renew(number, 7)).error is None
+        core.judge(0.1)
+    late = Pair(core, attempt=1, instance=former.welcome.instance, leases=(7,))
+    assert late.welcome is None
