@@ -12,7 +12,7 @@ import pytest
 
 from rdzv.engines.register import expiry
 from rdzv.testing.cluster import SimCluster
-from rdzv.testing.register import SimRegister
+from rdzv.testing.register import RegisterServer, SimRegister
 from rdzv.testing.scenario import FaultPlan, draw
 from rdzv.testing.sim import check, main, simulate
 
@@ -83,16 +83,16 @@ def test_members_of_a_register_that_is_always_slow_keep_their_leases(members, sl
 
 def test_a_dead_member_of_a_register_that_is_always_slow_is_noticed(monkeypatch):
     ended = []
-    really = RegisterServer._write
+    really = RegisterServer.publish
 
-    def write(self, state, actor, kind):
+    def publish(self, *args):
         before = self._document
-        really(self, state, actor, kind)
+        really(self, *args)
         if before is not None:
             gone = before.leases.keys() - self._document.leases.keys()
-            ended.extend(self._network.loop.time() for id in gone if before.leases[id].ttl_s <= 10.0)
+            ended.extend(self.loop.time() for id in gone if before.leases[id].ttl_s <= 10.0)
 
-    monkeypatch.setattr(RegisterServer, "_write", write)
+    monkeypatch.setattr(RegisterServer, "publish", publish)
     wrong = play(4, FaultPlan(60.0, "power cut", "m0", 50.0), slow_s=0.3)
     assert not [one for one in wrong if "G7" in one]
     assert len([at for at in ended if 60.0 < at < 90.0]) == 1
