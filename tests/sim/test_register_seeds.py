@@ -12,7 +12,7 @@ import pytest
 
 from rdzv.engines.register import expiry
 from rdzv.testing.cluster import SimCluster
-from rdzv.testing.register import SimRegister
+from rdzv.testing.register import RegisterServer, SimRegister
 from rdzv.testing.scenario import FaultPlan, draw
 from rdzv.testing.sim import check, main, simulate
 
@@ -22,6 +22,10 @@ REGRESSIONS = {
     25: "an answer came after the watch had shown what happened later in the same swap: a broken round was taken",
     52: "a member starved: it swapped what it had known before its pause",
     108: "the same",
+    **dict.fromkeys(
+        (710178, 950558, 1001570, 1003732, 1004278, 1550166, 1550404),
+        "members of a slow register lost so many swaps that their leases ended: they renew in turns now",
+    ),
 }
 
 
@@ -56,9 +60,9 @@ def test_a_seed_is_repeated_exactly_on_a_register(capsys):
 # ---- the checkers would notice
 
 
-def play(seed, *troubles):
+def play(seed, *troubles, members=5, slow_s=0.0):
     """A run of that seed, with these troubles instead of its own."""
-    scenario = draw(seed, 5)
+    scenario = draw(seed, members)
     scenario.troubles = list(troubles)
     scenario.loss = 0.0
     scenario.calm_at = max([20.0, *(trouble.at + trouble.lasts_s + 2.0 for trouble in troubles)])
@@ -66,8 +70,32 @@ def play(seed, *troubles):
     for life in scenario.lives:
         life.train_s, life.stop_s, life.fail_every_s, life.give_up_after_s, life.leave_after_s = 1e4, 0.3, None, None, None
     stage = SimCluster(scenario, register=True)
+    stage.engine.slow_s = slow_s
     stage.play()
     return check(stage)
+
+
+@pytest.mark.parametrize(("members", "slow_s"), [(6, 0.15), (12, 0.05), (12, 0.5)])
+def test_members_of_a_register_that_is_always_slow_keep_their_leases(members, slow_s):
+    """At half a second per message, twelve renewals alone take longer than any of these leases."""
+    assert not [wrong for seed in (2, 4) for wrong in play(seed, members=members, slow_s=slow_s) if "G7" in wrong]
+
+
+def test_a_dead_member_of_a_register_that_is_always_slow_is_noticed(monkeypatch):
+    ended = []
+    really = RegisterServer.publish
+
+    def publish(self, *args):
+        before = self._document
+        really(self, *args)
+        if before is not None:
+            gone = before.leases.keys() - self._document.leases.keys()
+            ended.extend(self.loop.time() for id in gone if before.leases[id].ttl_s <= 10.0)
+
+    monkeypatch.setattr(RegisterServer, "publish", publish)
+    wrong = play(4, FaultPlan(60.0, "power cut", "m0", 50.0), slow_s=0.3)
+    assert not [one for one in wrong if "G7" in one]
+    assert len([at for at in ended if 60.0 < at < 90.0]) == 1
 
 
 def test_a_register_that_forgets_what_it_took_is_found_out(monkeypatch):

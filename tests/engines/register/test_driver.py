@@ -376,6 +376,51 @@ def test_an_observer_that_stalled_starts_anew():
     assert observer.look(leases, {}, 122.0) == [1]
 
 
+def ended_at(leases, interval_s, swap_s):
+    """Return when an observer that reads at that interval ends lease 1."""
+    observer, at = ExpiryObserver(), 100.0
+    while 1 not in observer.look(leases, {}, at, swap_s):
+        at += interval_s
+        assert at < 1000, "a dead member must be noticed"
+    return at - 100.0
+
+
+def test_a_lease_lasts_at_least_three_swaps_per_lease_in_the_register():
+    five = {id: StoredLease(10.0, 0) for id in range(1, 6)}
+    assert ended_at(five, 2.0, swap_s=0.5) == 10.0
+    assert 30.0 <= ended_at(five, 2.0, swap_s=2.0) <= 32.0
+    assert ended_at({id: StoredLease(10.0, -1) for id in five}, 2.0, swap_s=2.0) == 10.0, "counters need no turn"
+
+
+def test_a_register_that_is_always_slow_hides_no_dead_member():
+    assert ended_at({id: StoredLease(4.0, 0) for id in range(1, 6)}, 3.0, swap_s=2.0) < 40.0
+    assert ended_at({1: StoredLease(4.0, 0)}, 2.5, swap_s=2.0) < 30.0
+
+
+def test_leases_are_in_the_order_of_their_last_renewal():
+    document = msgspec.structs.replace(SOUND, leases={id: StoredLease(9.0, 0) for id in (3, 1, 2)})
+    draft = Draft(decode(encode(document)))
+    draft.renew(1)
+    draft.renew(3)
+    assert list(decode(encode(draft.finish("w"))).leases) == [2, 1, 3]
+
+
+@run
+async def test_a_lease_that_a_slow_register_lengthens_is_told_once(caplog):
+    class Slow(CellBackend):
+        def get_state(self):
+            time.sleep(0.1)
+            return super().get_state()
+
+    async with Process(Slow(), 1) as session:
+        watch = aiter(session.watch(["k"], 2))
+        await session.txn(then=[Put("k", b"", await session.grant(0.2, presence=True))])
+        assert (await anext(watch)).events[0].item is None
+    assert [record.name for record in caplog.records] == ["rdzv.register"]
+    assert "1 leases are renewed in it" in caplog.text
+    assert "A lease of 0.2 s therefore ends after 1" in caplog.text
+
+
 @run
 async def test_without_anybody_who_looks_no_lease_ends():
     """A limit of registers, as the driver's docstring says."""

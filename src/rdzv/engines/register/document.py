@@ -64,6 +64,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     items: list[Item]
     """Sorted by creation."""
     leases: dict[int, StoredLease]
+    """Sorted by their last renewal, the longest unrenewed first."""
     log: list[_Logged]
     forgotten: _Count
     """The revision up to which changes are no longer in the log."""
@@ -167,6 +168,8 @@ class Draft:
             msg = f"lease {id} has ended"
             raise LeaseGone(msg)
         if lease.beats != ELSEWHERE:
+            # Put back at the end: the leases stay in the order of their last renewal, by which members take turns.
+            del self.leases[id]
             self.leases[id] = StoredLease(lease.ttl_s, lease.beats + 1)
             self.changed = True
 

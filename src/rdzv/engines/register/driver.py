@@ -2,13 +2,15 @@
 
 Sessions queue their requests. One task per process applies all queued requests to the state it knows and offers the
 result in one swap (`swap_loop`). A process that loses a swap tries again, after a pause that grows with each loss. So a
-burst of joins costs each node a few swaps, and simultaneous requests of one node cost one.
+burst of joins costs each node a few swaps, and simultaneous requests of one node cost one. Members renew their leases in
+turns, the one that was not renewed for longest first.
 
 Limits of a register, compared with etcd or the embedded server:
 
 - It announces no change. Unless the backend can wait, members poll it, more often while much happens.
 - It ends no lease. Members do, each by its own clock (`expiry`), so no lease ends while no member looks, and a broken
   connection means nothing.
+- It takes one swap per round trip, so a lease lasts at least as long as `expiry.TURNS` swaps per lease.
 - It cannot tell a restart. A missing value is taken for an engine that came back empty.
 - It holds some 200 members: each write carries everything.
 """
@@ -90,13 +92,15 @@ class RegisterSession:
         outcome: Outcome = await self._ask(lambda draft: draft.txn(*args, unstored, instead), begins)
         return outcome
 
-    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         self._check_open()
         # Not stored yet: the lease begins with the first put under it. That saves one swap per join, and joins are when
         # swaps are lost.
         id = int(self._node.token(), 16) >> 11 or 1  # Positive, and exact in every encoding.
         self._loop.unstored[id] = StoredLease(float(ttl_s), ELSEWHERE if self._register.beats else 0)
         self._granted.add(id)
+        if presence:
+            self._loop.presences.add(id)
         return id
 
     async def renew(self, lease: int) -> None:
@@ -105,7 +109,7 @@ class RegisterSession:
             return
         if self._register.beats:
             await self._register.beat(str(lease))  # The request below then changes nothing: it checks for LeaseGone.
-        await self._ask(lambda draft: draft.renew(lease))
+        await self._ask(lambda draft: draft.renew(lease), renews=True)
 
     async def revoke(self, lease: int) -> None:
         self._check_open()
@@ -136,11 +140,12 @@ class RegisterSession:
             watch.end(self._problem())
         for id in self._granted:
             self._loop.unstored.pop(id, None)
+        self._loop.presences -= self._granted
         await self._loop.leave(self._register)
 
-    async def _ask(self, act: Act, begins: Iterable[int] = ()) -> Any:
+    async def _ask(self, act: Act, begins: Iterable[int] = (), *, renews: bool = False) -> Any:
         self._check_open()
-        answer = self._loop.request(act, begins).answer
+        answer = self._loop.request(act, begins, renews=renews).answer
         self._asked[answer] = None
         try:
             return await answer

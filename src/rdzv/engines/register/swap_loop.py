@@ -8,9 +8,13 @@ register a few swaps.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from ...errors import LimitExceeded, RdzvError, Unreachable
@@ -22,6 +26,8 @@ from .backend import Register, Version
 from .document import ELSEWHERE, Document, Draft, StoredLease, decode, encode, read_log
 from .expiry import GAP, ExpiryObserver
 
+logger = logging.getLogger("rdzv.register")
+
 QUICK_S = (0.02, 0.002)
 """Time between two reads while much happens: at least, and per lease, since every read fetches everything."""
 SLOW_S = (0.5, 0.01, 1.0)
@@ -31,6 +37,8 @@ SLOWER = 1.5
 DOUBLINGS_MAX = 6
 BACKOFF_MAX_S = 2.0
 """The pause after a lost swap is random, up to 2 swaps' length, doubled with each loss to 64 swaps' length or this."""
+TURN_JITTER = 0.5
+"""Random part of the pause before a member's turn to renew, as a share of a swap's length."""
 
 Act = Callable[[Draft], object]
 _Key = tuple[asyncio.AbstractEventLoop, str, int, str]
@@ -39,10 +47,10 @@ _Key = tuple[asyncio.AbstractEventLoop, str, int, str]
 class SwapRequest:
     """A change or read of the state, and the future for its answer."""
 
-    __slots__ = ("act", "answer", "asked_at", "begins", "looks")
+    __slots__ = ("act", "answer", "asked_at", "begins", "looks", "renews")
 
     def __init__(
-        self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, begins: Iterable[int]
+        self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, begins: Iterable[int], renews: bool
     ) -> None:
         self.act = act
         self.answer = answer
@@ -51,6 +59,8 @@ class SwapRequest:
         self.asked_at = asked_at
         self.begins = begins
         """Leases that begin with it."""
+        self.renews = renews
+        """Whether it only renews a lease, so that it can wait for its turn."""
 
     def judge(self, draft: Draft) -> object:
         """Apply it to the draft and return its answer, valid if the draft becomes the state."""
@@ -103,6 +113,8 @@ class SwapLoop:
         self.place = register.place
         self.unstored: dict[int, StoredLease] = {}
         """Granted leases that begin with the first put under them."""
+        self.presences: set[int] = set()
+        """The leases of this process's members."""
         self.ended: Exception | None = None
         self.watches: dict[RegisterWatch, None] = {}
         self._key = key
@@ -116,9 +128,12 @@ class SwapLoop:
         self._looks = 0
         self._swap_s = 0.0
         """Duration of the last swap."""
+        self._read_s = 0.0
+        """Duration of the last read."""
         self._interval_s = 0.0
         self._looked_at = self._beats_at = self._look_at = node.now()
         self._expiry = ExpiryObserver()
+        self._warned = False
         self._set_pace(self.document.leases)
         self._pending: list[SwapRequest] = []
         self._wakeup = Wakeup(node)
@@ -152,9 +167,10 @@ class SwapLoop:
     def _register(self) -> Register:
         return self._registers[0]
 
-    def request(self, act: Act, begins: Iterable[int] = ()) -> SwapRequest:
+    def request(self, act: Act, begins: Iterable[int] = (), *, renews: bool = False) -> SwapRequest:
         """Queue a request."""
-        request = SwapRequest(act, asyncio.get_running_loop().create_future(), self._looks, self._node.now(), begins)
+        answer = asyncio.get_running_loop().create_future()
+        request = SwapRequest(act, answer, self._looks, self._node.now(), begins, renews)
         self._pending.append(request)
         self._wakeup.ring()
         return request
@@ -176,6 +192,8 @@ class SwapLoop:
     async def _carry_out(self) -> None:
         """Carry out all queued requests, in one swap if there is anything to write."""
         lost, together, done = 0, True, False
+        # On a fast register the lease that is due is the oldest one. On a slow one others have waited longer for their turn.
+        await self._await_turn(self._read_s)
         while self._pending and not done:
             self._pending = [request for request in self._pending if not request.answer.done()]
             requests = self._pending[:] if together else self._pending[:1]
@@ -189,6 +207,9 @@ class SwapLoop:
                     if not done:
                         lost += 1
                         await self._back_off(lost, requests)
+                        if not self._register.beats:
+                            # A member of a busy register is never idle for long, and must notice dead ones, too.
+                            await self._end_silent_leases()
                 except LimitExceeded as problem:  # One by one from now on, to find the request that is too large.
                     self._draft, together = None, False
                     if len(requests) == 1:
@@ -239,14 +260,58 @@ class SwapLoop:
     async def _back_off(self, lost: int, requests: Sequence[SwapRequest]) -> None:
         now = self._node.now()
         waited_s = now - min(request.asked_at for request in requests)
-        if lost > 1 and waited_s > self._timeout_s:
+        renewals = all(request.renews for request in requests)
+        if lost > 1 and waited_s > max(self._timeout_s, self._expiry.turns_s if renewals else 0.0):
             problem = f"{lost} swaps were lost to others"
             raise Unreachable(self._register.endpoint, problem, waited_s, applied=False)
+        turn = self._turn()
+        # At once if it is this process's turn, for whatever it wants. A renewal goes at once, too, if all others could have
+        # had their turns: dead members and bad luck must not keep it waiting. The lost swap has just shown the newest state.
+        if turn == 0 or (turn and renewals and waited_s > len(self.document.leases) * self._swap_s):
+            return
+        if turn and renewals:
+            await self._await_turn(self._swap_s)
+            return
         longest_s = min(self._swap_s * 2 ** min(lost, DOUBLINGS_MAX), BACKOFF_MAX_S)
+        if turn and any(request.renews for request in requests):
+            longest_s = min(longest_s, 2 * turn * self._swap_s)  # On average until its turn.
         await sleep(self._node, longest_s * self._node.jitter())
         # Others have swapped during the pause, so a swap from the old state would be lost. An unlucky member starved by it
         # until its lease ended (register seeds 52 and 108).
         await self._look()
+
+    def _turn(self) -> int | None:
+        """Return how many members' leases have waited longer for a renewal than this process's. None: it has none.
+
+        Random pauses alone let some members wait many times longer than others. On a register that takes half a second
+        per swap, their leases ended (register seeds 950558 and 1550166).
+        """
+        leases = self.document.leases
+        first = next((id for id in leases if id in self.presences), None)
+        if first is None or leases[first].beats == ELSEWHERE:
+            return None
+        earlier = takewhile(partial(operator.ne, first), leases)
+        # The run's own lease lasts for hours and is seldom renewed: it is in no hurry.
+        return sum(leases[id].ttl_s <= leases[first].ttl_s for id in earlier)
+
+    async def _await_turn(self, swap_s: float) -> None:
+        """Give each earlier lease the time of one swap, and read. Any request but a renewal ends the wait.
+
+        The last read comes after the swap of the member that is one turn earlier: that member's own read was a swap's time
+        before. The wait is at most a third of the time after which others end the lease (`expiry.TURNS`). Meanwhile the
+        register is read as usual: watches must be fed, and a register that became faster shortens the wait.
+        """
+        until = math.inf
+        while all(request.renews for request in self._pending) and (turn := self._turn()):
+            now = self._node.now()
+            until = min(until, now + (turn - 1 + TURN_JITTER * self._node.jitter()) * swap_s)
+            if self._look_at > now and until > now:
+                await self._wakeup.wait(min(until, self._look_at) - now)
+                continue
+            await self._poll()
+            if until <= now:
+                return
+            swap_s = self._read_s
 
     # ---- reading and swapping
 
@@ -255,6 +320,10 @@ class SwapLoop:
         wait_s = self._look_at - self._node.now()
         if wait_s > 0 and (self._pending or await self._wakeup.wait(wait_s)):
             return
+        await self._poll()
+
+    async def _poll(self) -> None:
+        """Read, feed the watches, and end silent leases."""
         before = self.document.revision
         # Planned before, too: a read that fails must not be repeated at once.
         self._plan(before)
@@ -281,7 +350,10 @@ class SwapLoop:
 
     async def _look(self) -> None:
         self._looks += 1
-        self._take(await self._register.read())
+        asked_at = self._node.now()
+        version = await self._register.read()
+        self._read_s = self._node.now() - asked_at
+        self._take(version)
 
     async def _swap(self, draft: Draft, answer_all: Callable[[], None]) -> bool:
         """Offer the draft, and return whether it won. If not, the other writer's state is known afterwards.
@@ -362,10 +434,23 @@ class SwapLoop:
             if ids:
                 beats = dict(zip(ids, await self._register.read_beats([str(id) for id in ids]), strict=True))
             self._beats_at = self._node.now()
-        for id in self._expiry.look(leases, beats, self._node.now()):
+        for id in self._expiry.look(leases, beats, self._node.now(), max(self._read_s, self._swap_s)):
             request = self.request(partial(Draft.end, id=id, beats=leases[id].beats))
             # Retrieved and ignored: the next read shows whether it happened.
             request.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self._warn_if_slow()
+
+    def _warn_if_slow(self) -> None:
+        """Log once that leases last longer here than they were set to."""
+        slow = [lease.ttl_s for lease in self.document.leases.values() if lease.beats != ELSEWHERE]
+        if self._warned or min(slow, default=math.inf) >= self._expiry.steady_s:
+            return
+        self._warned = True
+        logger.warning(
+            "%s needs %.2g s for a swap, and %d leases are renewed in it, one swap at a time. A lease of %g s therefore ends "
+            "after %.3g s without a renewal. Raise `lease`, or use a faster register or one with counters for renewals",
+            *(self.place, max(self._read_s, self._swap_s), len(slow), min(slow), self._expiry.steady_s),
+        )
 
     async def drop_beat(self, lease: int) -> None:
         if self._register.beats:
