@@ -42,7 +42,21 @@ from . import member_events as events
 from .member_actions import Actions
 from .member_events import MemberEvent
 from .member_rules import Change, ChangeKind, TakeResult, change_for, report, still_ours, take_result, worth_examining
-from .member_state import HOLDINGS, TRANSITIONS, Holding, Identity, MemberState, Standing
+from .member_state import (
+    AWAY,
+    ENDED,
+    EVICTED,
+    HOLDING,
+    HOLDINGS,
+    LEAVING,
+    LEFT,
+    NOTHING,
+    OWING,
+    PRESENT,
+    TRANSITIONS,
+    Identity,
+    MemberState,
+)
 from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundReport
 
 # ---- questions
@@ -50,7 +64,7 @@ from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundReport
 
 def away_s(state: MemberState, now: float) -> float:
     """How long the engine has given no sign of life; 0 while the member's lease cannot have ended."""
-    if state.standing is Standing.PRESENT:
+    if state.standing is PRESENT:
         return 0.0 if state.silent_at is None or is_fresh(state, now) else now - state.silent_at
     return 0.0 if state.away_at is None else now - state.away_at
 
@@ -87,14 +101,14 @@ def closed_error(me: Identity, head: Head) -> Closed:
 
 def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.Raise | None:
     """The next step of a waiting join; None: wait until something changes."""
-    if state.standing is not Standing.PRESENT:
+    if state.standing is not PRESENT:
         return None
     if state.asked or state.drain:
         return do.Raise(Drained(state.me.run_id, state.me.name, state.asked or state.drain))
     head = state.head
     if head is not None and head.phase is Phase.CLOSED:
         return do.Raise(closed_error(state.me, head))
-    if state.holding is Holding.OWING:
+    if state.holding is OWING:
         return do.PutReady()
     # A member whose lease may have ended waits: what it read could be of a time when its key stood (scenario H4).
     if head is None or not is_fresh(state, now):
@@ -104,9 +118,9 @@ def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.R
 
 def unusable(state: MemberState, call: str) -> Exception | None:
     """Why this member can never be used again: it has left, or failed by a defect."""
-    if state.standing in (Standing.LEAVING, Standing.LEFT):
+    if state.standing is LEAVING or state.standing is LEFT:
         return LeftAlready(state.me.run_id, call)
-    return None if isinstance(state.end, RdzvError) else state.end
+    return None if state.end is None or isinstance(state.end, RdzvError) else state.end
 
 
 def refusal(state: MemberState, call: str) -> Exception | None:
@@ -122,7 +136,7 @@ def refusal(state: MemberState, call: str) -> Exception | None:
 
 def join_refusal(state: MemberState) -> Exception | None:
     """Why a join cannot begin. After an eviction that the holder knows of, a join is that of a new member."""
-    untold = state.standing is Standing.EVICTED and state.told_of is not state.end
+    untold = state.standing is EVICTED and state.told_of is not state.end
     return refusal(state, "join") if untold else unusable(state, "join")
 
 
@@ -150,7 +164,7 @@ def step(state: MemberState, event: MemberEvent, now: float) -> Actions:
     if state.silent_at is not None or state.silent:
         _tell_of_silence(state, now, actions)
     change = _change(state, now)
-    if change is not None and state.change is None and state.holding is Holding.HOLDING:
+    if change is not None and state.change is None and state.holding is HOLDING:
         actions.append(do.EndWorld(change.reason))
     state.change = change
     return actions
@@ -177,7 +191,7 @@ def _change(state: MemberState, now: float) -> Change | None:
 
 def _tell_of_silence(state: MemberState, now: float, actions: Actions) -> None:
     """Tell of an engine that does not answer; connecting notices one that is gone, or is another."""
-    present = state.standing is Standing.PRESENT
+    present = state.standing is PRESENT
     was_silent, state.silent = state.silent, present and away_s(state, now) > 0
     if state.silent and not was_silent:
         actions.append(do.Tell("engine away", state.trouble))
@@ -186,13 +200,13 @@ def _tell_of_silence(state: MemberState, now: float, actions: Actions) -> None:
 
 
 def _end(state: MemberState, error: Exception) -> Actions:
-    state.standing, state.end = Standing.ENDED, error
+    state.standing, state.end = ENDED, error
     told: Actions = [do.Tell("ended", error.sentence)] if isinstance(error, RdzvError) else []
     return [do.EndPresence(), *told, do.WAKE]
 
 
 def _evict(state: MemberState, reason: str) -> Actions:
-    state.standing, state.end = Standing.EVICTED, Evicted(state.me.run_id, state.me.name, reason)
+    state.standing, state.end = EVICTED, Evicted(state.me.run_id, state.me.name, reason)
     return [do.EndPresence(), do.Tell("evicted", reason), do.WAKE]
 
 
@@ -209,18 +223,18 @@ def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
 def _join(state: MemberState, _event: events.Join, now: float) -> Actions:
     """T4: give up the round that is held, and be present."""
     actions: Actions = [do.Overlook()]
-    running = state.standing in (Standing.AWAY, Standing.PRESENT)
+    running = state.standing in (AWAY, PRESENT)
     if state.holds is not None:
         actions.append(do.EndWorld(state.change.reason if state.change else "this member joined again"))
         state.left = max(state.left, state.holds.round)
         state.holds = None
         # A presence that has ended has no entry that the others could wait for.
-        state.holding = Holding.OWING if running else Holding.NOTHING
+        state.holding = OWING if running else NOTHING
     state.done = False
     # A close is final, and a defect may have left anything behind. Every other refusal may be over by now.
     may_return = state.end is None or (isinstance(state.end, RdzvError) and not isinstance(state.end, Closed))
     if may_return and not running:
-        state.standing, state.end, state.away_at = Standing.AWAY, None, now
+        state.standing, state.end, state.away_at = AWAY, None, now
         actions.append(do.Connect())
     return [*actions, do.WAKE]
 
@@ -228,8 +242,8 @@ def _join(state: MemberState, _event: events.Join, now: float) -> Actions:
 def _connected(state: MemberState, event: events.Connected, _now: float) -> Actions:
     """A new presence has no entry in any table of this instance yet, and announces a fresh bootstrap socket."""
     state.head, state.examined, state.asked = None, "", ""
-    if state.holding is Holding.OWING:
-        state.holding = Holding.NOTHING
+    if state.holding is OWING:
+        state.holding = NOTHING
     return [do.Bind(event.addr)]
 
 
@@ -247,19 +261,19 @@ def _elsewhere(state: MemberState, event: events.Elsewhere, now: float) -> Actio
 
 
 def _engine_away(state: MemberState, event: events.EngineAway, now: float) -> Actions:
-    state.standing = Standing.AWAY
+    state.standing = AWAY
     return _lose_touch(state, event.trouble, now)
 
 
 def _registered(state: MemberState, event: events.Registered, _now: float) -> Actions:
-    state.standing, state.place = Standing.PRESENT, event.place
+    state.standing, state.place = PRESENT, event.place
     state.away_at, state.complained = None, False
     # Counted from when the lease was asked for: on a slow engine, the time of the answers is part of it (seed 101358).
     state.renewed_at, state.silent_at = event.asked_at, None
     told = do.Tell("present", f"on engine {state.me.endpoint}")
     if state.holds is None:
         # It came with a round that was given up meanwhile, and the others do not know that yet.
-        state.holding = Holding.OWING if event.brought else Holding.NOTHING
+        state.holding = OWING if event.brought else NOTHING
     if state.entry is None or not event.brought:
         state.entry = None if state.holds is None else state.entry
         return [told, do.WAKE]
@@ -272,7 +286,7 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
     """The head changed. Some changes end the presence."""
     old, new = state.head, event.head
     state.head = new
-    if state.standing is Standing.LEAVING:
+    if state.standing is LEAVING:
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:
         # T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life.
@@ -299,7 +313,7 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
 
 def _replaced(state: MemberState) -> Actions:
     """Come in again, as a new member of the run's next life."""
-    state.standing = Standing.AWAY
+    state.standing = AWAY
     return [do.EndPresence(), do.WAKE]
 
 
@@ -323,7 +337,7 @@ def _drain_asked(state: MemberState, event: events.DrainAsked, _now: float) -> A
 def _examined(state: MemberState, event: events.Examined, now: float) -> Actions:
     """T3 and T4.1: take the round, give it up, or note that it is not this member's."""
     head, entry = event.head, event.entry
-    if state.holding is Holding.HOLDING:
+    if state.holding is HOLDING:
         return [do.WAKE]  # Another join that is under way was given it, for all of them.
     result = take_result(head, event.table, entry, event.created)
     # An answer that came too late may be of a time when the member's key stood. Ask again once that is certain.
@@ -336,12 +350,12 @@ def _examined(state: MemberState, event: events.Examined, now: float) -> Actions
     state.spare = result is TakeResult.NOT_OURS and head.size >= state.me.capacity
     if result is not TakeResult.GIVE_UP:
         return []
-    state.left, state.holding = head.round, Holding.OWING
+    state.left, state.holding = head.round, OWING
     return [do.WAKE]
 
 
 def _given(state: MemberState, head: Head, entry: RankEntry) -> Actions:
-    state.holding, state.holds, state.entry = Holding.HOLDING, report(head, entry.rank), entry
+    state.holding, state.holds, state.entry = HOLDING, report(head, entry.rank), entry
     state.heard, state.heard_rank = head, entry.rank
     given: Actions = [do.GiveRound(head, entry), do.WAKE]
     if state.spare:
@@ -351,8 +365,8 @@ def _given(state: MemberState, head: Head, entry: RankEntry) -> Actions:
 
 
 def _ready_put(state: MemberState, event: events.ReadyPut, _now: float) -> Actions:
-    if state.holding is Holding.OWING and event.left >= state.left:  # Else another round was given up meanwhile.
-        state.holding = Holding.NOTHING
+    if state.holding is OWING and event.left >= state.left:  # Else another round was given up meanwhile.
+        state.holding = NOTHING
     return []
 
 
@@ -367,12 +381,12 @@ def _draining(state: MemberState, event: events.Draining, _now: float) -> Action
 
 
 def _leave(state: MemberState, _event: events.Leave, _now: float) -> Actions:
-    state.standing = Standing.LEAVING
+    state.standing = LEAVING
     return [do.EndWorld("this member has left"), do.WAKE]
 
 
 def _left(state: MemberState, _event: events.Left, _now: float) -> Actions:
-    state.standing = Standing.LEFT
+    state.standing = LEFT
     return [do.WAKE]
 
 

@@ -7,7 +7,7 @@ import msgspec
 from .model import Head, RankEntry
 
 
-class MemberAction(msgspec.Struct, frozen=True):
+class MemberAction(msgspec.Struct, frozen=True, gc=False):
     """Something for the runner to carry out."""
 
 
@@ -56,7 +56,7 @@ class PutReady(MemberAction, frozen=True):
     """Write the own record with the highest round given up and a fresh bootstrap socket (T4.3)."""
 
 
-class Raise(MemberAction, frozen=True):
+class Raise(MemberAction, frozen=True, gc=True):
     """The join fails."""
 
     error: Exception

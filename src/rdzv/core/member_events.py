@@ -7,7 +7,7 @@ import msgspec
 from .model import Head, RankEntry, RoundId
 
 
-class MemberEvent(msgspec.Struct, frozen=True):
+class MemberEvent(msgspec.Struct, frozen=True, gc=False):
     """Something happened."""
 
 
@@ -108,7 +108,7 @@ class Draining(MemberEvent, frozen=True):
     reason: str
 
 
-class Failed(MemberEvent, frozen=True):
+class Failed(MemberEvent, frozen=True, gc=True):
     """Something final happened to the member: a refusal, or a defect."""
 
     error: Exception

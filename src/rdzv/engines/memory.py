@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import ClassVar
 
 from ..errors import Unreachable
@@ -225,10 +224,13 @@ class MemoryWatch(WatchQueue):
         reader, self._reader = self._reader, None
         if reader is None:
             return
-        with suppress(RuntimeError):  # This thread may have no loop.
-            if asyncio.get_running_loop() is self._session.loop:
-                _wake_reader(reader)
-                return
+        try:
+            is_here = asyncio.get_running_loop() is self._session.loop
+        except RuntimeError:  # This thread has no loop.
+            is_here = False
+        if is_here:
+            _wake_reader(reader)
+            return
         try:
             self._session.loop.call_soon_threadsafe(_wake_reader, reader)
         except RuntimeError:

@@ -4,7 +4,7 @@ The member's machine (`core/member.py`) decides; this runner carries out what it
 Control flows one way: something happens, `_on` takes the event to the machine, and its actions are carried out.
 
     calls of the holder ----+
-    stay: connect, register +--> _on(event) --> step() --> actions --> _carry_out
+    stay: connect, register +--> _on(event) --> step() --> actions
     presence: watch, renew -+
 
 One task (`task`) keeps the member present on whatever engine instance answers: it connects, registers, and stays until
@@ -213,34 +213,31 @@ class Member:
 
     def _on(self, event: events.MemberEvent) -> None:
         """Take an event to the machine, and carry out what it decides."""
-        for action in machine.step(self.state, event, self._node.now()):
-            self._carry_out(action)
-
-    def _carry_out(self, action: actions.MemberAction) -> None:
         # By `type(...) is`, the most frequent first: 1,000 members in one process would notice a slower pattern match.
-        if type(action) is actions.Wake:
-            self.bell.ring()
-        elif type(action) is actions.Tell:
-            self._notice(action.kind, action.reason)
-        elif type(action) is actions.TellHead:
-            for notice in about_head(self.run_id, self.state.me.name, action.old, action.new):
-                self._tell(notice)
-        elif type(action) is actions.GiveRound:
-            self._give(action)
-        elif type(action) is actions.Bind:
-            self._bind(action.addr)
-        elif type(action) is actions.Connect:
-            self.task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._node.host}")
-        elif type(action) is actions.EndPresence and self._coming is not None:
-            self._coming.end()
-        elif type(action) is actions.Overlook and self.presence is not None:
-            self.presence.overlook()
-        elif type(action) is actions.MoveWorld and self.world is not None and self.presence is not None:
-            self.world.moved_to(self.presence)
-        elif type(action) is actions.EndWorld and self.world is not None:
-            self.world.end(action.reason)
-            if self.state.holds is None:
-                self.world = None
+        for action in machine.step(self.state, event, self._node.now()):
+            if type(action) is actions.Wake:
+                self.bell.ring()
+            elif type(action) is actions.Tell:
+                self._notice(action.kind, action.reason)
+            elif type(action) is actions.TellHead:
+                for notice in about_head(self.run_id, self.state.me.name, action.old, action.new):
+                    self._tell(notice)
+            elif type(action) is actions.GiveRound:
+                self._give(action)
+            elif type(action) is actions.Bind:
+                self._bind(action.addr)
+            elif type(action) is actions.Connect:
+                self.task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._node.host}")
+            elif type(action) is actions.EndPresence and self._coming is not None:
+                self._coming.end()
+            elif type(action) is actions.Overlook and self.presence is not None:
+                self.presence.overlook()
+            elif type(action) is actions.MoveWorld and self.world is not None and self.presence is not None:
+                self.world.moved_to(self.presence)
+            elif type(action) is actions.EndWorld and self.world is not None:
+                self.world.end(action.reason)
+                if self.state.holds is None:
+                    self.world = None
 
     def _give(self, given: actions.GiveRound) -> None:
         assert self._taking is not None, "a round is given by a read of the present presence"
