@@ -30,8 +30,7 @@ class Wakeup:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._rung = False
-        self.rings = 0
-        """Number of rings so far, for `since` of `wait`."""
+        self.rings = 0  # Number of rings so far, for `since` of `wait`.
         self._waiters: dict[asyncio.Future[bool], None] = {}
 
     def ring(self) -> None:

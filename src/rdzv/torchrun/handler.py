@@ -52,8 +52,7 @@ _ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
     (errors.EngineMoved, torch_api.RendezvousConnectionError),
     (errors.Incompatible, torch_api.RendezvousStateError),
     (RdzvError, torch_api.RendezvousError),
-]
-"""torch's error for each of ours; the first match counts."""
+]  # torch's error for each of ours; the first match counts.
 
 
 def torch_error(error: RdzvError) -> Exception:

@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from .client.client import Client
 
 BINARY_ENV = "RDZV_ETCD"
-LOG_MAX = 64 * 1024
-"""Bytes read from the end of a program's output."""
+LOG_MAX = 64 * 1024  # Bytes read from the end of a program's output.
 PROBE_EVERY_S = 0.02
 PROBE_TIMEOUT_S = 2.0
-STOP_S = 10.0
-"""Timeout for the supervisor to end. It gives etcd 5 s to close its files; after this, it is killed."""
+STOP_S = 10.0  # Timeout for the supervisor to end. It gives etcd 5 s to close its files; after this, it is killed.
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 

@@ -38,8 +38,7 @@ class EtcdClient:
         if settings.endpoint.scheme not in ("etcd", "etcds"):
             raise SettingsError(f"endpoint {str(settings.endpoint)!r} is not an etcd's: it must be as in 'etcd://host:2379'")
         self.endpoint = str(settings.endpoint)
-        self.options = options
-        """Credentials: settings that name files, for a member that is made with this client."""
+        self.options = options  # Credentials: settings that name files, for a member that is made with this client.
         self.read_timeout_s = settings.read_timeout
         self._driver = open_driver(settings)
         self._lock = threading.Lock()

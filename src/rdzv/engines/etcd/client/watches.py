@@ -23,8 +23,7 @@ from .errors import Compacted, Denied, EtcdError, TokenInvalid, refusal_of
 from .messages import Header, WatchEvent, decode_watch, encode_unwatch, encode_watch
 from .stream import Stream
 
-RECENT_MAX = 16
-"""Changes kept in memory for listeners that join a watch a little later than the first."""
+RECENT_MAX = 16  # Changes kept in memory for listeners that join a watch a little later than the first.
 
 
 class Listener(Protocol):
@@ -59,12 +58,10 @@ class _SharedWatch(msgspec.Struct, eq=False):
     key: bytes
     end: bytes
     next: int
-    recent_from: int
-    """All changes from this revision on are in `recent` or still to come."""
+    recent_from: int  # All changes from this revision on are in `recent` or still to come.
     recent: deque[WatchEvent] = msgspec.field(default_factory=deque)
     subscribers: dict[Subscription, None] = {}
-    denied: bool = False
-    """etcd has refused to create this watch once since it was last created."""
+    denied: bool = False  # etcd has refused to create this watch once since it was last created.
 
     def create_request(self) -> bytes:
         return encode_watch(self.id, self.key, self.end, self.next)
