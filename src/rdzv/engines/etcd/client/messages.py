@@ -205,11 +205,8 @@ class LeaseResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusResponse(msgspec.Struct, frozen=True):
-    """The status of one member. `leader` is 0 if the member knows no leader."""
-
     header: Header
     version: str
-    leader: int
 
 
 class WatchResponse(msgspec.Struct, frozen=True, gc=False):
@@ -250,8 +247,8 @@ def decode_lease(data: bytes) -> LeaseResponse:
 
 
 def decode_status(data: bytes) -> StatusResponse:
-    numbers, blocks, _ = collect(data)
-    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"), numbers[4])
+    _, blocks, _ = collect(data)
+    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"))
 
 
 def decode_login(data: bytes) -> str:

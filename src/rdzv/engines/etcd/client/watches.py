@@ -12,7 +12,7 @@ sharing, etcd would send each change to each of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
@@ -147,8 +147,8 @@ class Watches:
         if self._by_span.get((watch.key, watch.end)) is watch:
             del self._by_span[watch.key, watch.end]
 
-    def _create_requests(self) -> Iterator[bytes]:
-        return (watch.create_request() for watch in tuple(self._watches.values()))
+    def _create_requests(self) -> list[bytes]:
+        return [watch.create_request() for watch in self._watches.values()]
 
     def _receive(self, message: bytes) -> Header:
         reply = decode_watch(message)
