@@ -89,16 +89,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 def parse_host(text: str) -> str:
     """Return a host name or address in canonical form, IPv6 without brackets. ValueError says what is wrong with it."""
-    if ":" in text:
+    if ":" in text or re.fullmatch(r"[0-9.]+", text):
         try:
-            return str(ipaddress.IPv6Address(text))
+            return str(ipaddress.ip_address(text))
         except ValueError:
-            raise ValueError(f"{_show(text)} is not an IPv6 address") from None
-    if re.fullmatch(r"[0-9.]+", text):
-        try:
-            return str(ipaddress.IPv4Address(text))
-        except ValueError:
-            raise ValueError(f"{_show(text)} is neither a host name nor an IPv4 address") from None
+            wanted = "not an IPv6 address" if ":" in text else "neither a host name nor an IPv4 address"
+            raise ValueError(f"{_show(text)} is {wanted}") from None
     if not text:
         raise ValueError("it names no host")
     if not _HOST.fullmatch(text) or len(text) > _HOST_MAX:

@@ -214,10 +214,7 @@ class Doctor:
                 await session.close()
 
     async def _date(self, host: str, port: int) -> str:
-        """Return the server's HTTP date, or "" if it sends none.
-
-        Our server answers plain HTTP requests with the date, and etcd is a web server, which sends the date in every reply.
-        """
+        """Return the server's HTTP date, or "". Our server answers plain HTTP with it, and etcd is a web server."""
         scheme, given, answer = self._endpoint.scheme, self._settings, b""
         if scheme not in ("rdzv", "etcd", "etcds"):
             return ""

@@ -25,10 +25,7 @@ _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at that host: '' for all interfaces, or a name or an address. Port 0: any.
-
-    Raise OSError, with EADDRINUSE if the port is taken.
-    """
+    """Return sockets that listen at a name, an address or '' (all interfaces). Port 0: any. Raises OSError."""
     opened: list[socket.socket] = []
     problem: OSError | None = None
     for family, address in _to_bind(host):

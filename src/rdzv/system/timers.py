@@ -74,11 +74,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 
 
 class CoalescingTimer:
-    """A timer whose deadline may be moved later without a new timer, so it may fire early.
-
-    The pending timer is reused, which makes moving the deadline at every renewal cheap. The callback checks whether it
-    is time.
-    """
+    """A timer that is cheap to move later, at every renewal: it stays, fires early, and the callback checks the time."""
 
     def __init__(self, node: Node, call: Callable[[], object]) -> None:
         self._node = node

@@ -123,10 +123,7 @@ def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: Mapping[
 
 
 def _run_id(given: str, endpoint: Endpoint) -> str:
-    """Return the run id, or a random one for a job on one machine: two such jobs without an id must not meet.
-
-    Several machines need the same id. Without one, all jobs on a shared engine would meet in one run.
-    """
+    """Return the run id, or a random one for a job on one machine: two such jobs without an id must not meet."""
     if given and given != UNNAMED:
         return given
     if endpoint.is_one_machine:

@@ -51,7 +51,17 @@ class EtcdClient:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and wait for its result."""
-        return self._open().run(coroutine)
+        with self._lock:
+            if self._portal is not None and self._portal.forked:
+                self._release.detach()  # The parent closes its own connection.
+                self._portal = self._session = None
+            if self._portal is None:
+                with Portal.lock:
+                    self._portal = Portal.open()
+                self._release = weakref.finalize(self, self._portal.close)
+                self._release.atexit = False
+            portal = self._portal
+        return portal.run(coroutine)
 
     async def session(self) -> Session:
         """Return the session, connecting if needed. Runs in the background thread. Raises Unreachable, SettingsError."""
@@ -83,18 +93,6 @@ class EtcdClient:
                 with contextlib.suppress(Exception):
                     portal.start(session.close()).result(CLOSE_S)
             portal.close()
-
-    def _open(self) -> Portal:
-        with self._lock:
-            if self._portal is not None and self._portal.forked:
-                self._release.detach()  # The parent closes its own connection.
-                self._portal = self._session = None
-            if self._portal is None:
-                with Portal.lock:
-                    self._portal = Portal.open()
-                self._release = weakref.finalize(self, self._portal.close)
-                self._release.atexit = False
-            return self._portal
 
 
 def client_of(parameters: RendezvousParameters) -> EtcdClient:

@@ -314,10 +314,7 @@ def _is_cancelled() -> bool:
 
 
 class _ForkGuard:
-    """Keeps a forked child from using gRPC.
-
-    A fork copies the memory of gRPC but not its threads: in five of five trials the child hung or crashed. So it is refused.
-    """
+    """Keeps a forked child from gRPC, whose threads a fork does not copy: in five of five trials it hung or crashed."""
 
     def __init__(self) -> None:
         self.used = False
