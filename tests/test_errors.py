@@ -6,6 +6,7 @@ import concurrent.futures
 import inspect
 import multiprocessing
 import pickle
+import re
 
 import pytest
 
@@ -149,6 +150,21 @@ def test_an_error_raised_in_another_process_arrives_whole():
         arrived = [result.exception(timeout=60) for result in results]
     assert [type(error) for error in arrived] == [type(error) for error, _ in CASES]
     assert [error.sentence for error in arrived] == [sentence for _, sentence in CASES]
+
+
+def test_the_tree_in_the_docstring_lists_every_error_with_its_bases():
+    drawn = {}
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"\s+[├└]── (\w+)(?: \((\w+)\))?\s{2,}\S", line)
+        if match:
+            drawn[match[1]] = match[2]
+    real = {}
+    for name, kind in PUBLIC.items():
+        if kind is not RdzvError:
+            others = [base.__name__ for base in kind.__bases__ if base is not RdzvError]
+            assert len(others) <= 1, name
+            real[name] = others[0] if others else None
+    assert drawn == real
 
 
 def test_every_error_descends_from_one_base_and_says_what_it_means():

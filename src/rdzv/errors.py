@@ -1,5 +1,25 @@
 """Every exception that a caller of rdzv can meet.
 
+    RdzvError
+    ├── SettingsError (ValueError)     a setting or endpoint is wrong, or differs from the run's
+    ├── Unreachable (ConnectionError)  the engine did not answer: trying again is reasonable
+    ├── Untrusted                      this side and the server do not trust each other; trying again does not help
+    ├── EngineMoved                    another engine answers than the one that knew this run
+    ├── JoinTimeout (TimeoutError)     no round was sealed in time: lists the members present and what is missing
+    ├── StoreTimeout (TimeoutError)    a key of the round's store was not set in time
+    ├── Closed                         the run is over: by whom and why
+    ├── Evicted                        the others went on without this member: stop the workers, join again
+    ├── Drained                        an operator asked this member to go: leave, do not join again
+    ├── Banned                         an operator banned this host
+    ├── RoundOver                      the round of this store is over
+    ├── NotFound                       no such run, or no such member in it
+    ├── NotJoined                      a call for members, before join()
+    ├── LeftAlready                    a call after leave()
+    ├── ForkedChild                    a call in a forked child, on an object of its parent process
+    ├── NotStarted (RuntimeError)      a server that this process was to start does not run
+    ├── LimitExceeded (ValueError)     a value is larger than the wire format allows
+    └── Incompatible                   bytes that are not rdzv's, or of another version
+
 A class below is a row of a table: its `code`, its fields (the annotations, in the order of the constructor's arguments)
 and its sentence, a template over the fields or a property. `RdzvError` does the rest. Programs read the fields; people
 read the sentence with the code, which docs/errors.md explains.

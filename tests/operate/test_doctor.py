@@ -141,14 +141,14 @@ def test_how_a_connection_fails_tells_what_to_do(monkeypatch, failed, code):
 
 
 def test_an_address_without_a_way_to_it_is_a_problem_unless_another_works(monkeypatch):
-    monkeypatch.setattr(doctor, "_source", lambda _: "")
+    monkeypatch.setattr(doctor, "source_of", lambda _family, _where: "")
     assert examined("127.0.0.1:29400")["route"].code == "RDZV-P02"
 
     async def resolve(self, host, port, timeout_s):
         return [(socket.AF_INET, ("127.0.0.1", port)), (socket.AF_INET, ("127.0.0.2", port))]
 
     monkeypatch.setattr(doctor.Resolver, "resolve", resolve)
-    monkeypatch.setattr(doctor, "_source", lambda address: "" if address[1][0] == "127.0.0.2" else "127.0.0.1")
+    monkeypatch.setattr(doctor, "source_of", lambda _, where: "" if where[0] == "127.0.0.2" else "127.0.0.1")
     route = examined("127.0.0.1:29400")["route"]
     assert (route.level, route.code) == ("warning", "")
 

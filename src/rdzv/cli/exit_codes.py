@@ -25,16 +25,13 @@ class ExitCode(IntEnum):
     ABSENT = 7  # The engine keeps no such run, no member matches, the run is closed already, or the host is not banned.
 
 
-_CODES: dict[type[RdzvError], ExitCode] = {
-    errors.SettingsError: ExitCode.USAGE,
-    errors.JoinTimeout: ExitCode.TIMEOUT,
-    Closed: ExitCode.CLOSED,
-    errors.Unreachable: ExitCode.UNREACHABLE,
-    errors.EngineMoved: ExitCode.UNREACHABLE,
-    errors.Drained: ExitCode.REFUSED,
-    errors.Banned: ExitCode.REFUSED,
-    errors.Untrusted: ExitCode.REFUSED,
-    errors.NotFound: ExitCode.ABSENT,
+_ERRORS: dict[ExitCode, tuple[type[RdzvError], ...]] = {
+    ExitCode.USAGE: (errors.SettingsError,),
+    ExitCode.TIMEOUT: (errors.JoinTimeout,),
+    ExitCode.CLOSED: (Closed,),
+    ExitCode.UNREACHABLE: (errors.Unreachable, errors.EngineMoved),
+    ExitCode.REFUSED: (errors.Drained, errors.Banned, errors.Untrusted),
+    ExitCode.ABSENT: (errors.NotFound,),
 }
 
 
@@ -42,7 +39,7 @@ def exit_code_of(error: RdzvError) -> ExitCode:
     """Return the exit code for an error. A run that was closed because all members were done is no failure."""
     if isinstance(error, Closed) and error.success:
         return ExitCode.OK
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), ExitCode.FAILED)
+    return next((code for code, kinds in _ERRORS.items() if isinstance(error, kinds)), ExitCode.FAILED)
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from ..member.world import AsyncWorld
 from .exit_codes import ExitCode
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-MemberFactory = Callable[[Callable[[Notice], None] | None], AsyncRendezvous]
-"""Makes a member with an observer."""
+MemberFactory = Callable[[Callable[[Notice], None] | None], AsyncRendezvous]  # Makes a member with an observer.
 
 
 class Printer:

@@ -36,8 +36,7 @@ TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the c
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output: one JSON object per line")]
 
-Given: TypeAlias = dict[str, Any]
-"""Settings from the command line."""
+Given: TypeAlias = dict[str, Any]  # Settings from the command line.
 
 
 def _given(

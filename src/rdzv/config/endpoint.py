@@ -26,18 +26,14 @@ from ..errors import SettingsError
 
 PORT = 29400
 PORT_ETCD = 2379
-_ENDPOINT_MAX = 4096
-"""Characters: room for a hundred long host names."""
-_HOST_MAX = 253
-"""Longest DNS name."""
+_ENDPOINT_MAX = 4096  # Characters: room for a hundred long host names.
+_HOST_MAX = 253  # Longest DNS name.
 _SHOWN_MAX = 120
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _DIGITS = re.compile(r"[0-9]{1,5}")
-_SECRET = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECASE)
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
+SECRET_NAME = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECASE)
 
 _SCHEMES = {
     "memory": (0, 0), "rdzv": (PORT, 1), "etcd": (PORT_ETCD, 100), "etcds": (PORT_ETCD, 100), "c10d": (PORT, 1),
@@ -54,10 +50,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
     """Names or addresses (IPv6 without brackets) with ports, in the given order."""
-    path: str = ""
-    """The engine's name (memory), the prefix of all keys (etcd), the absolute path (file); unquoted."""
-    query: tuple[tuple[str, str], ...] = ()
-    """Options for the scheme's driver, read by `options`."""
+    path: str = ""  # The engine's name (memory), the prefix of all keys (etcd), the absolute path (file); unquoted.
+    query: tuple[tuple[str, str], ...] = ()  # Options for the scheme's driver, read by `options`.
 
     @staticmethod
     def parse(text: str) -> Endpoint:
@@ -95,16 +89,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 def parse_host(text: str) -> str:
     """Return a host name or address in canonical form, IPv6 without brackets. ValueError says what is wrong with it."""
-    if ":" in text:
+    if ":" in text or re.fullmatch(r"[0-9.]+", text):
         try:
-            return str(ipaddress.IPv6Address(text))
+            return str(ipaddress.ip_address(text))
         except ValueError:
-            raise ValueError(f"{_show(text)} is not an IPv6 address") from None
-    if re.fullmatch(r"[0-9.]+", text):
-        try:
-            return str(ipaddress.IPv4Address(text))
-        except ValueError:
-            raise ValueError(f"{_show(text)} is neither a host name nor an IPv4 address") from None
+            wanted = "not an IPv6 address" if ":" in text else "neither a host name nor an IPv4 address"
+            raise ValueError(f"{_show(text)} is {wanted}") from None
     if not text:
         raise ValueError("it names no host")
     if not _HOST.fullmatch(text) or len(text) > _HOST_MAX:
@@ -122,7 +112,7 @@ def _refuse_secrets(text: str) -> None:
             "leave them out and name a token_file or tls_cert instead"
         )
     for name in re.findall(r"[?&]([^=&]*)", text):
-        if found := _SECRET.search(unquote(name)):
+        if found := SECRET_NAME.search(unquote(name)):
             raise SettingsError(
                 f"endpoint has a secret in its query ({found[0].lower()!r}), which would end up in logs: "
                 "leave it out and name a token_file instead"
@@ -217,7 +207,7 @@ def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
 
 
 def _is_loopback(host: str) -> bool:
-    return host in _LOOPBACK or host.startswith("127.")
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _unquote(text: str) -> str:

@@ -21,8 +21,7 @@ logger = logging.getLogger("rdzv.secret")
 
 TOKEN_ENV = "RDZV_TOKEN"  # noqa: S105  The name of a variable.
 SIZE_MAX = 4096
-GUESSED_MAX = 16
-"""Bytes. A recorded handshake lets an attacker try all shorter secrets offline."""
+GUESSED_MAX = 16  # Bytes. A recorded handshake lets an attacker try all shorter secrets offline.
 
 _put_aside: dict[str, Secret] = {}
 _warned: set[str] = set()

@@ -21,10 +21,8 @@ import msgspec
 from .endpoint import Endpoint, parse_host
 from .secret import SIZE_MAX, Secret
 
-TIME_MAX_S = 1e9
-"""Thirty years stand for "for ever". Infinity is refused: not every engine can count it."""
-INFO_MAX = 8 * 1024
-"""Bytes of `info` as JSON: half of what a member's record may have."""
+TIME_MAX_S = 1e9  # Thirty years stand for "for ever". Infinity is refused: not every engine can count it.
+INFO_MAX = 8 * 1024  # Bytes of `info` as JSON: half of what a member's record may have.
 _PORT_MAX = 65535
 _SHOWN_MAX = 60
 
@@ -45,16 +43,11 @@ class Setting(msgspec.Struct, frozen=True):
     """One setting: its help texts and its type."""
 
     meaning: str
-    raised: str = ""
-    """The cost of raising, or setting, it; empty: none worth naming."""
-    allowed: str = ""
-    """The end of the sentence "it must be ..."."""
-    read: Callable[[Any], object] = str
-    """Returns the value in its proper type."""
-    show: Callable[[object], str] = _show
-    """Returns a wrong value as the error message repeats it."""
-    words: tuple[str, ...] = ()
-    """The words to choose from, if the type has any: a misspelt one gets a hint."""
+    raised: str = ""  # The cost of raising, or setting, it; empty: none worth naming.
+    allowed: str = ""  # The end of the sentence "it must be ...".
+    read: Callable[[Any], object] = str  # Returns the value in its proper type.
+    show: Callable[[object], str] = _show  # Returns a wrong value as the error message repeats it.
+    words: tuple[str, ...] = ()  # The words to choose from, if the type has any: a misspelt one gets a hint.
 
 
 def _check(holds: object) -> None:

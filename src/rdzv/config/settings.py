@@ -23,8 +23,7 @@ from .endpoint import Endpoint
 from .secret import TOKEN_ENV, Secret
 from .setting_types import Setting, address, choice, file, mapping, place, ports, seconds, secret, switch, text, whole
 
-NODES_MAX = 10_000
-"""The largest run that is planned for and measured."""
+NODES_MAX = 10_000  # The largest run that is planned for and measured.
 RUN_ID_MAX = 200
 UNNAMED = "none"
 """torchrun's name for a run without an id. On an engine that keeps many runs, all such runs would meet."""

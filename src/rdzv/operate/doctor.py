@@ -28,7 +28,7 @@ from ..engines.embedded.session import DOCTOR
 from ..engines.embedded.trust import Certificates, Trust
 from ..engines.port import Created, Driver, EngineReset, Get, Put, Session
 from ..errors import RdzvError, SettingsError, Unreachable, Untrusted
-from ..system.addresses import can_be_told, interfaces, is_here, is_loopback, listen, plain
+from ..system.addresses import can_be_told, interfaces, is_here, is_loopback, listen, plain, source_of
 from ..system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect
 from ..system.node import http_date
 
@@ -43,15 +43,13 @@ PROBLEMS = {
     "RDZV-P07": "The two sides do not trust each other",
     "RDZV-P08": "The engine answers, but does not do what is asked",
     "RDZV-P09": "torchrun does not find rdzv",
-}
-"""All problems, by code. A code is never reused."""
+}  # All problems, by code. A code is never reused.
 SLOW_S = 0.5  # Replies that take longer make the engine look dead now and then.
 CLOCK_S = 2.0
 """The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
 ANSWER_MAX = 16 * 1024
 TRIES = 5
-TORCH_MIN = (2, 5)
-"""The first version with the entry point group `torchrun.handlers`."""
+TORCH_MIN = (2, 5)  # The first version with the entry point group `torchrun.handlers`.
 _NEVER = 2**62  # A revision that no key has.
 
 
@@ -146,7 +144,7 @@ class Doctor:
     async def _address(self, address: Address, port: int) -> list[Finding]:
         family, where = address
         shown = f"[{where[0]}]:{port}" if ":" in str(where[0]) else f"{where[0]}:{port}"
-        source = _source(address)
+        source = source_of(family, where)
         if not source:
             remedy = "this machine has no route or no address of that family: use the other family, or fix the routes"
             return [problem("RDZV-P02", "route", f"there is no route from here to {where[0]}", remedy)]
@@ -216,10 +214,7 @@ class Doctor:
                 await session.close()
 
     async def _date(self, host: str, port: int) -> str:
-        """Return the server's HTTP date, or "" if it sends none.
-
-        Our server answers plain HTTP requests with the date, and etcd is a web server, which sends the date in every reply.
-        """
+        """Return the server's HTTP date, or "". Our server answers plain HTTP with it, and etcd is a web server."""
         scheme, given, answer = self._endpoint.scheme, self._settings, b""
         if scheme not in ("rdzv", "etcd", "etcds"):
             return ""
@@ -271,15 +266,6 @@ class Doctor:
         elif not self._endpoint.is_loopback and self._endpoint.hosts:
             text = f"others would be told to reach this node at {told or 'its name'}, which works only here"
             yield Finding(WARNING, "address", text, "give local_addr, an address of this node that others can reach")
-
-
-def _source(address: Address) -> str:
-    """Return the local address of a connection, or "" if there is no route. Sends nothing."""
-    family, where = address
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where if where[1] else (where[0], 9, *where[2:]))
-        return plain(str(probe.getsockname()[0]))
-    return ""
 
 
 async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> bytes:

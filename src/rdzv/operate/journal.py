@@ -23,8 +23,7 @@ class Duration(msgspec.Struct, frozen=True):
     """A sum of durations from several entries."""
 
     seconds: float = 0.0
-    exact: bool = True
-    """False if a part is unknown: then it is at least this long."""
+    exact: bool = True  # False if a part is unknown: then it is at least this long.
 
     def plus(self, lasted_s: float | None) -> Duration:
         return Duration(round(self.seconds + (lasted_s or 0.0), 3), self.exact and lasted_s is not None)
@@ -36,8 +35,7 @@ class Duration(msgspec.Struct, frozen=True):
 class JournalStep(msgspec.Struct, frozen=True):
     """One entry, and when it was written."""
 
-    at: Duration
-    """Time since the first entry of this incarnation that is kept."""
+    at: Duration  # Time since the first entry of this incarnation that is kept.
     text: str
     entry: JournalEntry
 
@@ -47,18 +45,13 @@ class Restart(msgspec.Struct, frozen=True):
 
     round: int
     kind: CauseKind | None
-    members: tuple[str, ...]
-    """The members that caused it."""
+    members: tuple[str, ...]  # The members that caused it.
     reason: str
-    by: str
-    """The leader that broke the round."""
-    ran: Duration
-    """How long the round had run."""
-    cost: Duration
-    """Time from the break to the next seal, to the close, or to the last entry."""
+    by: str  # The leader that broke the round.
+    ran: Duration  # How long the round had run.
+    cost: Duration  # Time from the break to the next seal, to the close, or to the last entry.
     size: int
-    next_round: int = 0
-    """0 if there is none yet, or if the run was closed instead."""
+    next_round: int = 0  # 0 if there is none yet, or if the run was closed instead.
     next_size: int = 0
     came: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -68,8 +61,7 @@ class RunHistory(msgspec.Struct, frozen=True):
     """One incarnation of a run id, from its first entry that is kept."""
 
     run: str
-    whole: bool
-    """False if later entries have overwritten the first ones."""
+    whole: bool  # False if later entries have overwritten the first ones.
     steps: tuple[JournalStep, ...]
     restarts: tuple[Restart, ...]
 

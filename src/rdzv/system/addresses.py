@@ -15,20 +15,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 BACKLOG = 4096
 """Thousands of members may connect at the same moment. A connection that does not fit waits a second for its next attempt."""
 LOOPBACK = ("127.0.0.1", "::1")
-_SIOCGIFADDR = 0x8915
-"""Linux's request for the address of an interface. It fails elsewhere."""
+_SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface. It fails elsewhere.
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at that host: '' for all interfaces, or a name or an address. Port 0: any.
-
-    Raise OSError, with EADDRINUSE if the port is taken.
-    """
+    """Return sockets that listen at a name, an address or '' (all interfaces). Port 0: any. Raises OSError."""
     opened: list[socket.socket] = []
     problem: OSError | None = None
     for family, address in _to_bind(host):
@@ -118,14 +115,20 @@ def can_be_told(address: str) -> bool:
     return not (ip.is_link_local or ip.is_loopback or ip.is_unspecified or ip.is_multicast)
 
 
+def source_of(family: int, where: tuple[Any, ...]) -> str:
+    """Return the local address of connections to that address, or "" if there is no route. Sends nothing."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where if where[1] else (where[0], 9, *where[2:]))
+        return plain(probe.getsockname()[0])
+    return ""
+
+
 def outward_address() -> str:
     """Return the address of this node that others would likely see; empty: none. Nothing is sent to find out."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((outside, 9))
-            own = plain(probe.getsockname()[0])
-            if can_be_told(own):
-                return own
+        own = source_of(family, (outside, 9))
+        if can_be_told(own):
+            return own
     # No way to the outside: a cluster with a network of its own.
     return next((address for address, _ in interfaces() if can_be_told(address)), "")
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias, cast
 
-CONNECT_TIMEOUT_S = 3.0
-"""Shorter than any lease: an attempt that went nowhere must leave time for the next one."""
+CONNECT_TIMEOUT_S = 3.0  # Shorter than any lease: an attempt that went nowhere must leave time for the next one.
 ADDRESSES_MAX = 16
 NO_NAME = "check the name, DNS and the hosts file, or give an address"
 NOBODY = "start the node that serves there, or correct the port"
@@ -24,8 +23,7 @@ SILENCE = "a firewall drops the packets or the host is off: open the port betwee
 _REMEDIES = {errno.ECONNREFUSED: NOBODY, errno.EHOSTUNREACH: "the host is off, or the network between is cut"}
 
 Where: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
-Address: TypeAlias = "tuple[int, Where]"
-"""The family, and the argument of `connect`."""
+Address: TypeAlias = "tuple[int, Where]"  # The family, and the argument of `connect`.
 
 
 class DialFailed(Exception):

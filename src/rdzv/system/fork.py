@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 
@@ -35,6 +36,11 @@ def _let_go() -> None:
     if not numbers:
         return
     _inherited.extend(inherited)
+    replace_by_empty(numbers)
+
+
+def replace_by_empty(numbers: Iterable[int]) -> None:
+    """Let go of what the descriptors stand for, in a child. The numbers stay open, on /dev/null."""
     empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in numbers:
         os.dup2(empty, number, inheritable=False)

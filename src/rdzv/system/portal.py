@@ -19,12 +19,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
+from .fork import replace_by_empty
+
 T = TypeVar("T")
 
 SLICE_S = 1.0
 """Longest single wait on a lock: where a signal does not interrupt it, KeyboardInterrupt is raised after the slice."""
-STOP_S = 2.0
-"""How long the last user waits for the thread to end. Nothing depends on the end."""
+STOP_S = 2.0  # How long the last user waits for the thread to end. Nothing depends on the end.
 
 
 class Portal:
@@ -37,8 +38,7 @@ class Portal:
     """All portals with a thread, also those that are stopping: a fork must find them."""
 
     def __init__(self) -> None:
-        self.forked = False
-        """This process is a child of the process that the portal belongs to."""
+        self.forked = False  # This process is a child of the process that the portal belongs to.
         self._users = 0
         self._kept: set[asyncio.Task[Any]] = set()
         self._selector = selectors.DefaultSelector()
@@ -120,15 +120,12 @@ class Portal:
         if self._loop.is_closed():
             return
         self._kept = asyncio.all_tasks(self._loop)
-        empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # Replaced, not closed: the objects that own these numbers close them later, and must not hit another file then.
         shared = {self._selector.fileno(), *(key.fd for key in self._selector.get_map().values())}
         waker = getattr(self._loop, "_csock", None)  # The write end of the loop's own pipe: not in the selector.
         if waker is not None:
             shared.add(waker.fileno())
-        for descriptor in shared:
-            os.dup2(empty, descriptor, inheritable=False)
-        os.close(empty)
+        replace_by_empty(shared)
 
 
 def _after_fork_in_child() -> None:

@@ -30,8 +30,7 @@ class Wakeup:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._rung = False
-        self.rings = 0
-        """Number of rings so far, for `since` of `wait`."""
+        self.rings = 0  # Number of rings so far, for `since` of `wait`.
         self._waiters: dict[asyncio.Future[bool], None] = {}
 
     def ring(self) -> None:
@@ -75,11 +74,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 
 
 class CoalescingTimer:
-    """A timer whose deadline may be moved later without a new timer, so it may fire early.
-
-    The pending timer is reused, which makes moving the deadline at every renewal cheap. The callback checks whether it
-    is time.
-    """
+    """A timer that is cheap to move later, at every renewal: it stays, fires early, and the callback checks the time."""
 
     def __init__(self, node: Node, call: Callable[[], object]) -> None:
         self._node = node

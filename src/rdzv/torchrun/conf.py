@@ -6,7 +6,6 @@ This module says what torch's own keys mean, and which keys `--rdzv-conf` refuse
 from __future__ import annotations
 
 import difflib
-import re
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..blocking import Rendezvous
-from ..config.endpoint import Endpoint
+from ..config.endpoint import SECRET_NAME, Endpoint
 from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
 from ..engines.port import Driver
@@ -39,8 +38,7 @@ TORCH: dict[str, Setting] = {
     ),
     "heartbeat_timeout": seconds("accepted and not needed: a renewal has the lease's time"),
     "close_timeout": seconds("accepted and not needed: leaving takes a few seconds at most"),
-}
-"""torch's keys that are no synonym of one setting."""
+}  # torch's keys that are no synonym of one setting.
 
 OWN: dict[str, Setting] = {
     "spare_exit": choice(
@@ -48,8 +46,7 @@ OWN: dict[str, Setting] = {
         "RendezvousGracefulExitError; 'auto' exits where torch does not handle that error yet",
         words=("auto", "exit", "error"),
     )
-}
-"""Settings of the torchrun handler only."""
+}  # Settings of the torchrun handler only.
 
 _OPTIONS = {
     "endpoint": "--rdzv-endpoint",
@@ -70,7 +67,6 @@ _HINTS = {
     "key": "it is 'tls_key'",
     "cacert": "it is 'tls_ca'",
 }
-_SECRET = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNORECASE)
 
 
 class Conf(msgspec.Struct, frozen=True):
@@ -80,8 +76,7 @@ class Conf(msgspec.Struct, frozen=True):
     run_id: str
     min_nodes: int
     max_nodes: int
-    settings: dict[str, Any]
-    """The other arguments of a Rendezvous."""
+    settings: dict[str, Any]  # The other arguments of a Rendezvous.
     spare_exit: str = "auto"
 
     def member(self, observer: Observer | None = None, driver: Driver | None = None) -> Rendezvous:
@@ -128,10 +123,7 @@ def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: Mapping[
 
 
 def _run_id(given: str, endpoint: Endpoint) -> str:
-    """Return the run id, or a random one for a job on one machine: two such jobs without an id must not meet.
-
-    Several machines need the same id. Without one, all jobs on a shared engine would meet in one run.
-    """
+    """Return the run id, or a random one for a job on one machine: two such jobs without an id must not meet."""
     if given and given != UNNAMED:
         return given
     if endpoint.is_one_machine:
@@ -174,7 +166,7 @@ def _set_once(settings: dict[str, Any], name: str, value: object, key: str) -> N
 def _check_key(key: str) -> None:
     if key in KEYS:
         return
-    if _SECRET.search(key):
+    if SECRET_NAME.search(key):
         # The message does not repeat the value. The secret may be in torch's log already, so the user needs a new one.
         raise SettingsError(
             f"--rdzv-conf has a secret in it ({key!r}), and torch writes --rdzv-conf to its log: "

@@ -115,11 +115,7 @@ def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ
 
 
 def warn_without_restarts(min_nodes: int, max_nodes: int) -> None:
-    """Warn if an elastic run has no restarts.
-
-    torch's agent looks at failed workers before it asks the rendezvous. So a lost node, which makes the collectives of the
-    others fail, costs every survivor a restart.
-    """
+    """Warn if an elastic run has no restarts: torch's agent looks at failed workers before it asks the rendezvous."""
     if min_nodes < max_nodes and max_restarts(sys.argv, os.environ) == 0:
         logger.warning(
             "--nnodes=%s:%s is elastic, but --max-restarts is 0: when a node is lost, the workers of the others fail in their "

@@ -42,23 +42,19 @@ NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
 _NO_MESSAGE = "To enable traceback"  # The beginning of torch's text for a worker that left no message.
 
-_ERRORS: list[tuple[type[RdzvError], type[Exception]]] = [
-    (Closed, torch_api.RendezvousClosedError),
-    (errors.Banned, torch_api.RendezvousClosedError),
-    (errors.LeftAlready, torch_api.RendezvousClosedError),
-    (errors.JoinTimeout, torch_api.RendezvousTimeoutError),
-    (errors.StoreTimeout, torch_api.RendezvousTimeoutError),
-    (errors.Unreachable, torch_api.RendezvousConnectionError),
-    (errors.EngineMoved, torch_api.RendezvousConnectionError),
-    (errors.Incompatible, torch_api.RendezvousStateError),
-    (RdzvError, torch_api.RendezvousError),
-]
-"""torch's error for each of ours; the first match counts."""
+# Our errors for each of torch's; the first match counts.
+_ERRORS: dict[type[Exception], tuple[type[RdzvError], ...]] = {
+    torch_api.RendezvousClosedError: (Closed, errors.Banned, errors.LeftAlready),
+    torch_api.RendezvousTimeoutError: (errors.JoinTimeout, errors.StoreTimeout),
+    torch_api.RendezvousConnectionError: (errors.Unreachable, errors.EngineMoved),
+    torch_api.RendezvousStateError: (errors.Incompatible,),
+    torch_api.RendezvousError: (RdzvError,),
+}
 
 
 def torch_error(error: RdzvError) -> Exception:
     """Return torch's error for ours, with the same message and code."""
-    return next(kind for ours, kind in _ERRORS if isinstance(error, ours))(str(error))
+    return next(kind for kind, ours in _ERRORS.items() if isinstance(error, ours))(str(error))
 
 
 @contextmanager

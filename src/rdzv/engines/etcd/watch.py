@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from .client.watches import Subscription
     from .driver import EtcdSession
 
-RETRY_S = 0.2
-"""Pause before an unanswered count is repeated."""
+RETRY_S = 0.2  # Pause before an unanswered count is repeated.
 
 
 class _TargetWatch:
@@ -36,12 +35,9 @@ class _TargetWatch:
     def __init__(self, watch: EtcdWatch, key: bytes, end: bytes, since: int) -> None:
         self.span = key, end
         self.subscription: Subscription | None = None
-        self.count_before: int | None = None
-        """Keys at the start of the watch; None until it had to be known."""
-        self.added = 0
-        """Keys created since, less those deleted."""
-        self.put_at = since
-        """All puts up to this revision have been received."""
+        self.count_before: int | None = None  # Keys at the start of the watch; None until it had to be known.
+        self.added = 0  # Keys created since, less those deleted.
+        self.put_at = since  # All puts up to this revision have been received.
         self.seen = since
         self.expected = RangeResponse()
         self._watch = watch
@@ -82,8 +78,7 @@ class EtcdWatch(WatchQueue):
         self._since = since
         self._held: list[Event] = []
         self._counting = False
-        self._counted_at = 0
-        """The revision of the counts in `expected`; 0 if there are none."""
+        self._counted_at = 0  # The revision of the counts in `expected`; 0 if there are none.
 
     def begin(self) -> None:
         for target in self._targets:

@@ -25,7 +25,7 @@ from ...config.settings import Settings
 from ...engines.port import Driver
 from ...engines.register.backend import BlockingRegister, Version
 from ...engines.register.driver import RegisterDriver
-from ...system.addresses import can_be_told, is_here, outward_address, plain
+from ...system.addresses import can_be_told, is_here, outward_address, source_of
 from ...system.node import LocalNode
 from .api import RendezvousConnectionError, RendezvousError, RendezvousParameters, RendezvousStateError
 from .dynamic_rendezvous import RendezvousBackend, Token
@@ -248,8 +248,7 @@ class ReconnectingBackend:
         self._dial = dial
         self._run_id = run_id
         self._backend: C10dRendezvousBackend | None = None
-        self._served: TCPStore | None = None
-        """The first store, kept alive because it may be the one that serves."""
+        self._served: TCPStore | None = None  # The first store, kept alive because it may be the one that serves.
 
     def get_state(self) -> Version | None:
         return self._call(lambda backend: backend.get_state())
@@ -292,8 +291,6 @@ def _local_host(host: str, port: int) -> str:
     """Return the local address from which that host is reached. Sends nothing."""
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)
-                own = plain(probe.getsockname()[0])
+            if own := source_of(family, address):
                 return own if can_be_told(own) or host in ("localhost", "127.0.0.1", "::1") else outward_address() or own
     return ""

@@ -9,12 +9,10 @@ import logging
 from datetime import timedelta
 
 from torch.distributed import Store
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    RendezvousBackend,
-    RendezvousSettings,
-    RendezvousTimeout,
-    Token,
-)
+
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (  # isort: skip
+    RendezvousBackend, RendezvousSettings, RendezvousTimeout, Token,
+)  # fmt: skip
 
 from ...config.endpoint import Endpoint
 from ...config.settings import DEFAULTS

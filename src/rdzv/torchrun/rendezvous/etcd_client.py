@@ -38,8 +38,7 @@ class EtcdClient:
         if settings.endpoint.scheme not in ("etcd", "etcds"):
             raise SettingsError(f"endpoint {str(settings.endpoint)!r} is not an etcd's: it must be as in 'etcd://host:2379'")
         self.endpoint = str(settings.endpoint)
-        self.options = options
-        """Credentials: settings that name files, for a member that is made with this client."""
+        self.options = options  # Credentials: settings that name files, for a member that is made with this client.
         self.read_timeout_s = settings.read_timeout
         self._driver = open_driver(settings)
         self._lock = threading.Lock()
@@ -52,7 +51,17 @@ class EtcdClient:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and wait for its result."""
-        return self._open().run(coroutine)
+        with self._lock:
+            if self._portal is not None and self._portal.forked:
+                self._release.detach()  # The parent closes its own connection.
+                self._portal = self._session = None
+            if self._portal is None:
+                with Portal.lock:
+                    self._portal = Portal.open()
+                self._release = weakref.finalize(self, self._portal.close)
+                self._release.atexit = False
+            portal = self._portal
+        return portal.run(coroutine)
 
     async def session(self) -> Session:
         """Return the session, connecting if needed. Runs in the background thread. Raises Unreachable, SettingsError."""
@@ -84,18 +93,6 @@ class EtcdClient:
                 with contextlib.suppress(Exception):
                     portal.start(session.close()).result(CLOSE_S)
             portal.close()
-
-    def _open(self) -> Portal:
-        with self._lock:
-            if self._portal is not None and self._portal.forked:
-                self._release.detach()  # The parent closes its own connection.
-                self._portal = self._session = None
-            if self._portal is None:
-                with Portal.lock:
-                    self._portal = Portal.open()
-                self._release = weakref.finalize(self, self._portal.close)
-                self._release.atexit = False
-            return self._portal
 
 
 def client_of(parameters: RendezvousParameters) -> EtcdClient:

@@ -70,7 +70,7 @@ def test_replies_are_decoded():
     ended = number(2, 6) + number(3, 1) + number(4, 1) + number(5, 12) + block(6, b"why")
     assert messages.decode_watch(ended) == messages.WatchResponse(messages.Header(), 6, (), True, True, 12, "why")
     assert messages.decode_lease(header + number(2, 7) + number(3, -1)) == messages.LeaseResponse(known, 7, -1)
-    assert messages.decode_status(header + block(2, b"3.5.1") + number(4, 3)) == messages.StatusResponse(known, "3.5.1", 3)
+    assert messages.decode_status(header + block(2, b"3.5.1") + number(4, 3)) == messages.StatusResponse(known, "3.5.1")
     assert messages.decode_login(header + block(2, b"token")) == "token"
 
 

@@ -26,8 +26,7 @@ from .stream import Stream
 from .watches import Watches
 
 _KV = "/etcdserverpb.KV/"
-_ABSENT_SUFFIX = b"\0never there"
-"""Appended to a key, it names a key that nobody writes: deleting that has no effect."""
+_ABSENT_SUFFIX = b"\0never there"  # Appended to a key, it names a key that nobody writes: deleting that has no effect.
 
 
 class KeepAlive:

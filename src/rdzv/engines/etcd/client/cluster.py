@@ -30,18 +30,15 @@ from .credentials import Credentials
 from .errors import EtcdError, Forked, LeaderChanged, TokenInvalid, Unanswered, error_of
 from .messages import Header, RangeRequest, decode_header, decode_login, encode_login
 
-PROBE_AFTER_S = 1.0
-"""Silence of the member in use before it is probed."""
+PROBE_AFTER_S = 1.0  # Silence of the member in use before it is probed.
 PROBE_TIMEOUT_S = 0.8
 """Time to answer a probe. Together with PROBE_AFTER_S below 2 s, which is the most that a frozen member may cost."""
-LEADER_CHANGE_S = 0.5
-"""Time that a pending request has left once a later term of etcd's leader is seen."""
+LEADER_CHANGE_S = 0.5  # Time that a pending request has left once a later term of etcd's leader is seen.
 BACKOFF_S = (0.02, 0.5)
 """First and longest pause after all members have failed. Jitter shortens each pause to as little as half."""
 REPLY_MAX = 256 * 1024 * 1024
 """Bytes. A list of ten thousand members has 5 MB; a reply above this limit cannot be rdzv's data."""
-CONNECT_MS = 1000
-"""Timeout of one attempt to connect to one member; `call` tries the others."""
+CONNECT_MS = 1000  # Timeout of one attempt to connect to one member; `call` tries the others.
 KEEPALIVE_MS = 10_000
 """Interval of HTTP/2 pings. etcd treats pings more often than every 5 s, or without a pending call, as an attack."""
 
@@ -70,10 +67,8 @@ class ClusterMember:
         self.address = (host, port)
         self.replied_at = 0.0
         self.failed_at = -1.0
-        self.term = 0
-        """The term of etcd's leader in this member's last reply."""
-        self.pending: set[Any] = set()
-        """Calls that are cancelled when the client switches to another member."""
+        self.term = 0  # The term of etcd's leader in this member's last reply.
+        self.pending: set[Any] = set()  # Calls that are cancelled when the client switches to another member.
         if credentials is None:
             self.channel = grpc.aio.insecure_channel(self.name, options=_OPTIONS)
         else:
@@ -108,10 +103,8 @@ class Cluster:
         # Random, so that clients that start together do not all begin with the member that is named first.
         self.current = random.choice(self.members)  # noqa: S311
         self.current.replied_at = self.loop.time()
-        self.on_header: list[Callable[[Header], None]] = []
-        """Called with the header of every reply."""
-        self.on_switch: set[Callable[[], None]] = set()
-        """Called when another member becomes the current one."""
+        self.on_header: list[Callable[[Header], None]] = []  # Called with the header of every reply.
+        self.on_switch: set[Callable[[], None]] = set()  # Called when another member becomes the current one.
         self.token = ""
         self._auth_is_off = False
         self._login: asyncio.Task[None] | None = None
@@ -321,15 +314,11 @@ def _is_cancelled() -> bool:
 
 
 class _ForkGuard:
-    """Keeps a forked child from using gRPC.
-
-    A fork copies the memory of gRPC but not its threads: in five of five trials the child hung or crashed. So it is refused.
-    """
+    """Keeps a forked child from gRPC, whose threads a fork does not copy: in five of five trials it hung or crashed."""
 
     def __init__(self) -> None:
         self.used = False
-        self.forked = False
-        """The parent had used gRPC before the fork."""
+        self.forked = False  # The parent had used gRPC before the fork.
         self.clusters: set[Cluster] = set()
         self.inherited: list[Cluster] = []
         """Clusters of the parent, never freed: freeing a channel would write to the parent's connection."""

@@ -10,8 +10,7 @@ import msgspec
 
 from ....errors import SettingsError
 
-PASSWORD_MAX = 4096
-"""Bytes. A larger file is hardly a password: more likely the wrong file was named."""
+PASSWORD_MAX = 4096  # Bytes. A larger file is hardly a password: more likely the wrong file was named.
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -23,8 +22,7 @@ class Credentials(msgspec.Struct, frozen=True):
     key: str = ""
     user: str = ""
     password_file: str = ""
-    password: str = ""
-    """The password from the environment; used if there is no file."""
+    password: str = ""  # The password from the environment; used if there is no file.
 
     def __repr__(self) -> str:
         return f"Credentials(tls={self.tls}, user={self.user!r})"

@@ -37,11 +37,7 @@ class Forked(Unanswered):
 
 
 class RequestRefused(EtcdError):
-    """etcd refused the request, which had no effect. `code` is the name of the gRPC status."""
-
-    def __init__(self, problem: str, code: str = "") -> None:
-        super().__init__(problem)
-        self.code = code
+    """etcd refused the request, which had no effect."""
 
 
 class LeaseNotFound(RequestRefused):
@@ -85,7 +81,7 @@ _OUTCOME_UNKNOWN = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL",
 
 def error_of(code: grpc.StatusCode, text: str) -> EtcdError:
     """Return the error for a gRPC status."""
-    refusal = refusal_of(text, code.name)
+    refusal = refusal_of(text)
     if type(refusal) is not RequestRefused:
         return refusal
     if code.name in _OUTCOME_UNKNOWN or (code is grpc.StatusCode.UNKNOWN and not text.startswith("etcdserver:")):
@@ -96,7 +92,6 @@ def error_of(code: grpc.StatusCode, text: str) -> EtcdError:
     return refusal
 
 
-def refusal_of(text: str, code: str = "") -> RequestRefused:
+def refusal_of(text: str) -> RequestRefused:
     """Return the refusal for a message of etcd. The message is more specific than the status code."""
-    kind = next((kind for words, kind in _BY_TEXT if words in text), RequestRefused)
-    return kind(text, code)
+    return next((kind for words, kind in _BY_TEXT if words in text), RequestRefused)(text)

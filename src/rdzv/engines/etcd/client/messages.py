@@ -11,10 +11,8 @@ import msgspec
 from ....errors import Incompatible
 from .protobuf import block, collect, fields, nonempty, number, signed, varint
 
-REQUEST_MAX = 1024 * 1024 * 3 // 2
-"""Bytes in a request: etcd's default limit (--max-request-bytes)."""
-OPERATIONS_MAX = 128
-"""Operations in one branch of a transaction, and compares: etcd's default limit (--max-txn-ops)."""
+REQUEST_MAX = 1024 * 1024 * 3 // 2  # Bytes in a request: etcd's default limit (--max-request-bytes).
+OPERATIONS_MAX = 128  # Operations in one branch of a transaction, and compares: etcd's default limit (--max-txn-ops).
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -101,8 +99,7 @@ class DeleteRequest(msgspec.Struct, frozen=True, gc=False):
 
 Request = RangeRequest | PutRequest | DeleteRequest
 _REQUEST_FIELD: dict[type[Request], int] = {RangeRequest: 1, PutRequest: 2, DeleteRequest: 3}
-_NESTED = 4
-"""The field number of a transaction inside a transaction, in requests and in replies."""
+_NESTED = 4  # The field number of a transaction inside a transaction, in requests and in replies.
 _NESTED_MAX = 8
 """Depth up to which a reply is decoded. rdzv nests far less; the bound keeps a hostile reply from exhausting the stack."""
 
@@ -208,11 +205,8 @@ class LeaseResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusResponse(msgspec.Struct, frozen=True):
-    """The status of one member. `leader` is 0 if the member knows no leader."""
-
     header: Header
     version: str
-    leader: int
 
 
 class WatchResponse(msgspec.Struct, frozen=True, gc=False):
@@ -253,8 +247,8 @@ def decode_lease(data: bytes) -> LeaseResponse:
 
 
 def decode_status(data: bytes) -> StatusResponse:
-    numbers, blocks, _ = collect(data)
-    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"), numbers[4])
+    _, blocks, _ = collect(data)
+    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"))
 
 
 def decode_login(data: bytes) -> str:

@@ -12,7 +12,7 @@ sharing, etcd would send each change to each of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Protocol
 
@@ -23,8 +23,7 @@ from .errors import Compacted, Denied, EtcdError, TokenInvalid, refusal_of
 from .messages import Header, WatchEvent, decode_watch, encode_unwatch, encode_watch
 from .stream import Stream
 
-RECENT_MAX = 16
-"""Changes kept in memory for listeners that join a watch a little later than the first."""
+RECENT_MAX = 16  # Changes kept in memory for listeners that join a watch a little later than the first.
 
 
 class Listener(Protocol):
@@ -59,12 +58,10 @@ class _SharedWatch(msgspec.Struct, eq=False):
     key: bytes
     end: bytes
     next: int
-    recent_from: int
-    """All changes from this revision on are in `recent` or still to come."""
+    recent_from: int  # All changes from this revision on are in `recent` or still to come.
     recent: deque[WatchEvent] = msgspec.field(default_factory=deque)
     subscribers: dict[Subscription, None] = {}
-    denied: bool = False
-    """etcd has refused to create this watch once since it was last created."""
+    denied: bool = False  # etcd has refused to create this watch once since it was last created.
 
     def create_request(self) -> bytes:
         return encode_watch(self.id, self.key, self.end, self.next)
@@ -150,8 +147,8 @@ class Watches:
         if self._by_span.get((watch.key, watch.end)) is watch:
             del self._by_span[watch.key, watch.end]
 
-    def _create_requests(self) -> Iterator[bytes]:
-        return (watch.create_request() for watch in tuple(self._watches.values()))
+    def _create_requests(self) -> list[bytes]:
+        return [watch.create_request() for watch in self._watches.values()]
 
     def _receive(self, message: bytes) -> Header:
         reply = decode_watch(message)
