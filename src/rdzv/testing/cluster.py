@@ -125,9 +125,8 @@ class SimCluster:
 
     def present(self) -> list[tuple[Item, str]]:
         """Return every member's key on the engine, and the node it belongs to."""
-        keys = Keys("sim")
         owners = {(app.node.host, app.node.pid): name for name, app in self.apps.items()}
-        items = self.engine.engine.txn((), [List(keys.members)], ()).reads[0]
+        items = self.engine.engine.txn((), [List(Keys("sim").members)], ()).reads[0]
         records = [(item, wire.decode(Record, item.value)) for item in items]
         return [(item, owners.get((record.host, record.pid), "?")) for item, record in records]
 
@@ -142,12 +141,11 @@ class SimCluster:
         app = targets[-1] if targets else None
         target = app.node.name if app is not None else trouble.target
         self.history.add(Fault(kind=trouble.kind, target=target, detail=f"for {trouble.lasts_s} s"))
-        to_node, to_engine = _TO_NODE.get(trouble.kind), _TO_ENGINE.get(trouble.kind)
         heal = None
-        if to_node is not None and app is not None:
-            heal = to_node(self, app)
-        elif to_engine is not None:
-            heal = to_engine(self)
+        if trouble.kind in _TO_ENGINE:
+            heal = _TO_ENGINE[trouble.kind](self)
+        elif app is not None:
+            heal = _TO_NODE[trouble.kind](self, app)
         await asyncio.sleep(trouble.lasts_s)
         if heal is not None:
             heal()
@@ -167,9 +165,8 @@ class SimCluster:
         return lambda: None if self.isolated else self.network.heal(app.node, server, *ways)
 
     def _ban(self, app: Application) -> Heal:
-        host = app.node.host
-        self._operate("ban", host, "bad memory")
-        return lambda: self._operate("unban", host)
+        self._operate("ban", app.node.host, "bad memory")
+        return lambda: self._operate("unban", app.node.host)
 
     def _engine_crash(self) -> Heal:
         self.engine.crash()

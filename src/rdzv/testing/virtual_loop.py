@@ -16,7 +16,7 @@ import asyncio
 import contextvars
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -131,6 +131,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._limit_s = float("inf")
         self._callbacks_max = 0
         self._ready: deque[VirtualTimer] = deque()
+        self.make_ready = self._ready.extend
+        """Run these callbacks at this instant, in this order."""
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         """A heap. Cancelled timers stay until their time comes, or until they are the majority."""
         self._timers_made = 0
@@ -185,10 +187,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
         return self.call_at(self.now + delay, callback, *args, context=context)
-
-    def make_ready(self, calls: Generator[VirtualTimer, None, None]) -> None:
-        """Run these callbacks at this instant, in this order."""
-        self._ready.extend(calls)
 
     def _run_once(self) -> None:
         """Run instant after instant until the loop is stopped."""
@@ -281,10 +279,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Fail the run with an error that asyncio can report to no caller."""
-        if self.unwinding or self.is_closed():
-            return
-        self._raised.append((str(context.get("message")), context.get("exception")))
-        self.stop()
+        if not self.unwinding and not self.is_closed():
+            self._raised.append((str(context.get("message")), context.get("exception")))
+            self.stop()
 
     def _raise_unseen(self) -> None:
         """Raise the first unseen failure: it is the likely cause of all others, so it goes before main's own error."""

@@ -101,20 +101,15 @@ def decode(state: object) -> Document:
 
 def _is_sound(document: Document) -> bool:
     """Whether items and log are in the order that the engine and the watches rely on."""
-    last = 0
-    for item in document.items:
-        if not last <= item.created <= item.modified <= document.revision:
-            return False
-        last = item.created
-    last = document.forgotten
-    written = {item.key: item.modified for item in document.items} if document.log else {}
-    for logged in document.log:
-        if not last <= logged.revision <= document.revision:
-            return False
-        if logged.item is True and written.get(logged.key) != logged.revision:
-            return False
-        last = logged.revision
-    return True
+    items, log, newest = document.items, document.log, document.revision
+    created = [0, *(item.created for item in items)]
+    logged = [document.forgotten, *(entry.revision for entry in log), newest if log else document.forgotten]
+    if created != sorted(created) or logged != sorted(logged):
+        return False
+    written = {item.key: item.modified for item in items}
+    return all(item.created <= item.modified <= newest for item in items) and all(
+        entry.item is not True or written.get(entry.key) == entry.revision for entry in log
+    )
 
 
 class Draft:
@@ -165,8 +160,7 @@ class Draft:
         """Count a heartbeat; LeaseGone if the lease has ended."""
         lease = self.leases.get(id)
         if lease is None:
-            msg = f"lease {id} has ended"
-            raise LeaseGone(msg)
+            raise LeaseGone(f"lease {id} has ended")
         if lease.beats != ELSEWHERE:
             # Put back at the end: the leases stay in the order of their last renewal, by which members take turns.
             del self.leases[id]
@@ -193,21 +187,12 @@ class Draft:
         if self._changes:
             engine = self.engine
             items, revision = list(engine.items()), engine.revision
-            log = [*_superseded(log, former, engine)]
-            log += [_logged(event, engine) for batch in self._changes for event in batch.events]
-            log = _trim(log)
+            new = [_logged(event, engine) for batch in self._changes for event in batch.events]
+            log = _trim([*_superseded(log, former, engine), *new])
         if self._compacted:
             log = []
-        self.document = Document(
-            instance=former.instance,
-            serial=former.serial + 1,
-            writer=writer,
-            revision=revision,
-            items=items,
-            leases=dict(self.leases),
-            log=log,
-            forgotten=log[0].revision - 1 if log else revision,
-        )
+        serial, forgotten = former.serial + 1, log[0].revision - 1 if log else revision
+        self.document = Document(former.instance, serial, writer, revision, items, dict(self.leases), log, forgotten)
         self._changes.clear()
         self.changed = self._compacted = False
         return self.document
@@ -255,9 +240,8 @@ def _stands(key: str, revision: int, engine: Engine) -> bool:
 
 def _logged(event: Event, engine: Engine) -> _Logged:
     """Return the log entry of an event. A current value is stored once, among the items."""
-    if event.item is None:
-        return _Logged(event.revision, event.key, False)
-    return _Logged(event.revision, event.key, True if _stands(event.key, event.revision, engine) else event.item)
+    item = event.item is not None and (_stands(event.key, event.revision, engine) or event.item)
+    return _Logged(event.revision, event.key, item)
 
 
 def _trim(log: list[_Logged]) -> list[_Logged]:
