@@ -26,7 +26,7 @@ from .register import RegisterServer, SimRegister
 from .scenario import FaultPlan, NodePlan, Scenario
 from .server import SimServer
 from .targeted_faults import AMBUSHES, TargetedFault
-from .virtual_loop import Process, VirtualLoop
+from .virtual_loop import VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
@@ -155,10 +155,6 @@ class SimCluster:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
-    def _pause(self, process: Process) -> Heal:
-        process.pause()
-        return process.resume
-
     def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
         self.network.cut(app.node, server, *ways)
@@ -167,10 +163,6 @@ class SimCluster:
     def _ban(self, app: Application) -> Heal:
         self._operate("ban", app.node.host, "bad memory")
         return lambda: self._operate("unban", app.node.host)
-
-    def _engine_crash(self) -> Heal:
-        self.engine.crash()
-        return self.engine.restart
 
     def _engine_slow(self) -> Heal:
         self.engine.slow_s = self.rng.uniform(0.01, 0.5)
@@ -247,10 +239,15 @@ class SimCluster:
         self.operator.spawn(act())
 
 
+def _begin(fault: Callable[[], object], heal: Heal) -> Heal:
+    fault()
+    return heal
+
+
 _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "crash": SimCluster._crash,  # noqa: SLF001
     "power cut": lambda self, app: self._crash(app, silent=True),
-    "pause": lambda self, app: self._pause(app.node),
+    "pause": lambda _self, app: _begin(app.node.pause, app.node.resume),
     "cut": SimCluster._cut,  # noqa: SLF001
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),
@@ -265,8 +262,8 @@ _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
 _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "reset all": lambda self: self.network.reset(),
     "engine restart": lambda self: self.engine.restart(),
-    "engine crash": SimCluster._engine_crash,  # noqa: SLF001
-    "engine stall": lambda self: self._pause(self.engine),
+    "engine crash": lambda self: _begin(self.engine.crash, self.engine.restart),
+    "engine stall": lambda self: _begin(self.engine.pause, self.engine.resume),
     "engine slow": SimCluster._engine_slow,  # noqa: SLF001
     "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
     "watch gap": lambda self: self.engine.drop_watches(),

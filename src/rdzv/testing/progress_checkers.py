@@ -139,7 +139,7 @@ class G5Progress(DebtChecker):
                 self._check_seated(at, node, state, present[node])
 
     def _check_seated(self, at: float, node: str, state: State, id: str) -> None:
-        """A member in the table holds its round, or has given it up if it is broken."""
+        """Check that a member in the table holds its round, or has given it up if it is broken."""
         head = state.head
         assert head is not None, "a table has a head"
         if head.phase is Phase.SEALED and self._given.get(node) != head.table:

@@ -220,28 +220,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         """Jump to the next timer. All timers of that instant become ready together."""
-        timers, ready = self._timers, self._ready
-        while timers:
-            now, _, call = heappop(timers)
-            call.loop = None
-            if not call.void:
-                break
+        timers = self._timers
+        while timers and timers[0][2].void:
+            heappop(timers)
             self._timers_void -= 1
-        else:
+        if not timers:
             raise RunError(f"at {self.now:.6f} s nothing can run and no timer is set; {self._state()}")
+        now = timers[0][0]
         if now > self._limit_s:
             raise RunError(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
         if self.callbacks > self._callbacks_max:
             raise RunError(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
         self.now = now
-        ready.append(call)
         while timers and timers[0][0] == now:
             call = heappop(timers)[2]
             call.loop = None
             if call.void:
                 self._timers_void -= 1
             else:
-                ready.append(call)
+                self._ready.append(call)
 
     def timer_cancelled(self) -> None:
         """Drop cancelled timers when they are the majority: nearly all timeouts are cancelled."""

@@ -144,11 +144,11 @@ def test_the_log_of_changes_is_bounded_and_keeps_whole_transactions():
     for number in range(LOG_EVENTS_MAX):
         draft.txn([], [Put(f"a/{number}", b""), Put(f"b/{number}", b""), Put("same", b"%d" % number)], [], {})
     document = decode(encode(draft.finish("w")))
-    batches = read_log(document, document.forgotten)
+    events = read_log(document, document.forgotten)
     assert LOG_EVENTS_MAX - 3 < len(document.log) <= LOG_EVENTS_MAX
-    assert {len(batch.events) for batch in batches} == {3}
-    assert [batch.revision for batch in batches] == list(range(document.forgotten + 1, document.revision + 1))
-    values = [event.item.value for batch in batches for event in batch.events if event.key == "same"]
+    revisions = range(document.forgotten + 1, document.revision + 1)
+    assert [event.revision for event in events] == [revision for revision in revisions for _ in range(3)]
+    values = [event.item.value for event in events if event.key == "same"]
     assert values == [b"%d" % number for number in range(LOG_EVENTS_MAX)][-len(values) :]
     large = Draft(document)
     large.txn([], [Put(f"c/{number}", b"") for number in range(2 * LOG_EVENTS_MAX)], [], {})
@@ -442,4 +442,4 @@ def test_a_document_is_what_it_was_after_a_trip():
     document = draft.finish("writer")
     assert decode(encode(document)) == document
     assert isinstance(document, Document)
-    assert [event.item.value for batch in read_log(document, 1) for event in batch.events] == [b"\x00\xff", b"2", b"3"]
+    assert [event.item.value for event in read_log(document, 1)] == [b"\x00\xff", b"2", b"3"]

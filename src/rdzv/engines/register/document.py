@@ -12,7 +12,7 @@ executed.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -187,8 +187,8 @@ class Draft:
         if self._changes:
             engine = self.engine
             items, revision = list(engine.items()), engine.revision
-            new = [_logged(event, engine) for batch in self._changes for event in batch.events]
-            log = _trim([*_superseded(log, former, engine), *new])
+            events = read_log(former, 0) + [event for batch in self._changes for event in batch.events]
+            log = _trim([_logged(event, engine) for event in events])
         if self._compacted:
             log = []
         serial, forgotten = former.serial + 1, log[0].revision - 1 if log else revision
@@ -203,34 +203,11 @@ def first_document(instance: str, writer: str) -> Document:
     return Document(instance, 1, writer, 1, [], {}, [], 1)
 
 
-def read_log(document: Document, since: int) -> tuple[Batch, ...]:
+def read_log(document: Document, since: int) -> list[Event]:
     """Return the logged changes after that revision."""
-    log = document.log
-    start = bisect_right(log, since, key=lambda logged: logged.revision)
-    if start == len(log):
-        return ()
     items = {item.key: item for item in document.items}
-    batches: list[Batch] = []
-    events: list[Event] = []
-    for logged in log[start:]:
-        if events and events[-1].revision != logged.revision:
-            batches.append(Batch(events[-1].revision, tuple(events)))
-            events = []
-        item = items[logged.key] if logged.item is True else logged.item or None
-        events.append(Event(logged.key, logged.revision, item))
-    batches.append(Batch(events[-1].revision, tuple(events)))
-    return tuple(batches)
-
-
-def _superseded(log: Iterable[_Logged], document: Document, engine: Engine) -> Iterator[_Logged]:
-    """Yield the log so far. A value that is no longer the item's current one is copied from the items into the log."""
-    former: dict[str, Item] = {}
-    for logged in log:
-        if logged.item is not True or _stands(logged.key, logged.revision, engine):
-            yield logged
-            continue
-        former = former or {item.key: item for item in document.items}
-        yield _Logged(logged.revision, logged.key, former[logged.key])
+    new = document.log[bisect_right(document.log, since, key=lambda logged: logged.revision) :]
+    return [Event(one.key, one.revision, items[one.key] if one.item is True else one.item or None) for one in new]
 
 
 def _stands(key: str, revision: int, engine: Engine) -> bool:

@@ -86,7 +86,7 @@ class RegisterWatch(WatchQueue):
             return
         if self.seen >= document.revision:
             return  # `since` may come from a session that has seen more than this one.
-        changes = (event for batch in read_log(document, self.seen) for event in batch.events)
+        changes = read_log(document, self.seen)
         events = tuple([event for event in changes if event.key in self._keys or event.key.startswith(self._prefixes)])
         self.seen = document.revision
         if events:
