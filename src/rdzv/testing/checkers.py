@@ -52,14 +52,11 @@ class Calm:
         self._spans: list[tuple[float, float]] = []
         open_since: dict[tuple[str, str], list[float]] = {}
         for fault in faults:
-            key = (fault.kind, fault.target)
-            if fault.kind in ("calm", "finish"):
-                continue
+            starts = open_since.setdefault((fault.kind, fault.target), [])
             if fault.stop:
-                starts = open_since.get(key) or [fault.at]
-                self._spans.append((starts.pop(0), fault.at + margin_s))
-            else:
-                open_since.setdefault(key, []).append(fault.at)
+                self._spans.append((starts.pop(0) if starts else fault.at, fault.at + margin_s))
+            elif fault.kind not in ("calm", "finish"):
+                starts.append(fault.at)
         self._spans += [(start, float("inf")) for starts in open_since.values() for start in starts]
 
     def since(self, at: float) -> float | None:

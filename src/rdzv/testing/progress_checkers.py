@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..core.model import CauseKind, Phase
+from ..core.model import CauseKind, Head, Phase
 from .checkers import DRIFT, EPSILON_S, Checker, new_head
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
 from .replay import State
@@ -136,15 +136,13 @@ class G5Progress(DebtChecker):
             if node not in present:
                 self.report(at, f"{node} is alive and wants to be in, but is not present on the engine")
             elif present[node] in state.entries and at - max(self._head_at, self._waits_at[node]) > self.slack_s:
-                self._check_seated(at, node, state, present[node])
+                self._check_seated(at, node, state.head, state.has_left(state.members[present[node]]))
 
-    def _check_seated(self, at: float, node: str, state: State, id: str) -> None:
+    def _check_seated(self, at: float, node: str, head: Head, has_left: bool) -> None:
         """Check that a member in the table holds its round, or has given it up if it is broken."""
-        head = state.head
-        assert head is not None, "a table has a head"
         if head.phase is Phase.SEALED and self._given.get(node) != head.table:
             self.report(at, f"{node} is in round {head.number}, but has not been given it")
-        if head.phase is Phase.BROKEN and node not in self._given and not state.has_left(state.members[id]):
+        if head.phase is Phase.BROKEN and node not in self._given and not has_left:
             self.report(at, f"{node} runs nothing of round {head.number}, which is broken, but has not given it up")
 
 
