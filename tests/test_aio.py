@@ -11,7 +11,7 @@ from rdzv import aio, drivers, errors
 from rdzv.aio import departure_of
 from rdzv.core.member_rules import ChangeKind
 from rdzv.engines.memory import MemoryDriver, MemorySession
-from support.memory_members import LONG_S, QUICK, memory, run
+from support.memory_members import LONG_S, QUICK, memory
 
 
 def rendezvous(endpoint: str, slot: str = "", **options: object) -> aio.AsyncRendezvous:
@@ -48,18 +48,15 @@ def test_the_engine_in_memory_has_no_options():
         rendezvous("memory://?x=1")
 
 
-def test_what_the_batch_system_knows_is_asked_of_the_environment(monkeypatch):
-    async def scenario():
-        endpoint = memory()
-        monkeypatch.setenv("SLURM_NODEID", "1")
-        first = rendezvous(endpoint, min_nodes=2)
-        monkeypatch.setenv("SLURM_NODEID", "0")
-        second = rendezvous(endpoint, min_nodes=2)
-        async with first, second:
-            worlds = await asyncio.gather(first.join(), second.join())
-            assert [world.rank for world in worlds] == [1, 0]
-
-    run(scenario)
+async def test_what_the_batch_system_knows_is_asked_of_the_environment(monkeypatch):
+    endpoint = memory()
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    first = rendezvous(endpoint, min_nodes=2)
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    second = rendezvous(endpoint, min_nodes=2)
+    async with first, second:
+        worlds = await asyncio.gather(first.join(), second.join())
+        assert [world.rank for world in worlds] == [1, 0]
 
 
 def test_an_object_that_is_never_used_needs_no_loop_and_leaves_nothing():
@@ -88,69 +85,57 @@ class Dialled(MemoryDriver):
         return self.sessions[-1]
 
 
-def test_who_is_prepared_has_connected_once_and_joins_by_that():
-    async def scenario():
-        driver = Dialled()
-        async with rendezvous("memory://", driver=driver) as member:
-            await member.prepare()
-            await member.prepare()
-            await until(lambda: driver.sessions and driver.sessions[0])
-            await member.join()
-            await member.prepare()
-            assert len(driver.sessions) == 1
-            assert (await member.status()).size == 1
-
-    run(scenario)
+async def test_who_is_prepared_has_connected_once_and_joins_by_that():
+    driver = Dialled()
+    async with rendezvous("memory://", driver=driver) as member:
+        await member.prepare()
+        await member.prepare()
+        await until(lambda: driver.sessions and driver.sessions[0])
+        await member.join()
+        await member.prepare()
+        assert len(driver.sessions) == 1
+        assert (await member.status()).size == 1
 
 
-def test_who_was_prepared_in_vain_joins_all_the_same_and_nobody_hears_of_it():
-    async def scenario():
-        driver, notices = Dialled(missing=1), []
-        async with rendezvous("memory://", driver=driver, observer=notices.append) as member:
-            await member.prepare()
-            await until(lambda: driver.sessions)
-            await member.join()
-            assert len(driver.sessions) == 2
-            assert notices[0].kind == "present"
-
-    run(scenario)
+async def test_who_was_prepared_in_vain_joins_all_the_same_and_nobody_hears_of_it():
+    driver, notices = Dialled(missing=1), []
+    async with rendezvous("memory://", driver=driver, observer=notices.append) as member:
+        await member.prepare()
+        await until(lambda: driver.sessions)
+        await member.join()
+        assert len(driver.sessions) == 2
+        assert notices[0].kind == "present"
 
 
 @pytest.mark.parametrize("missing", [0, 1], ids=["connected", "in vain"])
-def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(missing):
-    async def scenario():
-        driver = Dialled(missing)
-        member = rendezvous("memory://", driver=driver)
-        await member.prepare()
-        await until(lambda: driver.sessions)
-        await asyncio.sleep(0)
-        await member.leave()
-        for session in filter(None, driver.sessions):
-            with pytest.raises(errors.Unreachable, match="the session is closed"):
-                await session.txn()
-        for call in (member.join, member.prepare):
-            with pytest.raises(errors.LeftAlready, match=f"^{call.__name__}: this member has left run 'job'"):
-                await call()
-        assert len(driver.sessions) == 1
-
-    run(scenario)
+async def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(missing):
+    driver = Dialled(missing)
+    member = rendezvous("memory://", driver=driver)
+    await member.prepare()
+    await until(lambda: driver.sessions)
+    await asyncio.sleep(0)
+    await member.leave()
+    for session in filter(None, driver.sessions):
+        with pytest.raises(errors.Unreachable, match="the session is closed"):
+            await session.txn()
+    for call in (member.join, member.prepare):
+        with pytest.raises(errors.LeftAlready, match=f"^{call.__name__}: this member has left run 'job'"):
+            await call()
+    assert len(driver.sessions) == 1
 
 
-def test_who_leaves_the_moment_it_is_connected_leaves_nothing_behind():
-    async def scenario():
-        driver = Dialled()
-        driver.open = asyncio.Event()
-        member = rendezvous("memory://", driver=driver)
-        await member.prepare()
-        joining = asyncio.create_task(member.join())
-        await asyncio.sleep(0.01)
-        driver.open.set()
-        await member.leave()  # In the turn in which the connection is made; who waits for it would be told in the next.
-        with pytest.raises(errors.LeftAlready):
-            await joining
-        assert [session._closed for session in driver.sessions] == [True]
-
-    run(scenario)
+async def test_who_leaves_the_moment_it_is_connected_leaves_nothing_behind():
+    driver = Dialled()
+    driver.open = asyncio.Event()
+    member = rendezvous("memory://", driver=driver)
+    await member.prepare()
+    joining = asyncio.create_task(member.join())
+    await asyncio.sleep(0.01)
+    driver.open.set()
+    await member.leave()  # In the turn in which the connection is made; who waits for it would be told in the next.
+    with pytest.raises(errors.LeftAlready):
+        await joining
+    assert [session._closed for session in driver.sessions] == [True]
 
 
 async def until(holds) -> None:
@@ -161,29 +146,26 @@ async def until(holds) -> None:
 # ---- using it
 
 
-def test_a_member_joins_works_is_told_and_joins_again():
-    async def scenario():
-        endpoint, notices = memory(), []
-        a, b = rendezvous(endpoint, "a", observer=notices.append), rendezvous(endpoint, "b")
-        async with a:
-            async with b:
-                worlds = await asyncio.gather(a.join(), b.join())
-                assert sorted(world.rank for world in worlds) == [0, 1]
-                assert (await a.status()).size == 2
-                assert a.changed is None
-                assert await a.wait_changed(timeout_s=0.01) is None
-            change = await a.wait_changed()
-            assert change.kind is ChangeKind.ROUND
-            assert change.reason.endswith("/b left: its work here is over")
-            assert a.changed == change
-            world = await a.join(timeout_s=LONG_S)
-            assert (world.round, world.size) == (2, 1)
-            await a.done()
-        assert [notice.kind for notice in notices][:4] == ["present", "leading", "sealed", "given"]
-        with pytest.raises(errors.LeftAlready):
-            await a.join()
-
-    run(scenario)
+async def test_a_member_joins_works_is_told_and_joins_again():
+    endpoint, notices = memory(), []
+    a, b = rendezvous(endpoint, "a", observer=notices.append), rendezvous(endpoint, "b")
+    async with a:
+        async with b:
+            worlds = await asyncio.gather(a.join(), b.join())
+            assert sorted(world.rank for world in worlds) == [0, 1]
+            assert (await a.status()).size == 2
+            assert a.changed is None
+            assert await a.wait_changed(timeout_s=0.01) is None
+        change = await a.wait_changed()
+        assert change.kind is ChangeKind.ROUND
+        assert change.reason.endswith("/b left: its work here is over")
+        assert a.changed == change
+        world = await a.join(timeout_s=LONG_S)
+        assert (world.round, world.size) == (2, 1)
+        await a.done()
+    assert [notice.kind for notice in notices][:4] == ["present", "leading", "sealed", "given"]
+    with pytest.raises(errors.LeftAlready):
+        await a.join()
 
 
 # ---- the end of the block
@@ -219,46 +201,40 @@ def test_the_error_that_ends_a_block_decides_what_the_others_hear(error, said):
     assert departure_of(error) == said
 
 
-def test_a_block_that_fails_gives_up_with_the_error_as_reason():
-    async def scenario():
-        endpoint = memory()
+async def test_a_block_that_fails_gives_up_with_the_error_as_reason():
+    endpoint = memory()
 
-        async def work(a: aio.AsyncRendezvous) -> None:
-            async with rendezvous(endpoint, "b") as b:
-                await asyncio.gather(a.join(), b.join())
-                raise Ours("lost a GPU")
+    async def work(a: aio.AsyncRendezvous) -> None:
+        async with rendezvous(endpoint, "b") as b:
+            await asyncio.gather(a.join(), b.join())
+            raise Ours("lost a GPU")
 
-        async with rendezvous(endpoint, "a") as a:
-            with pytest.raises(Ours):
-                await work(a)
-            assert (await a.wait_changed(LONG_S)).reason.endswith("/b gave up: Ours: lost a GPU")
-
-    run(scenario)
+    async with rendezvous(endpoint, "a") as a:
+        with pytest.raises(Ours):
+            await work(a)
+        assert (await a.wait_changed(LONG_S)).reason.endswith("/b gave up: Ours: lost a GPU")
 
 
-def test_a_block_that_is_cancelled_has_left_when_the_cancel_gets_through():
-    async def scenario():
-        endpoint = memory()
-        a, b, at_work = rendezvous(endpoint, "a"), rendezvous(endpoint, "b"), asyncio.Event()
+async def test_a_block_that_is_cancelled_has_left_when_the_cancel_gets_through():
+    endpoint = memory()
+    a, b, at_work = rendezvous(endpoint, "a"), rendezvous(endpoint, "b"), asyncio.Event()
 
-        async def work() -> None:
-            async with b:
-                await b.join()
-                at_work.set()
-                await b.wait_changed()
+    async def work() -> None:
+        async with b:
+            await b.join()
+            at_work.set()
+            await b.wait_changed()
 
-        async with a:
-            working = asyncio.create_task(work())
-            assert (await a.join()).size == 2
-            await at_work.wait()
-            working.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await working
-            with pytest.raises(errors.LeftAlready):
-                await b.join()
-            assert (await a.wait_changed(LONG_S)).reason.endswith("/b left: CancelledError")
-
-    run(scenario)
+    async with a:
+        working = asyncio.create_task(work())
+        assert (await a.join()).size == 2
+        await at_work.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        with pytest.raises(errors.LeftAlready):
+            await b.join()
+        assert (await a.wait_changed(LONG_S)).reason.endswith("/b left: CancelledError")
 
 
 # ---- the package

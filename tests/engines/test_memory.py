@@ -20,16 +20,6 @@ DEADLINE_S = 30.0
 EVERYTHING = DeletePrefix("")
 
 
-def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run the test in a loop of its own."""
-
-    def main() -> None:
-        asyncio.run(asyncio.wait_for(test(), DEADLINE_S))
-
-    main.__doc__ = test.__doc__
-    return main
-
-
 async def put(session: MemorySession, key: str, value: bytes = b"", lease: int = 0) -> int:
     return (await session.txn(then=[Put(key, value, lease)])).revision
 
@@ -49,7 +39,6 @@ async def joined(*threads: threading.Thread) -> None:
 # ---- the registry
 
 
-@run
 async def test_engines_are_shared_by_name():
     one, same, other = [await MemoryDriver(name).connect() for name in ("a", "a", "b")]
     assert one.engine is same.engine
@@ -62,7 +51,6 @@ async def test_engines_are_shared_by_name():
         await other.txn()
 
 
-@run
 async def test_an_engine_goes_with_its_last_session():
     """An engine with a key or a lease stays for the next session."""
     driver = MemoryDriver("r")
@@ -143,7 +131,6 @@ def test_a_stall_is_credited_to_all_leases_and_time_passes_once(monkeypatch):
     asyncio.run(main())
 
 
-@run
 async def test_one_timer_per_loop():
     loop: Any = asyncio.get_running_loop()
     driver = MemoryDriver("timers")
@@ -156,7 +143,6 @@ async def test_one_timer_per_loop():
     assert all(one.cancelled() for one in loop._scheduled if one._callback == sessions[0].shared._tick)
 
 
-@run
 async def test_a_lease_ends_while_its_own_loop_is_stuck():
     """The loops of the other sessions pass the time."""
     here = await MemoryDriver("stuck").connect()
@@ -180,7 +166,6 @@ async def test_a_lease_ends_while_its_own_loop_is_stuck():
 # ---- threads and loops
 
 
-@run
 async def test_threads_with_loops_of_their_own_share_an_engine():
     """Counting by compare-and-set from many threads loses nothing; each thread's watch sees every count in order."""
     threads, count = 6, 100
@@ -246,7 +231,6 @@ def test_a_watch_that_is_not_read_gets_a_gap(monkeypatch):
     asyncio.run(main())
 
 
-@run
 async def test_calls_answer_without_giving_way():
     """A benchmark of thousands of members must measure the members."""
     session = await MemoryDriver("prompt").connect()

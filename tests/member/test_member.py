@@ -19,28 +19,22 @@ def ranks(worlds) -> list[int]:
 # ---- forming
 
 
-def test_a_full_world_is_sealed_at_once():
-    async def scenario():
-        async with Party(3, 3, last_call=LONG_S) as party:
-            _, worlds = await party.form("a", "b", "c")
-            assert_one_world(worlds, 1)
-            assert ranks(worlds) == [0, 1, 2]
-            peers = await worlds[1].members()
-            assert [(peer.rank, peer.host, peer.addr) for peer in peers] == [
-                (0, "a", "127.0.0.1"), (1, "b", "127.0.0.1"), (2, "c", "127.0.0.1")
-            ]  # fmt: skip
-
-    run(scenario)
+async def test_a_full_world_is_sealed_at_once():
+    async with Party(3, 3, last_call=LONG_S) as party:
+        _, worlds = await party.form("a", "b", "c")
+        assert_one_world(worlds, 1)
+        assert ranks(worlds) == [0, 1, 2]
+        peers = await worlds[1].members()
+        assert [(peer.rank, peer.host, peer.addr) for peer in peers] == [
+            (0, "a", "127.0.0.1"), (1, "b", "127.0.0.1"), (2, "c", "127.0.0.1")
+        ]  # fmt: skip
 
 
-def test_members_on_one_host_are_told_apart_by_their_slots():
-    async def scenario():
-        async with Party(2, 2) as party:
-            members = [party.member("a", slot=slot) for slot in ("1", "0")]
-            worlds = await join(*members)
-            assert [peer.name for peer in await worlds[0].members()] == ["a/0", "a/1"]
-
-    run(scenario)
+async def test_members_on_one_host_are_told_apart_by_their_slots():
+    async with Party(2, 2) as party:
+        members = [party.member("a", slot=slot) for slot in ("1", "0")]
+        worlds = await join(*members)
+        assert [peer.name for peer in await worlds[0].members()] == ["a/0", "a/1"]
 
 
 # ---- forming again
@@ -74,168 +68,135 @@ def test_when_one_goes_the_others_are_told_why_and_form_again(how, told):
     run(scenario)
 
 
-def test_the_others_go_on_without_their_leader():
-    async def scenario():
-        async with Party(2, 3) as party:
-            (a, b, c), _ = await party.form("a", "b", "c")
-            assert (await b.status()).leader == "a"
-            await kill(a)
-            assert (await b.wait_changed(LONG_S)).reason == "a lost"
-            worlds = await join(b, c)
-            assert_one_world(worlds, 2)
-            assert (await b.status()).leader == "b"
-
-    run(scenario)
+async def test_the_others_go_on_without_their_leader():
+    async with Party(2, 3) as party:
+        (a, b, c), _ = await party.form("a", "b", "c")
+        assert (await b.status()).leader == "a"
+        await kill(a)
+        assert (await b.wait_changed(LONG_S)).reason == "a lost"
+        worlds = await join(b, c)
+        assert_one_world(worlds, 2)
+        assert (await b.status()).leader == "b"
 
 
-def test_a_member_whose_workers_failed_has_the_round_formed_again():
-    async def scenario():
-        async with Party(2, 2) as party:
-            (a, b), _ = await party.form("a", "b")
-            again = asyncio.create_task(a.join())
-            assert "workers of a" in (await b.wait_changed(LONG_S)).reason
-            assert_one_world([await b.join(), await again], 2)
-
-    run(scenario)
+async def test_a_member_whose_workers_failed_has_the_round_formed_again():
+    async with Party(2, 2) as party:
+        (a, b), _ = await party.form("a", "b")
+        again = asyncio.create_task(a.join())
+        assert "workers of a" in (await b.wait_changed(LONG_S)).reason
+        assert_one_world([await b.join(), await again], 2)
 
 
-def test_a_newcomer_is_let_in():
-    async def scenario():
-        async with Party(1, 3) as party:
-            (a, b), _ = await party.form("a", "b")
-            c = party.member("c")
-            coming = asyncio.create_task(c.join())
-            for member in (a, b):
-                assert (await member.wait_changed(LONG_S)).reason == "c came to join"
-            worlds = [*await join(a, b), await coming]
-            assert_one_world(worlds, 2)
-            assert ranks(worlds) == [0, 1, 2]
-
-    run(scenario)
+async def test_a_newcomer_is_let_in():
+    async with Party(1, 3) as party:
+        (a, b), _ = await party.form("a", "b")
+        c = party.member("c")
+        coming = asyncio.create_task(c.join())
+        for member in (a, b):
+            assert (await member.wait_changed(LONG_S)).reason == "c came to join"
+        worlds = [*await join(a, b), await coming]
+        assert_one_world(worlds, 2)
+        assert ranks(worlds) == [0, 1, 2]
 
 
-def test_a_spare_disturbs_nobody_and_takes_the_place_of_one_that_is_lost():
-    async def scenario():
-        async with Party(2, 2) as party:
-            (a, b), _ = await party.form("a", "b")
-            spare = party.member("s")
-            waiting = asyncio.create_task(spare.join(timeout_s=0.3))
-            assert await a.wait_changed(0.6) is None
-            assert not waiting.done(), "its time does not count while a round runs"
-            assert [standing.name for standing in (await a.status()).of("spare")] == ["s"]
-            await b.leave()
-            assert await a.wait_changed(LONG_S)
-            worlds = [await a.join(), await waiting]
-            assert_one_world(worlds, 2)
-            assert worlds[1].rank == 1
-
-    run(scenario)
+async def test_a_spare_disturbs_nobody_and_takes_the_place_of_one_that_is_lost():
+    async with Party(2, 2) as party:
+        (a, b), _ = await party.form("a", "b")
+        spare = party.member("s")
+        waiting = asyncio.create_task(spare.join(timeout_s=0.3))
+        assert await a.wait_changed(0.6) is None
+        assert not waiting.done(), "its time does not count while a round runs"
+        assert [standing.name for standing in (await a.status()).of("spare")] == ["s"]
+        await b.leave()
+        assert await a.wait_changed(LONG_S)
+        worlds = [await a.join(), await waiting]
+        assert_one_world(worlds, 2)
+        assert worlds[1].rank == 1
 
 
-def test_two_joins_of_one_member_are_given_one_world():
-    async def scenario():
-        async with Party(2, 2) as party:
-            a, b = party.member("a"), party.member("b")
-            first, other, second = await asyncio.gather(a.join(), b.join(), a.join())
-            assert first is second
-            assert other.round == first.round
-
-    run(scenario)
+async def test_two_joins_of_one_member_are_given_one_world():
+    async with Party(2, 2) as party:
+        a, b = party.member("a"), party.member("b")
+        first, other, second = await asyncio.gather(a.join(), b.join(), a.join())
+        assert first is second
+        assert other.round == first.round
 
 
 # ---- the end of a run
 
 
-def test_when_all_are_done_the_run_is_closed_with_success():
-    async def scenario():
-        async with Party(2, 2) as party:
-            (a, b), _ = await party.form("a", "b")
-            spare = party.member("s")
-            waiting = asyncio.create_task(spare.join())
-            await a.done()
-            assert a.changed is None
-            await b.done()
-            with pytest.raises(Closed) as closed:
-                await waiting
-            assert closed.value.success
-            assert closed.value.reason == "all 2 members of round 1 are done"
-            assert (a.changed, b.changed) == (None, None), "they have nothing to do about it"
-            with pytest.raises(Closed):
-                await a.join()
-
-    run(scenario)
+async def test_when_all_are_done_the_run_is_closed_with_success():
+    async with Party(2, 2) as party:
+        (a, b), _ = await party.form("a", "b")
+        spare = party.member("s")
+        waiting = asyncio.create_task(spare.join())
+        await a.done()
+        assert a.changed is None
+        await b.done()
+        with pytest.raises(Closed) as closed:
+            await waiting
+        assert closed.value.success
+        assert closed.value.reason == "all 2 members of round 1 are done"
+        assert (a.changed, b.changed) == (None, None), "they have nothing to do about it"
+        with pytest.raises(Closed):
+            await a.join()
 
 
-def test_a_run_whose_members_are_done_and_go_at_once_is_closed_all_the_same():
-    async def scenario():
-        async with Party(3, 3) as party:
-            members, _ = await party.form("a", "b", "c")
+async def test_a_run_whose_members_are_done_and_go_at_once_is_closed_all_the_same():
+    async with Party(3, 3) as party:
+        members, _ = await party.form("a", "b", "c")
 
-            async def finish(member):
-                await member.done()
-                await member.leave()
+        async def finish(member):
+            await member.done()
+            await member.leave()
 
-            await asyncio.gather(*(finish(member) for member in members))
-            head = await party.head()
-            assert (head.phase, head.cause.text) == (Phase.CLOSED, "all 3 members of round 1 are done")
-            with pytest.raises(Closed) as closed:
-                await party.member("late").join()
-            assert closed.value.success
-
-    run(scenario)
+        await asyncio.gather(*(finish(member) for member in members))
+        head = await party.head()
+        assert (head.phase, head.cause.text) == (Phase.CLOSED, "all 3 members of round 1 are done")
+        with pytest.raises(Closed) as closed:
+            await party.member("late").join()
+        assert closed.value.success
 
 
-def test_one_that_is_not_done_keeps_the_run_open():
-    async def scenario():
-        async with Party(1, 2) as party:
-            (a, b), _ = await party.form("a", "b")
-            await a.done()
-            await a.leave()
-            await b.leave(reason="to be continued")
-            assert (await party.head()).phase is not Phase.CLOSED
-
-    run(scenario)
+async def test_one_that_is_not_done_keeps_the_run_open():
+    async with Party(1, 2) as party:
+        (a, b), _ = await party.form("a", "b")
+        await a.done()
+        await a.leave()
+        await b.leave(reason="to be continued")
+        assert (await party.head()).phase is not Phase.CLOSED
 
 
-def test_closing_tells_everybody_by_whom_and_why():
-    async def scenario():
-        async with Party(2, 2) as party:
-            (a, b), _ = await party.form("a", "b")
-            await a.close_run("out of budget")
-            change = await b.wait_changed(LONG_S)
-            assert (change.kind, change.reason) == (ChangeKind.CLOSED, "the run was closed: out of budget (by a)")
-            with pytest.raises(Closed) as closed:
-                await b.join()
-            assert not closed.value.success
-            assert closed.value.sentence == (
-                "run 'job' is closed: out of budget (by a); the id can be used again 5 s after the close, "
-                "or at once with a higher incarnation"
-            )
-
-    run(scenario)
+async def test_closing_tells_everybody_by_whom_and_why():
+    async with Party(2, 2) as party:
+        (a, b), _ = await party.form("a", "b")
+        await a.close_run("out of budget")
+        change = await b.wait_changed(LONG_S)
+        assert (change.kind, change.reason) == (ChangeKind.CLOSED, "the run was closed: out of budget (by a)")
+        with pytest.raises(Closed) as closed:
+            await b.join()
+        assert not closed.value.success
+        assert closed.value.sentence == (
+            "run 'job' is closed: out of budget (by a); the id can be used again 5 s after the close, "
+            "or at once with a higher incarnation"
+        )
 
 
-def test_a_failure_that_puts_quorum_out_of_reach_closes_the_run_with_its_reason():
-    async def scenario():
-        async with Party(2, 2) as party:
-            (a, b), _ = await party.form("a", "b")
-            await b.leave(failed=True, reason="CUDA error")
-            change = await a.wait_changed(LONG_S)
-            assert (change.kind, change.reason) == (
-                ChangeKind.CLOSED, "the run was closed: b gave up: CUDA error; 1 of at least 2 nodes remain"
-            )  # fmt: skip
-
-    run(scenario)
+async def test_a_failure_that_puts_quorum_out_of_reach_closes_the_run_with_its_reason():
+    async with Party(2, 2) as party:
+        (a, b), _ = await party.form("a", "b")
+        await b.leave(failed=True, reason="CUDA error")
+        change = await a.wait_changed(LONG_S)
+        assert (change.kind, change.reason) == (
+            ChangeKind.CLOSED, "the run was closed: b gave up: CUDA error; 1 of at least 2 nodes remain"
+        )  # fmt: skip
 
 
-def test_a_run_id_can_be_used_again_by_a_higher_incarnation():
-    async def scenario():
-        async with Party(1, 1, closed_for=LONG_S) as party:
-            (a,), _ = await party.form("a")
-            await a.close_run("requeued")
-            await a.leave()
-            with pytest.raises(Closed):
-                await party.member("a").join()
-            assert (await party.member("a", incarnation=1).join()).round == 1
-
-    run(scenario)
+async def test_a_run_id_can_be_used_again_by_a_higher_incarnation():
+    async with Party(1, 1, closed_for=LONG_S) as party:
+        (a,), _ = await party.form("a")
+        await a.close_run("requeued")
+        await a.leave()
+        with pytest.raises(Closed):
+            await party.member("a").join()
+        assert (await party.member("a", incarnation=1).join()).round == 1

@@ -328,58 +328,49 @@ def test_what_is_too_large_is_refused_before_anything_is_sent():
 # ---- the round
 
 
-def test_each_round_has_a_store_of_its_own():
-    async def scenario():
-        async with Party(2, 3) as party:
-            (a, b, c), worlds = await party.form("a", "b", "c")
-            await worlds[0].store.set("k", "old")
-            await c.leave()
-            await asyncio.gather(a.wait_changed(LONG_S), b.wait_changed(LONG_S))
-            first, second = await join(a, b)
-            assert not await first.store.check(["k"])
-            assert await first.store.num_keys() == 0
-            await second.store.set("k", "new")
-            assert await first.store.get("k") == b"new"
-            left = await party.operator.txn(then=[List(party.keys.kv(worlds[0].table))])
-            assert left.reads == ((),), "and the old one is gone from the engine"
-
-    run(scenario)
+async def test_each_round_has_a_store_of_its_own():
+    async with Party(2, 3) as party:
+        (a, b, c), worlds = await party.form("a", "b", "c")
+        await worlds[0].store.set("k", "old")
+        await c.leave()
+        await asyncio.gather(a.wait_changed(LONG_S), b.wait_changed(LONG_S))
+        first, second = await join(a, b)
+        assert not await first.store.check(["k"])
+        assert await first.store.num_keys() == 0
+        await second.store.set("k", "new")
+        assert await first.store.get("k") == b"new"
+        left = await party.operator.txn(then=[List(party.keys.kv(worlds[0].table))])
+        assert left.reads == ((),), "and the old one is gone from the engine"
 
 
-def test_waits_end_when_the_round_breaks():
-    async def scenario():
-        async with Party(2, 3) as party:
-            (_, b, c), worlds = await party.form("a", "b", "c")
-            waits = [asyncio.create_task(world.store.get("never")) for world in worlds[:2]]
-            await c.leave(reason="tired")
-            for wait in waits:
-                with pytest.raises(RoundOver, match=r"round 1 is over: c left: tired; call join\(\) for the next one"):
-                    await wait
-            assert b.changed
-            with pytest.raises(RoundOver):
-                await worlds[1].store.set("k", "v")
-
-    run(scenario)
+async def test_waits_end_when_the_round_breaks():
+    async with Party(2, 3) as party:
+        (_, b, c), worlds = await party.form("a", "b", "c")
+        waits = [asyncio.create_task(world.store.get("never")) for world in worlds[:2]]
+        await c.leave(reason="tired")
+        for wait in waits:
+            with pytest.raises(RoundOver, match=r"round 1 is over: c left: tired; call join\(\) for the next one"):
+                await wait
+        assert b.changed
+        with pytest.raises(RoundOver):
+            await worlds[1].store.set("k", "v")
 
 
-def test_a_late_writer_is_refused_by_the_engine_whatever_it_believes():
-    async def scenario():
-        async with Party(1, 2) as party:
-            (a, b), (old, _) = await party.form("a", "b")
-            await b.leave()
-            await a.wait_changed(LONG_S)
-            new = await a.join()
-            old.store.over = ""  # As if it had not heard yet.
-            for call in (
-                lambda: old.store.set("k", "v"),
-                lambda: old.store.multi_set({"k": "v"}),
-                lambda: old.store.add("k", 1),
-                lambda: old.store.append("k", "v"),
-                lambda: old.store.compare_set("k", "", "v"),
-                lambda: old.store.delete("k"),
-            ):
-                with pytest.raises(RoundOver, match="a later round has been sealed, or this member was evicted"):
-                    await call()
-            assert await new.store.num_keys() == 0
-
-    run(scenario)
+async def test_a_late_writer_is_refused_by_the_engine_whatever_it_believes():
+    async with Party(1, 2) as party:
+        (a, b), (old, _) = await party.form("a", "b")
+        await b.leave()
+        await a.wait_changed(LONG_S)
+        new = await a.join()
+        old.store.over = ""  # As if it had not heard yet.
+        for call in (
+            lambda: old.store.set("k", "v"),
+            lambda: old.store.multi_set({"k": "v"}),
+            lambda: old.store.add("k", 1),
+            lambda: old.store.append("k", "v"),
+            lambda: old.store.compare_set("k", "", "v"),
+            lambda: old.store.delete("k"),
+        ):
+            with pytest.raises(RoundOver, match="a later round has been sealed, or this member was evicted"):
+                await call()
+        assert await new.store.num_keys() == 0

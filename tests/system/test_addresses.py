@@ -16,97 +16,85 @@ from rdzv.engines.embedded.frames import Welcome
 from rdzv.errors import Unreachable
 from rdzv.system import addresses, dial
 from rdzv.system.addresses import can_be_told, is_here, plain
-from support.embedded_server import driver_to, free_port, run, serving
+from support.embedded_server import driver_to, free_port, serving
 
 
-def test_names_are_resolved_anew_and_all_addresses_are_tried(monkeypatch):
-    async def scenario():
-        async with serving() as server:
-            found = []
-            asked = []
-
-            def getaddrinfo(host, port, **_):
-                asked.append(host)
-                if not found:
-                    raise socket.gaierror(-2, "Name or service not known")
-                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
-
-            monkeypatch.setattr(dial.socket, "getaddrinfo", getaddrinfo)
-            driver = RemoteDriver(Endpoint.parse(f"server:{server.port}"), run_id="job")
-            with pytest.raises(Unreachable, match="host 'server' does not resolve: name or service not known"):
-                await driver.connect()
-            found[:] = ["127.0.0.2", "127.0.0.3"]
-            with pytest.raises(Unreachable, match=r"127\.0\.0\.2:\d+: connection refused; 127\.0\.0\.3:\d+: conn"):
-                await driver.connect()
-            found.append("127.0.0.1")
-            session = await driver.connect()
-            await session.txn()
-            await session.close()
-            assert asked == ["server"] * 3
-
-    run(scenario)
-
-
-def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waiting():
-    async def scenario():
-        with socket.socket() as full, socket.socket() as first:
-            # A listener whose queue is full drops what comes, as a firewall does.
-            full.bind(("127.0.0.1", 0))
-            full.listen(0)
-            first.setblocking(False)
-            first.connect_ex(full.getsockname())
-            async with serving() as server:
-                addresses = [(socket.AF_INET, full.getsockname()), (socket.AF_INET, ("127.0.0.1", server.port))]
-                driver = driver_to(server.port)
-                began_at = time.monotonic()
-                found, _ = await greeting.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 5.0)
-                assert time.monotonic() - began_at < 3 * greeting.STAGGER_S
-                found.close()
-
-    run(scenario)
-
-
-def test_a_resolver_that_hangs_is_asked_once(monkeypatch):
-    async def scenario():
-        hanging = []
-        release = asyncio.Event()
-        loop = asyncio.get_running_loop()
+async def test_names_are_resolved_anew_and_all_addresses_are_tried(monkeypatch):
+    async with serving() as server:
+        found = []
+        asked = []
 
         def getaddrinfo(host, port, **_):
-            hanging.append(host)
-            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+            asked.append(host)
+            if not found:
+                raise socket.gaierror(-2, "Name or service not known")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
 
+        monkeypatch.setattr(dial.socket, "getaddrinfo", getaddrinfo)
+        driver = RemoteDriver(Endpoint.parse(f"server:{server.port}"), run_id="job")
+        with pytest.raises(Unreachable, match="host 'server' does not resolve: name or service not known"):
+            await driver.connect()
+        found[:] = ["127.0.0.2", "127.0.0.3"]
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.2:\d+: connection refused; 127\.0\.0\.3:\d+: conn"):
+            await driver.connect()
+        found.append("127.0.0.1")
+        session = await driver.connect()
+        await session.txn()
+        await session.close()
+        assert asked == ["server"] * 3
+
+
+async def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waiting():
+    with socket.socket() as full, socket.socket() as first:
+        # A listener whose queue is full drops what comes, as a firewall does.
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        first.setblocking(False)
+        first.connect_ex(full.getsockname())
         async with serving() as server:
-            monkeypatch.setattr(dial.socket, "getaddrinfo", getaddrinfo)
-            driver = RemoteDriver(Endpoint.parse(f"server:{server.port}"), run_id="job", connect_timeout_s=0.1)
-            for _ in range(3):
-                with pytest.raises(Unreachable, match=r"host 'server' was not resolved within 0\.1 s"):
-                    await driver.connect()
-            release.set()
-            driver.connect_timeout_s = 5.0
-            await (await driver.connect()).close()
-            assert hanging == ["server"]
-
-    run(scenario)
+            addresses = [(socket.AF_INET, full.getsockname()), (socket.AF_INET, ("127.0.0.1", server.port))]
+            driver = driver_to(server.port)
+            began_at = time.monotonic()
+            found, _ = await greeting.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 5.0)
+            assert time.monotonic() - began_at < 3 * greeting.STAGGER_S
+            found.close()
 
 
-def test_ipv6_is_first_class():
+async def test_a_resolver_that_hangs_is_asked_once(monkeypatch):
+    hanging = []
+    release = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def getaddrinfo(host, port, **_):
+        hanging.append(host)
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async with serving() as server:
+        monkeypatch.setattr(dial.socket, "getaddrinfo", getaddrinfo)
+        driver = RemoteDriver(Endpoint.parse(f"server:{server.port}"), run_id="job", connect_timeout_s=0.1)
+        for _ in range(3):
+            with pytest.raises(Unreachable, match=r"host 'server' was not resolved within 0\.1 s"):
+                await driver.connect()
+        release.set()
+        driver.connect_timeout_s = 5.0
+        await (await driver.connect()).close()
+        assert hanging == ["server"]
+
+
+async def test_ipv6_is_first_class():
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
 
-    async def scenario():
-        for bound in ("::1", ""):
-            async with serving(bound) as server:
-                session = await driver_to(server.port, host="::1").connect()
-                assert session.local_host == "::1"
+    for bound in ("::1", ""):
+        async with serving(bound) as server:
+            session = await driver_to(server.port, host="::1").connect()
+            assert session.local_host == "::1"
+            await session.close()
+            if not bound:
+                session = await driver_to(server.port).connect()
+                assert session.local_host == "127.0.0.1"
                 await session.close()
-                if not bound:
-                    session = await driver_to(server.port).connect()
-                    assert session.local_host == "127.0.0.1"
-                    await session.close()
-
-    run(scenario)
 
 
 class FakeLink:
@@ -154,14 +142,11 @@ def test_the_outward_address_can_be_told_to_others():
     assert not can_be_told("not an address")
 
 
-def test_a_connection_that_met_itself_is_nobody():
-    async def scenario():
-        port = free_port()
-        with socket.socket() as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            own.bind(("127.0.0.1", port))
-            own.connect(("127.0.0.1", port))
-            with pytest.raises(ConnectionRefusedError):
-                dial._refuse_ourselves(own)
-
-    run(scenario)
+async def test_a_connection_that_met_itself_is_nobody():
+    port = free_port()
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(("127.0.0.1", port))
+        own.connect(("127.0.0.1", port))
+        with pytest.raises(ConnectionRefusedError):
+            dial._refuse_ourselves(own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
 import socket
@@ -57,20 +56,17 @@ async def asleep(*tasks: asyncio.Task) -> None:
     assert not any(task.done() for task in tasks)
 
 
-def run(test):
-    """Run the test in a loop of its own."""
-
-    @functools.wraps(test)
-    def main(**arguments):
-        asyncio.run(asyncio.wait_for(test(**arguments), LONG_S / 2))
-
-    return main
-
-
 # ---- Wakeup
 
 
-@run
+async def waiting(timeout_s):
+    node = ManualNode()
+    wakeup = Wakeup(node)
+    waiter = asyncio.create_task(wakeup.wait(timeout_s))
+    await asleep(waiter)
+    return node, wakeup, waiter
+
+
 async def test_a_ring_wakes_everybody_who_waits():
     wakeup = Wakeup(LocalNode())
     waiters = [asyncio.create_task(wakeup.wait()) for _ in range(3)]
@@ -80,7 +76,6 @@ async def test_a_ring_wakes_everybody_who_waits():
     assert await wakeup.wait(0) is False, "a ring that somebody heard is not kept"
 
 
-@run
 async def test_a_ring_that_nobody_hears_is_kept_for_the_next_wait_and_only_for_that():
     wakeup = Wakeup(LocalNode())
     wakeup.ring()
@@ -89,7 +84,6 @@ async def test_a_ring_that_nobody_hears_is_kept_for_the_next_wait_and_only_for_t
     assert await wakeup.wait(0) is False
 
 
-@run
 async def test_a_wait_ends_when_its_time_is_over_and_not_before():
     node = ManualNode()
     waiter = asyncio.create_task(Wakeup(node).wait(10.0))
@@ -101,53 +95,36 @@ async def test_a_wait_ends_when_its_time_is_over_and_not_before():
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0])
-@run
 async def test_a_wait_without_time_does_not_wait(timeout_s):
     node = ManualNode()
     assert await Wakeup(node).wait(timeout_s) is False
     assert node.timers == []
 
 
-@run
 async def test_a_wait_without_limit_sets_no_timer():
-    node = ManualNode()
-    wakeup = Wakeup(node)
-    waiter = asyncio.create_task(wakeup.wait())
-    await asleep(waiter)
+    node, wakeup, waiter = await waiting(None)
     assert node.timers == []
     wakeup.ring()
     assert await waiter is True
 
 
-@run
 async def test_a_timer_that_comes_with_the_ring_changes_nothing():
-    node = ManualNode()
-    wakeup = Wakeup(node)
-    waiter = asyncio.create_task(wakeup.wait(10.0))
-    await asleep(waiter)
+    node, wakeup, waiter = await waiting(10.0)
     wakeup.ring()
     node.pass_time(10.0)
     assert await waiter is True
 
 
-@run
 async def test_a_ring_just_after_the_time_ran_out_is_kept():
-    node = ManualNode()
-    wakeup = Wakeup(node)
-    waiter = asyncio.create_task(wakeup.wait(10.0))
-    await asleep(waiter)
+    node, wakeup, waiter = await waiting(10.0)
     node.pass_time(10.0)
     wakeup.ring()
     assert await waiter is False
     assert await wakeup.wait(0) is True
 
 
-@run
 async def test_a_cancelled_wait_leaves_nothing_behind_and_takes_no_ring_with_it():
-    node = ManualNode()
-    wakeup = Wakeup(node)
-    waiter = asyncio.create_task(wakeup.wait(10.0))
-    await asleep(waiter)
+    node, wakeup, waiter = await waiting(10.0)
     waiter.cancel()
     wakeup.ring()
     with pytest.raises(asyncio.CancelledError):
@@ -177,7 +154,6 @@ def test_an_timer_that_is_set_later_and_later_has_one_timer_and_goes_off_once():
     assert rings == [110.0, 121.0]
 
 
-@run
 async def test_what_takes_too_long_is_cancelled_and_gives_nothing():
     node = ManualNode()
     for work, passes_s, expected in ((asyncio.sleep(0, "done"), 0.0, "done"), (asyncio.sleep(LONG_S, "late"), 5.0, None)):
@@ -190,7 +166,6 @@ async def test_what_takes_too_long_is_cancelled_and_gives_nothing():
     assert all(timer.cancelled for _, _, timer in node.timers)
 
 
-@run
 async def test_sleep_lasts_as_long_as_the_nodes_clock_says():
     node = ManualNode()
     sleeper = asyncio.create_task(sleep(node, 5.0))
@@ -201,7 +176,6 @@ async def test_sleep_lasts_as_long_as_the_nodes_clock_says():
     await sleeper
 
 
-@run
 async def test_sleep_on_a_real_node_is_not_shorter_than_asked():
     node = LocalNode()
     before = node.now()
@@ -219,7 +193,6 @@ def test_the_real_node_is_this_process_on_this_host():
     assert LocalNode("other").host == "other"
 
 
-@run
 async def test_time_is_that_of_the_running_loop():
     node = LocalNode()
     loop = asyncio.get_running_loop()

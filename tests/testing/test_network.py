@@ -252,17 +252,22 @@ def test_a_request_may_take_effect_long_after_its_sender_gave_it_up():
     assert set(effects) == {True, False}
 
 
+def read_watch(world, session, target):
+    """Return a watch, and the list to which the first node adds the revisions that it shows."""
+    watch, seen = session.watch([target], 1), []
+
+    async def read():
+        async for batch in watch:
+            seen.extend(event.revision for event in batch.events)
+
+    world.on(0, read())
+    return watch, seen
+
+
 def test_a_short_partition_costs_a_watch_nothing():
     async def main(world):
         session, other = await world.session(0), await world.session(1)
-        watch = session.watch(["a"], 1)
-        seen = []
-
-        async def read():
-            async for batch in watch:
-                seen.extend(event.revision for event in batch.events)
-
-        world.on(0, read())
+        _, seen = read_watch(world, session, "a")
         for turn in range(40):
             if turn % 8 == 2:
                 world.network.cut(world.nodes[0], world.server, *(("answers",) if turn % 16 == 2 else ()))
@@ -284,14 +289,7 @@ def test_a_short_partition_costs_a_watch_nothing():
 def test_a_watch_goes_on_after_lost_connections_without_loss_or_duplication():
     async def main(world):
         session, other = await world.session(0), await world.session(1)
-        watch = session.watch(["dir/"], 1)
-        seen = []
-
-        async def read():
-            async for batch in watch:
-                seen.extend(event.revision for event in batch.events)
-
-        world.on(0, read())
+        watch, seen = read_watch(world, session, "dir/")
         for turn in range(200):
             await world.on(1, other.txn([], [Put(f"dir/{turn}", b""), Put("else", b"")]))
             if turn % 7 == 3:

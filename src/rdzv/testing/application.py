@@ -116,8 +116,7 @@ class Application:
             if life.closes and self.node.now() - waited_at > self.settings.lease + 5.0:
                 return "close"
         self._trained_s += self.node.now() - began_at
-        change = self.member.changed
-        if change is None:
+        if (change := self.member.changed) is None:
             return self.order
         if change.kind is ChangeKind.EVICTED:
             self._told(change)  # Perhaps it was told of something else before, and this is all that it will hear of it.
@@ -148,8 +147,8 @@ class Application:
             if ending in ("done", "finish"):
                 self.act("done")
                 await member.done()
-                return await self._linger()
-            if ending == "close":
+                await self._linger()
+            elif ending == "close":
                 self.act("closing")
                 await member.close_run("finished after a long sleep")
                 self.act("closed")
@@ -173,7 +172,7 @@ class Application:
             self.act("refused", f"{type(error).__name__}: {error}")
         return False
 
-    async def _linger(self) -> bool:
+    async def _linger(self) -> None:
         """Wait for the others, after this one is done. If the round breaks, they go on without it."""
         for _ in range(600):
             if self.member.changed is not None or self.stage.closed:
@@ -181,7 +180,6 @@ class Application:
             await self.bell.wait(1.0)
         # It is in no hurry, and nobody may wait for it.
         await Wakeup(self.node).wait(4.0)
-        return False
 
     def _told_evicted(self, evicted: Evicted) -> None:
         self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))

@@ -52,14 +52,11 @@ class Calm:
         self._spans: list[tuple[float, float]] = []
         open_since: dict[tuple[str, str], list[float]] = {}
         for fault in faults:
-            key = (fault.kind, fault.target)
-            if fault.kind in ("calm", "finish"):
-                continue
+            starts = open_since.setdefault((fault.kind, fault.target), [])
             if fault.stop:
-                starts = open_since.get(key) or [fault.at]
-                self._spans.append((starts.pop(0), fault.at + margin_s))
-            else:
-                open_since.setdefault(key, []).append(fault.at)
+                self._spans.append((starts.pop(0) if starts else fault.at, fault.at + margin_s))
+            elif fault.kind not in ("calm", "finish"):
+                starts.append(fault.at)
         self._spans += [(start, float("inf")) for starts in open_since.values() for start in starts]
 
     def since(self, at: float) -> float | None:
@@ -72,14 +69,13 @@ class Calm:
         return all(b <= start or a >= end for a, b in self._spans)
 
 
+@dataclass(eq=False)
 class Checker:
     """Base of all checkers. Subclasses override the hooks that they need."""
 
     name = ""
-
-    def __init__(self, context: CheckContext) -> None:
-        self.context = context
-        self.wrong: list[str] = []
+    context: CheckContext
+    wrong: list[str] = field(default_factory=list)
 
     def report(self, at: float, problem: str) -> None:
         self.wrong.append(f"{self.name} at {at:.4f} s: {problem}")
@@ -94,14 +90,12 @@ class Checker:
         """Called with every observation but a commit."""
 
 
+@dataclass(eq=False)
 class G1Agreement(Checker):
     """All members that are given a round are given the same world."""
 
     name = "G1 agreement"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._rounds: dict[tuple[str, RoundId], tuple[object, ...]] = {}
+    _rounds: dict[tuple[str, RoundId], tuple[object, ...]] = field(default_factory=dict)
 
     def see(self, seen: Observation) -> None:
         if isinstance(seen, Given):
@@ -112,14 +106,12 @@ class G1Agreement(Checker):
                 self.report(seen.at, f"{seen.actor} was given {world} for round {seen.number}, another one {first}")
 
 
+@dataclass(eq=False)
 class G2Ranks(Checker):
     """Ranks are 0..size-1, each once, and the size is allowed."""
 
     name = "G2 ranks"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._ranks: dict[tuple[str, str], dict[int, str]] = {}
+    _ranks: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -139,17 +131,15 @@ class G2Ranks(Checker):
                 self.report(seen.at, f"rank {seen.rank} of {seen.size} was given to {seen.member} and to {holder}")
 
 
+@dataclass(eq=False)
 class G3Order(Checker):
     """Rounds only grow and have one record each; a world is given only while it stands."""
 
     name = "G3 order"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._sealed: dict[str, dict[RoundId, str]] = {}
-        self._taken: dict[tuple[str, str], RoundId] = {}
-        self._training: dict[str, tuple[str, RoundId]] = {}
-        """Incarnation and round whose workers a node runs."""
+    _sealed: dict[str, dict[RoundId, str]] = field(default_factory=dict)
+    _taken: dict[tuple[str, str], RoundId] = field(default_factory=dict)
+    _training: dict[str, tuple[str, RoundId]] = field(default_factory=dict)
+    """Incarnation and round whose workers a node runs."""
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -217,15 +207,13 @@ class G4Ghosts(Checker):
                 self.report(commit.at, f"round {head.number} was sealed with {entry.name}, whose key had ended")
 
 
+@dataclass(eq=False)
 class G8Fencing(Checker):
     """No write takes effect without a live key, of the head by a non-leader, or into the store of an old round."""
 
     name = "G8 fencing"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._held: dict[str, tuple[str, str, str]] = {}
-        """For each node: engine instance and member id of its last world, and the run's incarnation."""
+    _held: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    """For each node: engine instance and member id of its last world, and the run's incarnation."""
 
     def before(self, commit: Commit, state: State) -> None:
         if commit.kind != "then" or commit.actor == "operator":
@@ -260,16 +248,14 @@ class G8Fencing(Checker):
             self._held.pop(seen.actor, None)
 
 
+@dataclass(eq=False)
 class G9Closing(Checker):
     """A run is closed only for an allowed reason, and stays closed."""
 
     name = "G9 leaving is not closing"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._closing: set[str] = set()
-        """Nodes whose application has called close."""
-        self._operator_closes = False
+    _closing: set[str] = field(default_factory=set)
+    """Nodes whose application has called close."""
+    _operator_closes: bool = False
 
     def before(self, commit: Commit, state: State) -> None:
         if state.head is None or state.head.phase is not Phase.CLOSED:

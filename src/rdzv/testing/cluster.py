@@ -26,7 +26,7 @@ from .register import RegisterServer, SimRegister
 from .scenario import FaultPlan, NodePlan, Scenario
 from .server import SimServer
 from .targeted_faults import AMBUSHES, TargetedFault
-from .virtual_loop import Process, VirtualLoop
+from .virtual_loop import VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
@@ -125,9 +125,8 @@ class SimCluster:
 
     def present(self) -> list[tuple[Item, str]]:
         """Return every member's key on the engine, and the node it belongs to."""
-        keys = Keys("sim")
         owners = {(app.node.host, app.node.pid): name for name, app in self.apps.items()}
-        items = self.engine.engine.txn((), [List(keys.members)], ()).reads[0]
+        items = self.engine.engine.txn((), [List(Keys("sim").members)], ()).reads[0]
         records = [(item, wire.decode(Record, item.value)) for item in items]
         return [(item, owners.get((record.host, record.pid), "?")) for item, record in records]
 
@@ -142,12 +141,11 @@ class SimCluster:
         app = targets[-1] if targets else None
         target = app.node.name if app is not None else trouble.target
         self.history.add(Fault(kind=trouble.kind, target=target, detail=f"for {trouble.lasts_s} s"))
-        to_node, to_engine = _TO_NODE.get(trouble.kind), _TO_ENGINE.get(trouble.kind)
         heal = None
-        if to_node is not None and app is not None:
-            heal = to_node(self, app)
-        elif to_engine is not None:
-            heal = to_engine(self)
+        if trouble.kind in _TO_ENGINE:
+            heal = _TO_ENGINE[trouble.kind](self)
+        elif app is not None:
+            heal = _TO_NODE[trouble.kind](self, app)
         await asyncio.sleep(trouble.lasts_s)
         if heal is not None:
             heal()
@@ -157,23 +155,14 @@ class SimCluster:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
-    def _pause(self, process: Process) -> Heal:
-        process.pause()
-        return process.resume
-
     def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
         self.network.cut(app.node, server, *ways)
         return lambda: None if self.isolated else self.network.heal(app.node, server, *ways)
 
     def _ban(self, app: Application) -> Heal:
-        host = app.node.host
-        self._operate("ban", host, "bad memory")
-        return lambda: self._operate("unban", host)
-
-    def _engine_crash(self) -> Heal:
-        self.engine.crash()
-        return self.engine.restart
+        self._operate("ban", app.node.host, "bad memory")
+        return lambda: self._operate("unban", app.node.host)
 
     def _engine_slow(self) -> Heal:
         self.engine.slow_s = self.rng.uniform(0.01, 0.5)
@@ -250,10 +239,15 @@ class SimCluster:
         self.operator.spawn(act())
 
 
+def _begin(fault: Callable[[], object], heal: Heal) -> Heal:
+    fault()
+    return heal
+
+
 _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "crash": SimCluster._crash,  # noqa: SLF001
     "power cut": lambda self, app: self._crash(app, silent=True),
-    "pause": lambda self, app: self._pause(app.node),
+    "pause": lambda _self, app: _begin(app.node.pause, app.node.resume),
     "cut": SimCluster._cut,  # noqa: SLF001
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),
@@ -268,8 +262,8 @@ _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
 _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "reset all": lambda self: self.network.reset(),
     "engine restart": lambda self: self.engine.restart(),
-    "engine crash": SimCluster._engine_crash,  # noqa: SLF001
-    "engine stall": lambda self: self._pause(self.engine),
+    "engine crash": lambda self: _begin(self.engine.crash, self.engine.restart),
+    "engine stall": lambda self: _begin(self.engine.pause, self.engine.resume),
     "engine slow": SimCluster._engine_slow,  # noqa: SLF001
     "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
     "watch gap": lambda self: self.engine.drop_watches(),

@@ -97,7 +97,7 @@ class SimConnection:
         self.answers = SimChannel(network, node, server, "answers")
         self.client_end = SimTransport(self, server.name, self._request, self.hang_up)
         self.server_end = SimTransport(self, node.host, self._answer, self._closed_by_server)
-        self.server_end.on_resume = self._read_on
+        self.server_end.resume_reading = self._read_on
         self._network = network
         self._unread_max = server.limits.unanswered
 
@@ -179,10 +179,9 @@ class SimConnection:
     def node_crashed(self, silent: bool) -> None:
         """The kernel closes a killed process's sockets. After a power cut nothing does."""
         self.answers.broken = True
-        if silent:
-            self.open = False
-        else:
+        if not silent:
             self.hang_up()
+        self.open = False
 
 
 def _has_answer(data: bytes) -> bool:
@@ -210,7 +209,7 @@ class SimTransport:
         """Bytes that arrived while this end does not read; None: it reads."""
         self.unread = 0
         """Bytes that the other end has not read yet."""
-        self.on_resume: Callable[[], None] = lambda: None
+        self.resume_reading: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         if not self._closing:
@@ -225,9 +224,6 @@ class SimTransport:
     def pause_reading(self) -> None:
         if self.waiting is None:
             self.waiting = []
-
-    def resume_reading(self) -> None:
-        self.on_resume()
 
     def get_write_buffer_size(self) -> int:
         return self.unread
@@ -300,9 +296,7 @@ class SimNetwork:
         """Draw a delay: most messages are quick, some are not."""
         least, usual, most = DELAYS_S
         drawn = self.rng.random()
-        if drawn >= TAIL:
-            return least + (usual - least) * drawn * drawn
-        return usual + (most - usual) * drawn / TAIL
+        return least + (usual - least) * drawn * drawn if drawn >= TAIL else usual + (most - usual) * drawn / TAIL
 
     def breaks(self, route: tuple[str, str, Way]) -> bool:
         """Whether the connection breaks at this message."""

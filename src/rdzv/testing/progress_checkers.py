@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ..core.model import CauseKind, Phase
-from .checkers import DRIFT, EPSILON_S, CheckContext, Checker, new_head
+from ..core.model import CauseKind, Head, Phase
+from .checkers import DRIFT, EPSILON_S, Checker, new_head
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
 from .replay import State
 
@@ -28,25 +29,27 @@ class Debt:
     state: State
 
 
+@dataclass(eq=False)
 class DebtChecker(Checker):
     """The leader does in time what it owes by the state of the engine, unless faults excuse it."""
 
-    kinds: tuple[str, ...]
+    kinds: ClassVar[tuple[str, ...]]
     """First words of the debts that this checker judges."""
 
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._owed: dict[str, Debt] = {}
-        """Keyed by engine instance."""
-        self._newest: dict[str, str] = {}
-        """For each server: its latest instance."""
-        self._gone: set[str] = set()
-        """Nodes that are dead, or whose application has ended or is about to."""
-        self._moved: set[str] = set()
-        """Nodes whose endpoint leads, or led, to another engine."""
-        polls_s = 2 * POLL_S if context.register else 0.0
-        self.slack_s = EPSILON_S + polls_s + (LOSS_SLACK_S if context.loss else 0.0)
+    _owed: dict[str, Debt] = field(default_factory=dict)
+    """Keyed by engine instance."""
+    _newest: dict[str, str] = field(default_factory=dict)
+    """For each server: its latest instance."""
+    _gone: set[str] = field(default_factory=set)
+    """Nodes that are dead, or whose application has ended or is about to."""
+    _moved: set[str] = field(default_factory=set)
+    """Nodes whose endpoint leads, or led, to another engine."""
+
+    @property
+    def slack_s(self) -> float:
         """Time that every bound is allowed on top."""
+        polls_s = 2 * POLL_S if self.context.register else 0.0
+        return EPSILON_S + polls_s + (LOSS_SLACK_S if self.context.loss else 0.0)
 
     def after(self, commit: Commit, state: State) -> None:
         if self._newest.get(commit.server, state.instance) != state.instance:
@@ -91,19 +94,17 @@ class DebtChecker(Checker):
                     self._judge(seen.at, debt)
 
 
+@dataclass(eq=False)
 class G5Progress(DebtChecker):
     """Rounds are sealed in time if a quorum is alive and nothing is wrong, and members take the rounds they are in."""
 
     name = "G5 progress"
     kinds = "seal", "evict"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._given: dict[str, str] = {}
-        """For each node: the table it holds."""
-        self._started: dict[str, float] = {}
-        self._head_at = 0.0
-        self._waits_at: dict[str, float] = {}
+    _given: dict[str, str] = field(default_factory=dict)
+    """For each node: the table it holds."""
+    _started: dict[str, float] = field(default_factory=dict)
+    _head_at: float = 0.0
+    _waits_at: dict[str, float] = field(default_factory=dict)
 
     def after(self, commit: Commit, state: State) -> None:
         if new_head(commit, state) is not None:
@@ -135,30 +136,26 @@ class G5Progress(DebtChecker):
             if node not in present:
                 self.report(at, f"{node} is alive and wants to be in, but is not present on the engine")
             elif present[node] in state.entries and at - max(self._head_at, self._waits_at[node]) > self.slack_s:
-                self._check_seated(at, node, state, present[node])
+                self._check_seated(at, node, state.head, state.has_left(state.members[present[node]]))
 
-    def _check_seated(self, at: float, node: str, state: State, id: str) -> None:
-        """A member in the table holds its round, or has given it up if it is broken."""
-        head = state.head
-        assert head is not None, "a table has a head"
+    def _check_seated(self, at: float, node: str, head: Head, has_left: bool) -> None:
+        """Check that a member in the table holds its round, or has given it up if it is broken."""
         if head.phase is Phase.SEALED and self._given.get(node) != head.table:
             self.report(at, f"{node} is in round {head.number}, but has not been given it")
-        if head.phase is Phase.BROKEN and node not in self._given and not state.has_left(state.members[id]):
+        if head.phase is Phase.BROKEN and node not in self._given and not has_left:
             self.report(at, f"{node} runs nothing of round {head.number}, which is broken, but has not given it up")
 
 
+@dataclass(eq=False)
 class G6Notice(DebtChecker):
     """A loss is published at once, and every member that holds the round is told at once."""
 
     name = "G6 notice"
     kinds = ("break",)
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._holds: dict[str, str] = {}
-        """For each node: the table it holds."""
-        self._due: dict[str, tuple[float, str]] = {}
-        """For each node that must be told: since when, and of what."""
+    _holds: dict[str, str] = field(default_factory=dict)
+    """For each node: the table it holds."""
+    _due: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """For each node that must be told: since when, and of what."""
 
     def after(self, commit: Commit, state: State) -> None:
         super().after(commit, state)
@@ -209,26 +206,24 @@ _IN_FLIGHT_S = 1.5
 """Two slow messages: what a leader acts on may be gone for so long."""
 
 
+@dataclass(eq=False)
 class G7Cause(Checker):
     """No running round is disturbed without a cause among its members, a newcomer or an operator."""
 
     name = "G7 no restart without cause"
-
-    def __init__(self, context: CheckContext) -> None:
-        super().__init__(context)
-        self._tables: dict[str, tuple[float, set[str]]] = {}
-        """For each table: when it was sealed, and the nodes in it."""
-        self._causes: list[tuple[float, str, str]] = []
-        """Time, kind, and the node concerned."""
-        self._held: dict[str, str] = {}
-        self._restarts: list[float] = []
-        self._engine_faults = 0
-        self._grown: set[str] = set()
-        self._took: dict[str, set[str]] = {}
-        """For each table: nodes that were given it."""
-        self._useful_at: dict[str, float] = {}
-        self._done_at: dict[str, float] = {}
-        """For each table: when its first member was done."""
+    _tables: dict[str, tuple[float, set[str]]] = field(default_factory=dict)
+    """For each table: when it was sealed, and the nodes in it."""
+    _causes: list[tuple[float, str, str]] = field(default_factory=list)
+    """Time, kind, and the node concerned."""
+    _held: dict[str, str] = field(default_factory=dict)
+    _restarts: list[float] = field(default_factory=list)
+    _engine_faults: int = 0
+    _grown: set[str] = field(default_factory=set)
+    _took: dict[str, set[str]] = field(default_factory=dict)
+    """For each table: nodes that were given it."""
+    _useful_at: dict[str, float] = field(default_factory=dict)
+    _done_at: dict[str, float] = field(default_factory=dict)
+    """For each table: when its first member was done."""
 
     def before(self, commit: Commit, state: State) -> None:
         """Check that a growth is worth its price."""

@@ -7,10 +7,11 @@ from the values that win, and judge it like any other run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 from ..engines.embedded.frames import Request, Txn
-from ..engines.port import Compare, Created, Delete, EngineReset, Get, Modified, Operation, Outcome, Put, Session
+from ..engines.port import Batch, Compare, Created, Delete, EngineReset, Get, Modified, Operation, Outcome, Put, Session
 from ..engines.reference import Engine
 from ..engines.register.backend import Version
 from ..engines.register.document import Document, Draft, decode, encode, read_log
@@ -57,7 +58,8 @@ class RegisterServer(SimServer):
             document = decode(value)
             since = self._document.revision if self._document is not None else document.revision
             self._document, self._copy = document, None
-            self.committed += read_log(document, since)
+            changes = groupby(read_log(document, since), key=lambda event: event.revision)
+            self.committed += [Batch(revision, tuple(events)) for revision, events in changes]
         super().publish(actor, kind)
 
     # ---- for faults
@@ -69,7 +71,7 @@ class RegisterServer(SimServer):
         if not states or self._document is None:
             return request
         log = read_log(decode(states[0]), self._document.revision)
-        puts = [Put(event.key, event.item.value) for batch in log for event in batch.events if event.item is not None]
+        puts = [Put(event.key, event.item.value) for event in log if event.item is not None]
         return Txn(0, (), tuple(puts), ())
 
     def expire(self, lease: int) -> None:

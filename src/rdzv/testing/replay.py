@@ -135,8 +135,7 @@ class State:
     @cached_property
     def some_done(self) -> bool:
         """Whether a member of the table is done, gone or not."""
-        here = any(one.record.done for one in self.seated.values())
-        return here or any(entry.done for entry in self.entries.values())
+        return any(one.record.done for one in self.seated.values()) or any(one.done for one in self.entries.values())
 
     def size_of(self, count: int) -> int:
         """The size of a round of `count` members; 0 if they are no quorum."""
@@ -151,9 +150,7 @@ class State:
     def owed(self) -> tuple[str, float] | None:
         """The act that the leader owes if nothing else happens, and within how many seconds; None if it owes none."""
         settings, head = self.settings, self.head
-        if settings is None or not self.members:
-            return None
-        if head is not None and head.phase is Phase.CLOSED:
+        if settings is None or not self.members or (head is not None and head.phase is Phase.CLOSED):
             return None
         if head is not None and head.phase is Phase.SEALED:
             return self._owed_sealed(settings, head)
@@ -173,9 +170,8 @@ class State:
     def _owed_sealed(self, settings: RunSettings, head: Head) -> tuple[str, float] | None:
         if self.lost or any(self.has_left(one) for one in self.survivors):
             return "break: a member of the table is gone or has left", 0.0
-        leaving = any(
-            (one.record.drain or one.id in self.asked) and not one.record.done for one in self.seated.values()
-        )
+        undone = [one for one in self.seated.values() if not one.record.done]
+        leaving = any(one.record.drain or one.id in self.asked for one in undone)
         size = self.size_of(len(self.survivors) + len(self.newcomers))
         if leaving and size:
             return "break: a member drains", settings.drain_settle

@@ -16,7 +16,7 @@ import asyncio
 import contextvars
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -131,6 +131,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._limit_s = float("inf")
         self._callbacks_max = 0
         self._ready: deque[VirtualTimer] = deque()
+        self.make_ready = self._ready.extend
+        """Run these callbacks at this instant, in this order."""
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         """A heap. Cancelled timers stay until their time comes, or until they are the majority."""
         self._timers_made = 0
@@ -186,10 +188,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> VirtualTimer:
         return self.call_at(self.now + delay, callback, *args, context=context)
 
-    def make_ready(self, calls: Generator[VirtualTimer, None, None]) -> None:
-        """Run these callbacks at this instant, in this order."""
-        self._ready.extend(calls)
-
     def _run_once(self) -> None:
         """Run instant after instant until the loop is stopped."""
         ready = self._ready
@@ -222,28 +220,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         """Jump to the next timer. All timers of that instant become ready together."""
-        timers, ready = self._timers, self._ready
-        while timers:
-            now, _, call = heappop(timers)
-            call.loop = None
-            if not call.void:
-                break
+        timers = self._timers
+        while timers and timers[0][2].void:
+            heappop(timers)
             self._timers_void -= 1
-        else:
+        if not timers:
             raise RunError(f"at {self.now:.6f} s nothing can run and no timer is set; {self._state()}")
+        now = timers[0][0]
         if now > self._limit_s:
             raise RunError(f"not at its end after {self._limit_s} s of virtual time; {self._state()}")
         if self.callbacks > self._callbacks_max:
             raise RunError(f"not at its end after {self.callbacks} callbacks, at {now:.6f} s; {self._state()}")
         self.now = now
-        ready.append(call)
         while timers and timers[0][0] == now:
             call = heappop(timers)[2]
             call.loop = None
             if call.void:
                 self._timers_void -= 1
             else:
-                ready.append(call)
+                self._ready.append(call)
 
     def timer_cancelled(self) -> None:
         """Drop cancelled timers when they are the majority: nearly all timeouts are cancelled."""
@@ -281,10 +276,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Fail the run with an error that asyncio can report to no caller."""
-        if self.unwinding or self.is_closed():
-            return
-        self._raised.append((str(context.get("message")), context.get("exception")))
-        self.stop()
+        if not self.unwinding and not self.is_closed():
+            self._raised.append((str(context.get("message")), context.get("exception")))
+            self.stop()
 
     def _raise_unseen(self) -> None:
         """Raise the first unseen failure: it is the likely cause of all others, so it goes before main's own error."""

@@ -92,19 +92,16 @@ def test_much_rubbish_ends_connections_with_sentences_and_takes_no_memory():
         (ASKED[1][0], frames.TxnDone(1, Outcome(True, 1, ((),)))),
     ],
 )
-def test_an_answer_to_another_question_is_none(frame, answer):
-    async def scenario():
-        link = ClientConnection("rdzv://x", 60.0)
-        link.connection_made(FakeTransport())
-        feed(link, PREAMBLE + encode(frames.Welcome("s", "i", "p", 1, 1)))
-        call = asyncio.ensure_future(link.call(frame))
-        await asyncio.sleep(0)
-        feed(link, encode(answer))
-        with pytest.raises(Unreachable, match="was asked for, and what came does not answer that"):
-            await call
-        assert link.transport.closed
-
-    run(scenario)
+async def test_an_answer_to_another_question_is_none(frame, answer):
+    link = ClientConnection("rdzv://x", 60.0)
+    link.connection_made(FakeTransport())
+    feed(link, PREAMBLE + encode(frames.Welcome("s", "i", "p", 1, 1)))
+    call = asyncio.ensure_future(link.call(frame))
+    await asyncio.sleep(0)
+    feed(link, encode(answer))
+    with pytest.raises(Unreachable, match="was asked for, and what came does not answer that"):
+        await call
+    assert link.transport.closed
 
 
 @asynccontextmanager

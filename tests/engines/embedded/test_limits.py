@@ -31,144 +31,114 @@ from rdzv.engines.embedded.limits import Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.port import Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
-from support.embedded_server import LONG_S, Raw, driver_to, run, serving, session_to, until
+from support.embedded_server import LONG_S, Raw, driver_to, serving, session_to, until
 
 SRC = Path(rdzv.__file__).parent.parent
 
 
-def test_a_transaction_larger_than_a_frame_is_refused_here_and_nothing_is_sent():
-    async def scenario():
-        async with serving() as server, session_to(server.port) as session:
-            with pytest.raises(LimitExceeded, match=r"a frame 'Txn' has 167.* bytes, at most 16777216 are allowed"):
-                await session.txn(then=[Put("k", bytes(16 * 1024 * 1024))])
-            fits = 16 * 1024 * 1024 - 100
-            await session.txn(then=[Put("k", bytes(fits))])
-            assert len((await session.txn(then=[Get("k")])).item(0).value) == fits
-
-    run(scenario)
+async def test_a_transaction_larger_than_a_frame_is_refused_here_and_nothing_is_sent():
+    async with serving() as server, session_to(server.port) as session:
+        with pytest.raises(LimitExceeded, match=r"a frame 'Txn' has 167.* bytes, at most 16777216 are allowed"):
+            await session.txn(then=[Put("k", bytes(16 * 1024 * 1024))])
+        fits = 16 * 1024 * 1024 - 100
+        await session.txn(then=[Put("k", bytes(fits))])
+        assert len((await session.txn(then=[Get("k")])).item(0).value) == fits
 
 
-def test_an_answer_larger_than_a_frame_is_refused_with_a_sentence():
-    async def scenario():
-        async with serving(limits=Limits(frame=10_000)) as server, session_to(server.port) as session:
-            for n in range(3):
-                await session.txn(then=[Put(f"k{n}", bytes(5000))])
-            with pytest.raises(ValueError, match=r"the answer would have 150.* bytes, at most 10000 are allowed"):
-                await session.txn(then=[List("k")])
-            assert len((await session.txn(then=[List("k", limit=1)])).reads[0]) == 1
-            raw = await Raw.member(server.port)
-            raw.write((10_001).to_bytes(4, "big"))
-            assert await raw.frame() == Rejected("it sent a frame of 10001 bytes, at most 10000 are allowed")
-            await raw.close()
-
-    run(scenario)
+async def test_an_answer_larger_than_a_frame_is_refused_with_a_sentence():
+    async with serving(limits=Limits(frame=10_000)) as server, session_to(server.port) as session:
+        for n in range(3):
+            await session.txn(then=[Put(f"k{n}", bytes(5000))])
+        with pytest.raises(ValueError, match=r"the answer would have 150.* bytes, at most 10000 are allowed"):
+            await session.txn(then=[List("k")])
+        assert len((await session.txn(then=[List("k", limit=1)])).reads[0]) == 1
+        raw = await Raw.member(server.port)
+        raw.write((10_001).to_bytes(4, "big"))
+        assert await raw.frame() == Rejected("it sent a frame of 10001 bytes, at most 10000 are allowed")
+        await raw.close()
 
 
-def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
-    async def scenario():
-        limits = Limits(bytes=1000, keys=5)
-        async with serving(limits=limits) as server, session_to(server.port) as session:
-            with pytest.raises(LimitExceeded, match="run 'job' on this server has 1001 bytes, at most 1000"):
-                await session.txn(then=[Put("k", bytes(1000))])
-            with pytest.raises(ValueError, match="run 'job' would have 6 keys, at most 5"):
-                await session.txn(then=[Put(f"k{n}", b"") for n in range(6)])
-            await session.txn(then=[Put(f"k{n}", b"") for n in range(5)])
-            async with session_to(server.port, "other") as other:
-                await other.txn(then=[Put("k", bytes(900))])
-
-    run(scenario)
+async def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
+    limits = Limits(bytes=1000, keys=5)
+    async with serving(limits=limits) as server, session_to(server.port) as session:
+        with pytest.raises(LimitExceeded, match="run 'job' on this server has 1001 bytes, at most 1000"):
+            await session.txn(then=[Put("k", bytes(1000))])
+        with pytest.raises(ValueError, match="run 'job' would have 6 keys, at most 5"):
+            await session.txn(then=[Put(f"k{n}", b"") for n in range(6)])
+        await session.txn(then=[Put(f"k{n}", b"") for n in range(5)])
+        async with session_to(server.port, "other") as other:
+            await other.txn(then=[Put("k", bytes(900))])
 
 
-def test_runs_share_nothing():
-    async def scenario():
-        async with serving() as server, session_to(server.port, "a") as a, session_to(server.port, "b") as b:
-            await a.txn(then=[Put("k", b"a")])
-            assert (await b.txn(then=[Get("k")])).item(0) is None
-            assert a.instance != b.instance
-            assert a.place == b.place
-
-    run(scenario)
+async def test_runs_share_nothing():
+    async with serving() as server, session_to(server.port, "a") as a, session_to(server.port, "b") as b:
+        await a.txn(then=[Put("k", b"a")])
+        assert (await b.txn(then=[Get("k")])).item(0) is None
+        assert a.instance != b.instance
+        assert a.place == b.place
 
 
-def test_there_are_so_many_connections_and_no_more():
-    async def scenario():
-        async with serving(limits=Limits(connections=3)) as server:
-            sessions = [await driver_to(server.port).connect() for _ in range(3)]
-            with pytest.raises(Unreachable, match="this server has 3 connections, which is all it can have"):
-                await driver_to(server.port).connect()
-            await sessions[0].close()
-            await until(lambda: len(server.peers) == 2)
-            sessions.append(await driver_to(server.port).connect())
-            for session in sessions:
-                await session.close()
-
-    run(scenario)
+async def test_there_are_so_many_connections_and_no_more():
+    async with serving(limits=Limits(connections=3)) as server:
+        sessions = [await driver_to(server.port).connect() for _ in range(3)]
+        with pytest.raises(Unreachable, match="this server has 3 connections, which is all it can have"):
+            await driver_to(server.port).connect()
+        await sessions[0].close()
+        await until(lambda: len(server.peers) == 2)
+        sessions.append(await driver_to(server.port).connect())
+        for session in sessions:
+            await session.close()
 
 
-def test_there_are_so_many_runs_and_no_more():
-    async def scenario():
-        async with serving(limits=Limits(runs=1)) as server, session_to(server.port, "a"):
-            with pytest.raises(Unreachable, match="this server has 1 runs, which is all it can have"):
-                await driver_to(server.port, "b").connect()
-
-    run(scenario)
+async def test_there_are_so_many_runs_and_no_more():
+    async with serving(limits=Limits(runs=1)) as server, session_to(server.port, "a"):
+        with pytest.raises(Unreachable, match="this server has 1 runs, which is all it can have"):
+            await driver_to(server.port, "b").connect()
 
 
-def test_a_run_in_which_nothing_is_left_is_forgotten(monkeypatch):
+async def test_a_run_in_which_nothing_is_left_is_forgotten(monkeypatch):
     monkeypatch.setattr(server_core, "EMPTY_S", 0.0)
     monkeypatch.setattr(server_core, "SWEEP_S", 0.01)
 
-    async def scenario():
-        async with serving() as server:
-            async with session_to(server.port, "kept") as session:
-                await session.txn(then=[Put("k", b"")])
-            async with session_to(server.port, "empty"):
-                await asyncio.sleep(0.5)
-                assert set(server.runs) == {"kept", "empty"}
-            await until(lambda: set(server.runs) == {"kept"})
-
-    run(scenario)
+    async with serving() as server:
+        async with session_to(server.port, "kept") as session:
+            await session.txn(then=[Put("k", b"")])
+        async with session_to(server.port, "empty"):
+            await asyncio.sleep(0.5)
+            assert set(server.runs) == {"kept", "empty"}
+        await until(lambda: set(server.runs) == {"kept"})
 
 
-def test_who_connects_says_hello_soon():
-    async def scenario():
-        async with serving(limits=Limits(greeting_s=0.3)) as server:
-            silent, half, greeted = [await Raw.connect(server.port) for _ in range(3)]
-            half.write(PREAMBLE[:5])
-            greeted.write(PREAMBLE)
-            member = await Raw.member(server.port)
-            for raw in (silent, half, greeted):
-                assert b"did not say hello within 0.3 s" in await raw.rest()
-                await raw.close()
-            await asyncio.sleep(1.2)
-            member.write(Ping(1))
-            assert await member.frame() == Acknowledged(1)
-            await member.close()
-
-    run(scenario)
-
-
-def test_a_stranger_cannot_make_the_server_keep_much():
-    async def scenario():
-        async with serving() as server:
-            raw = await Raw.connect(server.port)
-            raw.write(PREAMBLE, (1_000_000).to_bytes(4, "big"))
-            assert b"it sent a frame of 1000000 bytes, at most 65536 are allowed" in await raw.rest()
+async def test_who_connects_says_hello_soon():
+    async with serving(limits=Limits(greeting_s=0.3)) as server:
+        silent, half, greeted = [await Raw.connect(server.port) for _ in range(3)]
+        half.write(PREAMBLE[:5])
+        greeted.write(PREAMBLE)
+        member = await Raw.member(server.port)
+        for raw in (silent, half, greeted):
+            assert b"did not say hello within 0.3 s" in await raw.rest()
             await raw.close()
+        await asyncio.sleep(1.2)
+        member.write(Ping(1))
+        assert await member.frame() == Acknowledged(1)
+        await member.close()
 
-    run(scenario)
+
+async def test_a_stranger_cannot_make_the_server_keep_much():
+    async with serving() as server:
+        raw = await Raw.connect(server.port)
+        raw.write(PREAMBLE, (1_000_000).to_bytes(4, "big"))
+        assert b"it sent a frame of 1000000 bytes, at most 65536 are allowed" in await raw.rest()
+        await raw.close()
 
 
-def test_one_that_has_gone_silent_is_closed(monkeypatch):
+async def test_one_that_has_gone_silent_is_closed(monkeypatch):
     monkeypatch.setattr(server_core, "SWEEP_S", 0.05)
 
-    async def scenario():
-        async with serving(limits=Limits(silent_s=0.3)) as server:
-            raw = await Raw.member(server.port)
-            assert await raw.frame() == Rejected("it has said nothing for 0.3 s")
-            await raw.close()
-
-    run(scenario)
+    async with serving(limits=Limits(silent_s=0.3)) as server:
+        raw = await Raw.member(server.port)
+        assert await raw.frame() == Rejected("it has said nothing for 0.3 s")
+        await raw.close()
 
 
 # ---- who reads too little
@@ -182,154 +152,130 @@ async def flood(session, seconds=LONG_S, until_true=lambda: False):
         await session.txn(then=[Put("k", bytes(200_000))])
 
 
-def test_a_slow_watcher_is_cut_off_with_a_gap_and_never_grows_the_server():
-    async def scenario():
-        limits = Limits(unanswered=100_000, backlog=1_000_000)
-        async with serving(limits=limits) as server, session_to(server.port) as writer:
-            raw = await Raw.member(server.port)
-            raw.write(WatchStart(1, ("k",), 1), WatchStart(2, ("other",), 1), Ping(1))
-            assert await raw.frame() == Acknowledged(1)
-            raw.writer.transport.pause_reading()
-            peer = next(peer for peer in server.peers if peer.session == "s")
-            await flood(writer, until_true=lambda: peer._cut)
-            assert peer._cut == [1]
-            assert set(peer._watches) == {2}
-            for _ in range(20):
-                await writer.txn(then=[Put("k", bytes(200_000))])
-            assert peer.transport.get_write_buffer_size() < 2_000_000
-            raw.writer.transport.resume_reading()
-            while not isinstance(frame := await raw.frame(), WatchGap):
-                assert isinstance(frame, WatchNews)
-            assert frame.watch == 1
-            raw.write(WatchStart(3, ("k",), server.runs["job"].engine.revision))
-            await writer.txn(then=[Put("k", b"again")])
-            news = await raw.frame()
-            assert (news.watch, news.batch.events[0].item.value) == (3, b"again")
-            await raw.close()
-
-    run(scenario)
+async def test_a_slow_watcher_is_cut_off_with_a_gap_and_never_grows_the_server():
+    limits = Limits(unanswered=100_000, backlog=1_000_000)
+    async with serving(limits=limits) as server, session_to(server.port) as writer:
+        raw = await Raw.member(server.port)
+        raw.write(WatchStart(1, ("k",), 1), WatchStart(2, ("other",), 1), Ping(1))
+        assert await raw.frame() == Acknowledged(1)
+        raw.writer.transport.pause_reading()
+        peer = next(peer for peer in server.peers if peer.session == "s")
+        await flood(writer, until_true=lambda: peer._cut)
+        assert peer._cut == [1]
+        assert set(peer._watches) == {2}
+        for _ in range(20):
+            await writer.txn(then=[Put("k", bytes(200_000))])
+        assert peer.transport.get_write_buffer_size() < 2_000_000
+        raw.writer.transport.resume_reading()
+        while not isinstance(frame := await raw.frame(), WatchGap):
+            assert isinstance(frame, WatchNews)
+        assert frame.watch == 1
+        raw.write(WatchStart(3, ("k",), server.runs["job"].engine.revision))
+        await writer.txn(then=[Put("k", b"again")])
+        news = await raw.frame()
+        assert (news.watch, news.batch.events[0].item.value) == (3, b"again")
+        await raw.close()
 
 
-def test_requests_of_one_that_does_not_read_wait_until_it_does():
-    async def scenario():
-        async with serving(limits=Limits(unanswered=100_000)) as server, session_to(server.port) as writer:
-            await writer.txn(then=[Put("k", bytes(500_000))])
-            raw = await Raw.member(server.port)
-            raw.writer.transport.pause_reading()
-            count = 200
-            raw.write(*(Txn(n, (), (Get("k"),), ()) for n in range(count)))
-            peer = next(peer for peer in server.peers if peer.session == "s")
-            await until(lambda: peer.is_held)
-            for _ in range(5):
-                await writer.txn()
-            assert peer.transport.get_write_buffer_size() < 1_200_000, "of 100 MB"
-            raw.writer.transport.resume_reading()
-            for n in range(count):
-                done = await raw.frame()
-                assert isinstance(done, TxnDone)
-                assert done.number == n
-            await raw.close()
-
-    run(scenario)
+async def test_requests_of_one_that_does_not_read_wait_until_it_does():
+    async with serving(limits=Limits(unanswered=100_000)) as server, session_to(server.port) as writer:
+        await writer.txn(then=[Put("k", bytes(500_000))])
+        raw = await Raw.member(server.port)
+        raw.writer.transport.pause_reading()
+        count = 200
+        raw.write(*(Txn(n, (), (Get("k"),), ()) for n in range(count)))
+        peer = next(peer for peer in server.peers if peer.session == "s")
+        await until(lambda: peer.is_held)
+        for _ in range(5):
+            await writer.txn()
+        assert peer.transport.get_write_buffer_size() < 1_200_000, "of 100 MB"
+        raw.writer.transport.resume_reading()
+        for n in range(count):
+            done = await raw.frame()
+            assert isinstance(done, TxnDone)
+            assert done.number == n
+        await raw.close()
 
 
-def test_one_that_never_reads_again_is_closed(monkeypatch):
+async def test_one_that_never_reads_again_is_closed(monkeypatch):
     monkeypatch.setattr(server_core, "SWEEP_S", 0.05)
 
-    async def scenario():
-        limits = Limits(unanswered=100_000, slow_s=0.3)
-        async with serving(limits=limits) as server, session_to(server.port) as writer:
-            await writer.txn(then=[Put("k", bytes(500_000))])
-            raw = await Raw.member(server.port)
-            raw.writer.transport.pause_reading()
-            raw.write(*(Txn(n, (), (Get("k"),), ()) for n in range(100)))
-            await until(lambda: len(server.peers) == 2)
-            await until(lambda: len(server.peers) == 1, "its end")
+    limits = Limits(unanswered=100_000, slow_s=0.3)
+    async with serving(limits=limits) as server, session_to(server.port) as writer:
+        await writer.txn(then=[Put("k", bytes(500_000))])
+        raw = await Raw.member(server.port)
+        raw.writer.transport.pause_reading()
+        raw.write(*(Txn(n, (), (Get("k"),), ()) for n in range(100)))
+        await until(lambda: len(server.peers) == 2)
+        await until(lambda: len(server.peers) == 1, "its end")
+        raw.writer.transport.abort()
+
+
+async def test_all_together_may_not_fill_the_memory_either():
+    limits = Limits(unanswered=100_000, unread=3_000_000)
+    async with serving(limits=limits) as server:
+        raws = [await Raw.member(server.port, session=f"s{n}") for n in range(5)]
+        for raw in raws:  # Each sends most of a frame, and no more.
+            raw.write((900_000).to_bytes(4, "big"), bytes(800_000))
+        await until(lambda: len(server.peers) <= 3, "closing those who keep most")
+        assert sum(peer.kept for peer in server.peers) <= limits.unread
+        for raw in raws:
             raw.writer.transport.abort()
-
-    run(scenario)
-
-
-def test_all_together_may_not_fill_the_memory_either():
-    async def scenario():
-        limits = Limits(unanswered=100_000, unread=3_000_000)
-        async with serving(limits=limits) as server:
-            raws = [await Raw.member(server.port, session=f"s{n}") for n in range(5)]
-            for raw in raws:  # Each sends most of a frame, and no more.
-                raw.write((900_000).to_bytes(4, "big"), bytes(800_000))
-            await until(lambda: len(server.peers) <= 3, "closing those who keep most")
-            assert sum(peer.kept for peer in server.peers) <= limits.unread
-            for raw in raws:
-                raw.writer.transport.abort()
-
-    run(scenario)
 
 
 # ---- watches
 
 
-def test_watches_are_limited_in_number_and_size():
-    async def scenario():
-        async with serving(limits=Limits(watches=2, targets=10)) as server:
-            for watches, shown in (
-                ([("a",), ("b",), ("c",)], "3 watches of 3 keys or prefixes: at most 2 of 10 are allowed"),
-                ([tuple("abcdefghijk")], "1 watches of 11 keys or prefixes"),
-                ([("x" * 3000,)], "has 3000 characters"),
-            ):
-                raw = await Raw.member(server.port, session=shown)
-                raw.write(*(WatchStart(n, targets, 1) for n, targets in enumerate(watches)))
-                assert shown in (await raw.frame()).text
-                await raw.close()
-
-    run(scenario)
+async def test_watches_are_limited_in_number_and_size():
+    async with serving(limits=Limits(watches=2, targets=10)) as server:
+        for watches, shown in (
+            ([("a",), ("b",), ("c",)], "3 watches of 3 keys or prefixes: at most 2 of 10 are allowed"),
+            ([tuple("abcdefghijk")], "1 watches of 11 keys or prefixes"),
+            ([("x" * 3000,)], "has 3000 characters"),
+        ):
+            raw = await Raw.member(server.port, session=shown)
+            raw.write(*(WatchStart(n, targets, 1) for n, targets in enumerate(watches)))
+            assert shown in (await raw.frame()).text
+            await raw.close()
 
 
-def test_a_watch_that_ends_makes_room():
-    async def scenario():
-        async with serving(limits=Limits(watches=2)) as server, session_to(server.port) as session:
-            for _ in range(10):
-                watch = session.watch(["k"], 1)
-                await session.txn()
-                await watch.aclose()
+async def test_a_watch_that_ends_makes_room():
+    async with serving(limits=Limits(watches=2)) as server, session_to(server.port) as session:
+        for _ in range(10):
+            watch = session.watch(["k"], 1)
             await session.txn()
-
-    run(scenario)
-
-
-def test_a_past_too_large_for_a_frame_is_a_gap():
-    async def scenario():
-        async with serving(limits=Limits(frame=10_000)) as server, session_to(server.port) as session:
-            for _ in range(3):
-                await session.txn(then=[Put("k", bytes(5000))])
-            with pytest.raises(Gap, match="too many for one frame"):
-                await anext(aiter(session.watch(["k"], 1)))
-            later = aiter(session.watch(["k"], 4))
-            await session.txn(then=[Put("k", b"small")])
-            assert (await anext(later)).events[0].item.value == b"small"
-            assert all(len(peer._watches) == 1 for peer in server.peers)
-
-    run(scenario)
+            await watch.aclose()
+        await session.txn()
 
 
-def test_all_watchers_of_a_commit_share_one_frame():
-    async def scenario():
-        async with serving() as server, session_to(server.port) as writer:
-            sessions = [await driver_to(server.port).connect() for _ in range(20)]
-            watches = [aiter(session.watch(["k"], 1)) for session in sessions]
-            for session in sessions:
-                await session.txn()
-            sent = []
-            for peer in server.peers:
-                peer.transport = Tap(peer.transport, sent)
-            await writer.txn(then=[Put("k", b"shared")])
-            for watch in watches:
-                assert (await anext(watch)).events[0].item.value == b"shared"
-            assert len([frame for frame in sent if b"shared" in frame]) == 20
-            assert len({id(frame) for frame in sent if b"shared" in frame}) == 1
-            for session in sessions:
-                await session.close()
+async def test_a_past_too_large_for_a_frame_is_a_gap():
+    async with serving(limits=Limits(frame=10_000)) as server, session_to(server.port) as session:
+        for _ in range(3):
+            await session.txn(then=[Put("k", bytes(5000))])
+        with pytest.raises(Gap, match="too many for one frame"):
+            await anext(aiter(session.watch(["k"], 1)))
+        later = aiter(session.watch(["k"], 4))
+        await session.txn(then=[Put("k", b"small")])
+        assert (await anext(later)).events[0].item.value == b"small"
+        assert all(len(peer._watches) == 1 for peer in server.peers)
 
-    run(scenario)
+
+async def test_all_watchers_of_a_commit_share_one_frame():
+    async with serving() as server, session_to(server.port) as writer:
+        sessions = [await driver_to(server.port).connect() for _ in range(20)]
+        watches = [aiter(session.watch(["k"], 1)) for session in sessions]
+        for session in sessions:
+            await session.txn()
+        sent = []
+        for peer in server.peers:
+            peer.transport = Tap(peer.transport, sent)
+        await writer.txn(then=[Put("k", b"shared")])
+        for watch in watches:
+            assert (await anext(watch)).events[0].item.value == b"shared"
+        assert len([frame for frame in sent if b"shared" in frame]) == 20
+        assert len({id(frame) for frame in sent if b"shared" in frame}) == 1
+        for session in sessions:
+            await session.close()
 
 
 class Tap:
@@ -373,50 +319,41 @@ def test_the_limit_of_open_files_is_raised_and_respected():
     assert raise_nofile() >= soft
 
 
-def test_a_start_that_is_cancelled_leaves_nothing_behind():
-    async def scenario():
-        server = Server(("127.0.0.1", 0))
-        starting = asyncio.ensure_future(server.start())
-        await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert server.port
-        async with serving(port=server.port):
-            pass
+async def test_a_start_that_is_cancelled_leaves_nothing_behind():
+    server = Server(("127.0.0.1", 0))
+    starting = asyncio.ensure_future(server.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert server.port
+    async with serving(port=server.port):
+        pass
+    await server.stop()
+
+
+async def test_stopping_says_why_and_ends_all_connections():
+    async with serving() as server:
+        raw = await Raw.member(server.port)
+        stranger = await Raw.connect(server.port)
+        stuck = await Raw.member(server.port, session="stuck")
+        stuck.write(Txn(1, (), (Put("k", b"", 7),), (), (), (LeaseGrant(7, 10.0),)))
+        await until(lambda: len(server.peers) == 3)
+        began_at = time.monotonic()
         await server.stop()
-
-    run(scenario)
-
-
-def test_stopping_says_why_and_ends_all_connections():
-    async def scenario():
-        async with serving() as server:
-            raw = await Raw.member(server.port)
-            stranger = await Raw.connect(server.port)
-            stuck = await Raw.member(server.port, session="stuck")
-            stuck.write(Txn(1, (), (Put("k", b"", 7),), (), (), (LeaseGrant(7, 10.0),)))
-            await until(lambda: len(server.peers) == 3)
-            began_at = time.monotonic()
-            await server.stop()
-            await server.stop()
-            assert time.monotonic() - began_at < 3 * 1.0
-            assert "has been stopped" in (await raw.frame()).text
-            assert await raw.rest() == b""
-            assert (await stranger.rest()).startswith(PREAMBLE)
-            for one in (raw, stranger, stuck):
-                await one.close()
-            assert not server.peers
-
-    run(scenario)
+        await server.stop()
+        assert time.monotonic() - began_at < 3 * 1.0
+        assert "has been stopped" in (await raw.frame()).text
+        assert await raw.rest() == b""
+        assert (await stranger.rest()).startswith(PREAMBLE)
+        for one in (raw, stranger, stuck):
+            await one.close()
+        assert not server.peers
 
 
-def test_a_hello_is_said_once():
-    async def scenario():
-        async with serving() as server:
-            raw = await Raw.member(server.port)
-            raw.write(Hello("job", "s", 2))
-            assert "it sent what cannot be read" in (await raw.frame()).text
-            await raw.close()
-
-    run(scenario)
+async def test_a_hello_is_said_once():
+    async with serving() as server:
+        raw = await Raw.member(server.port)
+        raw.write(Hello("job", "s", 2))
+        assert "it sent what cannot be read" in (await raw.frame()).text
+        await raw.close()

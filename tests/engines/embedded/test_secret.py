@@ -58,17 +58,14 @@ async def challenged(port, nonce=None):
     return raw, (await frame(raw, Challenge)).nonce
 
 
-def test_with_the_same_secret_everything_works_as_without():
-    async def scenario():
-        async with (
-            serving(trust=trust(TOKEN)) as server,
-            session_to(server.port, trust=trust(TOKEN)) as one,
-            session_to(server.port, trust=trust(TOKEN)) as other,
-        ):
-            await one.txn(then=[Put("k", b"v")])
-            assert (await other.txn(then=[Get("k")])).item(0).value == b"v"
-
-    run(scenario)
+async def test_with_the_same_secret_everything_works_as_without():
+    async with (
+        serving(trust=trust(TOKEN)) as server,
+        session_to(server.port, trust=trust(TOKEN)) as one,
+        session_to(server.port, trust=trust(TOKEN)) as other,
+    ):
+        await one.txn(then=[Put("k", b"v")])
+        assert (await other.txn(then=[Get("k")])).item(0).value == b"v"
 
 
 @pytest.mark.parametrize(
@@ -191,44 +188,35 @@ def test_the_run_is_named_only_after_the_server_asked_for_proof():
 # ---- what a stranger can do
 
 
-def test_a_stranger_hears_a_random_number_and_the_sentence_and_nothing_else():
-    async def scenario():
-        async with serving(trust=trust(TOKEN)) as server, session_to(server.port, trust=trust(TOKEN)):
-            raw, number = await challenged(server.port)
-            other, another = await challenged(server.port)
-            assert number != another
-            await other.close()
-            raw.write(Proof(new_nonce()), Hello("job", "s", 1))
-            assert await frame(raw, Rejected) == Rejected(DIFFERENT, untrusted=True)
-            assert await raw.rest() == b""
-            await raw.close()
-            assert server.runs["job"].presences == 0
-
-    run(scenario)
+async def test_a_stranger_hears_a_random_number_and_the_sentence_and_nothing_else():
+    async with serving(trust=trust(TOKEN)) as server, session_to(server.port, trust=trust(TOKEN)):
+        raw, number = await challenged(server.port)
+        other, another = await challenged(server.port)
+        assert number != another
+        await other.close()
+        raw.write(Proof(new_nonce()), Hello("job", "s", 1))
+        assert await frame(raw, Rejected) == Rejected(DIFFERENT, untrusted=True)
+        assert await raw.rest() == b""
+        await raw.close()
+        assert server.runs["job"].presences == 0
 
 
 @pytest.mark.parametrize("probe", [False, True])
-def test_a_hello_without_proof_is_told_nothing_even_as_a_probe(probe):
-    async def scenario():
-        async with serving(trust=trust(TOKEN)) as server:
-            raw = await Raw.connect(server.port)
-            raw.write(PREAMBLE, Hello("job", "s", 1, probe=probe))
-            assert await raw.rest() == PREAMBLE + encode(Rejected(ONLY_SERVER, untrusted=True))
-            await raw.close()
-
-    run(scenario)
+async def test_a_hello_without_proof_is_told_nothing_even_as_a_probe(probe):
+    async with serving(trust=trust(TOKEN)) as server:
+        raw = await Raw.connect(server.port)
+        raw.write(PREAMBLE, Hello("job", "s", 1, probe=probe))
+        assert await raw.rest() == PREAMBLE + encode(Rejected(ONLY_SERVER, untrusted=True))
+        await raw.close()
 
 
-def test_a_stopping_server_does_not_tell_strangers_where_it_is():
-    async def scenario():
-        async with serving(trust=trust(TOKEN)) as server:
-            raw, _ = await challenged(server.port)
-            stopping = asyncio.ensure_future(server.stop())
-            assert await raw.rest() == encode(Rejected("the server has been stopped", passing=True))
-            await raw.close()
-            await stopping
-
-    run(scenario)
+async def test_a_stopping_server_does_not_tell_strangers_where_it_is():
+    async with serving(trust=trust(TOKEN)) as server:
+        raw, _ = await challenged(server.port)
+        stopping = asyncio.ensure_future(server.stop())
+        assert await raw.rest() == encode(Rejected("the server has been stopped", passing=True))
+        await raw.close()
+        await stopping
 
 
 def test_a_recorded_handshake_proves_nothing_a_second_time(caplog):
@@ -249,7 +237,7 @@ def test_a_recorded_handshake_proves_nothing_a_second_time(caplog):
     assert DIFFERENT in caplog.text
 
 
-def test_a_proof_sent_back_to_where_it_came_from_proves_nothing():
+async def test_a_proof_sent_back_to_where_it_came_from_proves_nothing():
     """The server's own words, and those of another connection to it, open no door."""
     secret, a, b = Secret(TOKEN), new_nonce(), new_nonce()
     shaken = Handshake(secret, a, b, b"")
@@ -264,17 +252,14 @@ def test_a_proof_sent_back_to_where_it_came_from_proves_nothing():
     assert len(proofs) == 6
     assert sum(shaken.holds(DRIVER, proof) for proof in proofs) == 1
 
-    async def scenario():
-        """A stranger has a member prove itself for the server's number, and tries with the server's role, or none."""
-        async with serving(trust=trust(TOKEN)) as server:
-            first, number = await challenged(server.port, a)
-            second, _ = await challenged(server.port, number)  # The server is asked for its own number.
-            for raw, proof in ((first, Handshake(secret, a, number, b"").proof(SERVER)), (second, number)):
-                raw.write(Proof(proof), Hello("job", "s", 1))
-                assert (await frame(raw, Rejected)).text == DIFFERENT
-                await raw.close()
-
-    run(scenario)
+    """A stranger has a member prove itself for the server's number, and tries with the server's role, or none."""
+    async with serving(trust=trust(TOKEN)) as server:
+        first, number = await challenged(server.port, a)
+        second, _ = await challenged(server.port, number)  # The server is asked for its own number.
+        for raw, proof in ((first, Handshake(secret, a, number, b"").proof(SERVER)), (second, number)):
+            raw.write(Proof(proof), Hello("job", "s", 1))
+            assert (await frame(raw, Rejected)).text == DIFFERENT
+            await raw.close()
 
 
 def test_a_proof_is_for_the_two_numbers_the_role_and_the_version():
@@ -286,44 +271,38 @@ def test_a_proof_is_for_the_two_numbers_the_role_and_the_version():
     assert Handshake(Secret(TOKEN), a, b, channel).proof(DRIVER) == expected
 
 
-def test_a_stranger_may_send_little_and_stays_no_longer_for_talking():
-    async def scenario():
-        async with serving(trust=trust(TOKEN), limits=Limits(greeting_s=1.0)) as server:
-            big = await Raw.connect(server.port)
-            big.write(PREAMBLE, (CHALLENGE_MAX + 1).to_bytes(4, "big"))
-            assert f"at most {CHALLENGE_MAX} are allowed".encode() in await big.rest()
-            await big.close()
-            began_at = time.monotonic()
-            silent = await Raw.connect(server.port)
-            talking, _ = await challenged(server.port)
-            half, _ = await challenged(server.port)
-            half.write(encode(Proof(bytes(32)))[:20])
-            for raw in (silent, talking, half):
-                assert b"did not say hello within 1 s" in await raw.rest()
-                await raw.close()
-            assert time.monotonic() - began_at < 3 * 3.0
-            await until(lambda: not server.peers)
-            assert not server._strangers
-            assert not server._halves
-
-    run(scenario)
-
-
-def test_the_words_of_a_stranger_do_not_prolong_its_time():
-    async def scenario():
-        async with serving(trust=trust(TOKEN)) as server:
-            raw = await Raw.connect(server.port)
-            await until(lambda: server.peers)
-            (peer,) = server.peers
-            arrived_s = peer.heard_s
-            server.awake_s += 1.0
-            raw.write(PREAMBLE, Challenge(new_nonce()))
-            await raw.read(len(PREAMBLE))
-            await frame(raw, Challenge)
-            assert peer.heard_s == arrived_s
+async def test_a_stranger_may_send_little_and_stays_no_longer_for_talking():
+    async with serving(trust=trust(TOKEN), limits=Limits(greeting_s=1.0)) as server:
+        big = await Raw.connect(server.port)
+        big.write(PREAMBLE, (CHALLENGE_MAX + 1).to_bytes(4, "big"))
+        assert f"at most {CHALLENGE_MAX} are allowed".encode() in await big.rest()
+        await big.close()
+        began_at = time.monotonic()
+        silent = await Raw.connect(server.port)
+        talking, _ = await challenged(server.port)
+        half, _ = await challenged(server.port)
+        half.write(encode(Proof(bytes(32)))[:20])
+        for raw in (silent, talking, half):
+            assert b"did not say hello within 1 s" in await raw.rest()
             await raw.close()
+        assert time.monotonic() - began_at < 3 * 3.0
+        await until(lambda: not server.peers)
+        assert not server._strangers
+        assert not server._halves
 
-    run(scenario)
+
+async def test_the_words_of_a_stranger_do_not_prolong_its_time():
+    async with serving(trust=trust(TOKEN)) as server:
+        raw = await Raw.connect(server.port)
+        await until(lambda: server.peers)
+        (peer,) = server.peers
+        arrived_s = peer.heard_s
+        server.awake_s += 1.0
+        raw.write(PREAMBLE, Challenge(new_nonce()))
+        await raw.read(len(PREAMBLE))
+        await frame(raw, Challenge)
+        assert peer.heard_s == arrived_s
+        await raw.close()
 
 
 def test_strangers_do_not_keep_members_out_by_their_number(caplog):
@@ -388,22 +367,19 @@ def hosting(endpoint, of, **options):
 
 
 @pytest.mark.parametrize("of", [trust(TOKEN), full()], ids=["secret", "secret and TLS"])
-def test_who_hosts_asks_others_for_the_same_proof(of):
-    async def scenario():
-        port = free_port()
-        first, second, stranger = (hosting(f"127.0.0.1:{port}", one) for one in (of, of, Trust()))
-        one, other = await first.connect(), await second.connect()
-        assert first.server is not None
-        assert second.server is None
-        assert one.instance == other.instance
-        with pytest.raises(Untrusted):
-            await stranger.connect()
-        for session in (one, other):
-            await session.close()
-        for driver in (first, second, stranger):
-            await driver.close()
-
-    run(scenario)
+async def test_who_hosts_asks_others_for_the_same_proof(of):
+    port = free_port()
+    first, second, stranger = (hosting(f"127.0.0.1:{port}", one) for one in (of, of, Trust()))
+    one, other = await first.connect(), await second.connect()
+    assert first.server is not None
+    assert second.server is None
+    assert one.instance == other.instance
+    with pytest.raises(Untrusted):
+        await stranger.connect()
+    for session in (one, other):
+        await session.close()
+    for driver in (first, second, stranger):
+        await driver.close()
 
 
 def test_a_session_goes_on_if_the_server_is_for_a_while_one_with_another_secret(caplog):

@@ -14,7 +14,7 @@ from rdzv.engines.embedded.server import Server
 from rdzv.engines.port import List
 from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
-from support.embedded_server import Proxy, driver_to, run, serving, until
+from support.embedded_server import Proxy, driver_to, serving, until
 
 QUICK = {"last_call": 0.2, "settle": 0.1, "drain_settle": 0.1, "grow_every": 0, "lease": 2, "closed_for": 5}
 
@@ -63,24 +63,21 @@ def instance_of(server):
     return server.runs["job"].engine.instance if "job" in server.runs else ""
 
 
-def test_members_of_a_running_round_go_on_undisturbed_after_an_empty_restart():
-    async def scenario():
-        async with serving() as server, Group(server.port, 3, 3) as group:
-            members, worlds = await group.form("n0", "n1", "n2")
-            ranks = {member: world.rank for member, world in zip(members, worlds, strict=True)}
-            for away_s in (0.0, 1.0):
-                server = await restarted(server, away_s)  # noqa: PLW2901
-                await until(lambda: group.moved_to(instance_of(server)), "re-telling")  # noqa: B023
-                await until_sealed(members[0])
-                status = await members[0].status()
-                assert (status.phase, status.round) == ("sealed", 1)
-                await worlds[0].store.set("k", b"still works")
-                assert await worlds[2].store.get("k") == b"still works"
-                assert [member.changed for member in members] == [None] * 3
-            assert ranks == {member: member.world.rank for member in members}
-            await server.stop()
-
-    run(scenario)
+async def test_members_of_a_running_round_go_on_undisturbed_after_an_empty_restart():
+    async with serving() as server, Group(server.port, 3, 3) as group:
+        members, worlds = await group.form("n0", "n1", "n2")
+        ranks = {member: world.rank for member, world in zip(members, worlds, strict=True)}
+        for away_s in (0.0, 1.0):
+            server = await restarted(server, away_s)  # noqa: PLW2901
+            await until(lambda: group.moved_to(instance_of(server)), "re-telling")  # noqa: B023
+            await until_sealed(members[0])
+            status = await members[0].status()
+            assert (status.phase, status.round) == ("sealed", 1)
+            await worlds[0].store.set("k", b"still works")
+            assert await worlds[2].store.get("k") == b"still works"
+            assert [member.changed for member in members] == [None] * 3
+        assert ranks == {member: member.world.rank for member in members}
+        await server.stop()
 
 
 async def until_sealed(member):
@@ -88,68 +85,56 @@ async def until_sealed(member):
         await asyncio.sleep(0.02)
 
 
-def test_a_member_lost_while_the_server_was_away_is_noticed():
-    async def scenario():
-        async with serving() as server, Group(server.port, 2, 3) as group:
-            members, _ = await group.form("n0", "n1", "n2")
-            gone = members[2]
-            port = server.port
-            await server.stop()
-            gone.task.cancel()
-            await asyncio.wait([gone.task])
-            async with serving(port=port):
-                changes = await asyncio.gather(*(member.wait_changed(20) for member in members[:2]))
-                assert {change.kind for change in changes} == {ChangeKind.ROUND}
-                worlds = await asyncio.gather(*(member.join() for member in members[:2]))
-                assert [world.round for world in worlds] == [2, 2]
-                assert {world.size for world in worlds} == {2}
-                await asyncio.gather(*(member.leave() for member in members))
-
-    run(scenario)
-
-
-def test_a_server_that_is_away_for_a_while_disturbs_nobody():
-    async def scenario():
-        async with serving() as server, Proxy(server.port) as proxy, Group(proxy.port, 2, 2) as group:
-            members, _ = await group.form("n0", "n1")
-            proxy.accepts = False
-            proxy.cut()
-            await asyncio.sleep(5.0)  # Longer than the lease: the server hears nobody and judges nobody.
-            proxy.accepts = True
-            await until(lambda: all(not away_s(member.state, time.monotonic()) for member in members), "being back")
-            assert [member.changed for member in members] == [None, None]
-            assert (await members[0].status()).round == 1
-
-    run(scenario)
-
-
-def test_a_killed_member_is_noticed_in_about_a_second():
-    async def scenario():
-        async with serving() as server, Group(server.port, 2, 3, lease=30) as group, Proxy(server.port) as proxy:
-            members = [group.member("n0"), group.member("n1"), group.member("n2", proxy.port)]
-            await asyncio.gather(*(member.join() for member in members))
-            proxy.accepts = False
-            proxy.cut()
-            died_at = time.monotonic()
+async def test_a_member_lost_while_the_server_was_away_is_noticed():
+    async with serving() as server, Group(server.port, 2, 3) as group:
+        members, _ = await group.form("n0", "n1", "n2")
+        gone = members[2]
+        port = server.port
+        await server.stop()
+        gone.task.cancel()
+        await asyncio.wait([gone.task])
+        async with serving(port=port):
             changes = await asyncio.gather(*(member.wait_changed(20) for member in members[:2]))
-            assert all(changes)
-            assert 1.0 <= time.monotonic() - died_at < 3 * 1.5
-            proxy.accepts = True
+            assert {change.kind for change in changes} == {ChangeKind.ROUND}
+            worlds = await asyncio.gather(*(member.join() for member in members[:2]))
+            assert [world.round for world in worlds] == [2, 2]
+            assert {world.size for world in worlds} == {2}
+            await asyncio.gather(*(member.leave() for member in members))
 
-    run(scenario)
+
+async def test_a_server_that_is_away_for_a_while_disturbs_nobody():
+    async with serving() as server, Proxy(server.port) as proxy, Group(proxy.port, 2, 2) as group:
+        members, _ = await group.form("n0", "n1")
+        proxy.accepts = False
+        proxy.cut()
+        await asyncio.sleep(5.0)  # Longer than the lease: the server hears nobody and judges nobody.
+        proxy.accepts = True
+        await until(lambda: all(not away_s(member.state, time.monotonic()) for member in members), "being back")
+        assert [member.changed for member in members] == [None, None]
+        assert (await members[0].status()).round == 1
 
 
-def test_all_that_a_run_left_is_gone_in_the_end():
-    async def scenario():
-        async with serving() as server:
-            async with Group(server.port, 2, 2) as group:
-                members, _ = await group.form("n0", "n1")
-                await asyncio.gather(*(member.done() for member in members))
-            session = await driver_to(server.port).connect()
-            listed = await session.txn(then=[List(Keys("job").members)])
-            assert listed.reads[0] == ()
-            await session.close()
-            await until(lambda: not server.peers)
-            assert server.runs["job"].presences == 0
+async def test_a_killed_member_is_noticed_in_about_a_second():
+    async with serving() as server, Group(server.port, 2, 3, lease=30) as group, Proxy(server.port) as proxy:
+        members = [group.member("n0"), group.member("n1"), group.member("n2", proxy.port)]
+        await asyncio.gather(*(member.join() for member in members))
+        proxy.accepts = False
+        proxy.cut()
+        died_at = time.monotonic()
+        changes = await asyncio.gather(*(member.wait_changed(20) for member in members[:2]))
+        assert all(changes)
+        assert 1.0 <= time.monotonic() - died_at < 3 * 1.5
+        proxy.accepts = True
 
-    run(scenario)
+
+async def test_all_that_a_run_left_is_gone_in_the_end():
+    async with serving() as server:
+        async with Group(server.port, 2, 2) as group:
+            members, _ = await group.form("n0", "n1")
+            await asyncio.gather(*(member.done() for member in members))
+        session = await driver_to(server.port).connect()
+        listed = await session.txn(then=[List(Keys("job").members)])
+        assert listed.reads[0] == ()
+        await session.close()
+        await until(lambda: not server.peers)
+        assert server.runs["job"].presences == 0

@@ -30,19 +30,16 @@ def tls(**options):
 
 
 @pytest.mark.parametrize("of_member", [tls(), tls(pem=None)], ids=["mutual", "one-sided"])
-def test_what_is_written_is_read_however_large(of_member):
-    async def scenario():
-        async with (
-            serving(trust=tls(mutual=of_member.certificates.can_serve)) as server,
-            session_to(server.port, trust=of_member) as one,
-            session_to(server.port, trust=of_member) as other,
-        ):
-            for size in (0, 1, 16_384, 100_000, 3_000_000):
-                value = os.urandom(size)
-                await one.txn(then=[Put("k", value)])
-                assert (await other.txn(then=[Get("k")])).item(0).value == value
-
-    run(scenario)
+async def test_what_is_written_is_read_however_large(of_member):
+    async with (
+        serving(trust=tls(mutual=of_member.certificates.can_serve)) as server,
+        session_to(server.port, trust=of_member) as one,
+        session_to(server.port, trust=of_member) as other,
+    ):
+        for size in (0, 1, 16_384, 100_000, 3_000_000):
+            value = os.urandom(size)
+            await one.txn(then=[Put("k", value)])
+            assert (await other.txn(then=[Get("k")])).item(0).value == value
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -164,34 +161,28 @@ def test_a_name_can_be_given_that_the_certificate_is_for():
         run(lambda: scenario(".elsewhere"))
 
 
-def test_a_plain_member_gets_the_sentence_in_the_clear_and_nothing_else():
-    async def scenario():
-        async with serving(trust=full()) as server:
-            raw = await Raw.connect(server.port)
-            raw.write(PREAMBLE)
-            assert await raw.rest() == PREAMBLE + encode(Rejected(ONLY_SERVER, untrusted=True))
-            await raw.close()
-            web = await Raw.connect(server.port)
-            web.write(b"GET / HTTP/1.1\r\n\r\n")
-            assert (await web.rest()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
-            await web.close()
-
-    run(scenario)
+async def test_a_plain_member_gets_the_sentence_in_the_clear_and_nothing_else():
+    async with serving(trust=full()) as server:
+        raw = await Raw.connect(server.port)
+        raw.write(PREAMBLE)
+        assert await raw.rest() == PREAMBLE + encode(Rejected(ONLY_SERVER, untrusted=True))
+        await raw.close()
+        web = await Raw.connect(server.port)
+        web.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await web.rest()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        await web.close()
 
 
-def test_a_web_server_is_named_by_a_driver_that_speaks_tls():
-    async def scenario():
-        async def answer(reader, writer):
-            await reader.read(100)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
+async def test_a_web_server_is_named_by_a_driver_that_speaks_tls():
+    async def answer(reader, writer):
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
 
-        web = await asyncio.start_server(answer, "127.0.0.1", 0)
-        with pytest.raises(Unreachable, match="a web server answers there, not an rdzv server"):
-            await driver_to(web.sockets[0].getsockname()[1], trust=tls()).connect()
-        web.close()
-
-    run(scenario)
+    web = await asyncio.start_server(answer, "127.0.0.1", 0)
+    with pytest.raises(Unreachable, match="a web server answers there, not an rdzv server"):
+        await driver_to(web.sockets[0].getsockname()[1], trust=tls()).connect()
+    web.close()
 
 
 def test_rubbish_in_the_shape_of_tls_is_a_complaint_and_no_defect(caplog):
@@ -210,91 +201,79 @@ def test_rubbish_in_the_shape_of_tls_is_a_complaint_and_no_defect(caplog):
     assert "TLS" in caplog.text
 
 
-def test_one_that_never_finishes_its_handshake_is_closed_and_costs_nothing_before():
-    async def scenario():
-        async with serving(trust=full(), limits=Limits(greeting_s=1.0)) as server:
-            raw = await Raw.connect(server.port)
-            half = await Raw.connect(server.port)
-            half.write(b"\x16\x03\x01\x02\x00\x01")
-            await until(lambda: len(server.peers) == 2)
-            assert sum(peer.transport._tls is not None for peer in server.peers) <= 1, "nothing was said by one"
-            assert await raw.rest() == b""
-            assert await half.rest() == b""
-            await until(lambda: not server.peers)
-            for one in (raw, half):
-                await one.close()
-
-    run(scenario)
+async def test_one_that_never_finishes_its_handshake_is_closed_and_costs_nothing_before():
+    async with serving(trust=full(), limits=Limits(greeting_s=1.0)) as server:
+        raw = await Raw.connect(server.port)
+        half = await Raw.connect(server.port)
+        half.write(b"\x16\x03\x01\x02\x00\x01")
+        await until(lambda: len(server.peers) == 2)
+        assert sum(peer.transport._tls is not None for peer in server.peers) <= 1, "nothing was said by one"
+        assert await raw.rest() == b""
+        assert await half.rest() == b""
+        await until(lambda: not server.peers)
+        for one in (raw, half):
+            await one.close()
 
 
-def test_a_proof_is_bound_to_the_servers_certificate():
+async def test_a_proof_is_bound_to_the_servers_certificate():
     """Somebody in between, with a certificate that the member trusts, passes all words on and is found out."""
 
-    async def scenario():
-        async with serving(trust=full()) as server:
-            outside = Certificates(ca_file(), *issue("127.0.0.1", days=3), mutual=False).server()[0]
-            inside, relayed = full().certificates.client(), asyncio.Event()
+    async with serving(trust=full()) as server:
+        outside = Certificates(ca_file(), *issue("127.0.0.1", days=3), mutual=False).server()[0]
+        inside, relayed = full().certificates.client(), asyncio.Event()
 
-            async def relay(reader, writer):
-                up_reader, up_writer = await asyncio.open_connection(
-                    "127.0.0.1", server.port, ssl=inside, server_hostname="127.0.0.1"
-                )
+        async def relay(reader, writer):
+            up_reader, up_writer = await asyncio.open_connection(
+                "127.0.0.1", server.port, ssl=inside, server_hostname="127.0.0.1"
+            )
 
-                async def pump(source, sink):
-                    while data := await source.read(65536):
-                        sink.write(data)
-                    sink.close()
+            async def pump(source, sink):
+                while data := await source.read(65536):
+                    sink.write(data)
+                sink.close()
 
-                await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer), return_exceptions=True)
-                for one in (writer, up_writer):
-                    one.transport.abort()
-                relayed.set()
+            await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer), return_exceptions=True)
+            for one in (writer, up_writer):
+                one.transport.abort()
+            relayed.set()
 
-            between = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=outside)
-            with pytest.raises(Untrusted, match="the two sides have different secrets"):
-                await driver_to(between.sockets[0].getsockname()[1], trust=full()).connect()
-            between.close()
-            await relayed.wait()
-            await until(lambda: not server.peers)
-
-    run(scenario)
+        between = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=outside)
+        with pytest.raises(Untrusted, match="the two sides have different secrets"):
+            await driver_to(between.sockets[0].getsockname()[1], trust=full()).connect()
+        between.close()
+        await relayed.wait()
+        await until(lambda: not server.peers)
 
 
 # ---- slow and busy connections
 
 
-def test_requests_of_one_that_does_not_read_wait_under_tls_too():
+async def test_requests_of_one_that_does_not_read_wait_under_tls_too():
     """Bytes that were decrypted but not looked at are read when the client reads again."""
 
-    async def scenario():
-        async with serving(trust=full(), limits=Limits(unanswered=100_000)) as server, Proxy(server.port) as proxy:
-            session = await driver_to(proxy.port, trust=full()).connect()
-            await session.txn(then=[Put("k", bytes(500_000))])
-            (peer,) = server.peers
-            proxy.freeze("down")
-            reads = [asyncio.ensure_future(session.txn(then=[Get("k")])) for _ in range(40)]
-            await until(lambda: peer.is_held)
-            proxy.thaw()
-            for outcome in await asyncio.gather(*reads):
-                assert len(outcome.item(0).value) == 500_000
-            assert not peer.is_held
-            await session.close()
-
-    run(scenario)
+    async with serving(trust=full(), limits=Limits(unanswered=100_000)) as server, Proxy(server.port) as proxy:
+        session = await driver_to(proxy.port, trust=full()).connect()
+        await session.txn(then=[Put("k", bytes(500_000))])
+        (peer,) = server.peers
+        proxy.freeze("down")
+        reads = [asyncio.ensure_future(session.txn(then=[Get("k")])) for _ in range(40)]
+        await until(lambda: peer.is_held)
+        proxy.thaw()
+        for outcome in await asyncio.gather(*reads):
+            assert len(outcome.item(0).value) == 500_000
+        assert not peer.is_held
+        await session.close()
 
 
-def test_a_connection_that_breaks_is_restored():
-    async def scenario():
-        async with serving(trust=full()) as server, Proxy(server.port) as proxy:
-            session = await driver_to(proxy.port, trust=full()).connect()
-            first = session._link
-            proxy.cut()
-            await until(lambda: session._link is not first)
-            assert (await session.txn(then=[Put("k", b"v")])).succeeded
-            await session.close()
-            await until(lambda: not server.peers)
-
-    run(scenario)
+async def test_a_connection_that_breaks_is_restored():
+    async with serving(trust=full()) as server, Proxy(server.port) as proxy:
+        session = await driver_to(proxy.port, trust=full()).connect()
+        first = session._link
+        proxy.cut()
+        await until(lambda: session._link is not first)
+        assert (await session.txn(then=[Put("k", b"v")])).succeeded
+        await session.close()
+        await until(lambda: not server.peers)
 
 
 # ---- files
@@ -374,31 +353,25 @@ def test_files_that_cannot_be_used_are_named(ca, cert, key, sentence, tmp_path):
     assert refused.value.sentence == sentence.format(**names)
 
 
-def test_a_node_without_a_certificate_does_not_serve():
-    async def scenario():
-        from rdzv.config.endpoint import Endpoint
-        from rdzv.engines.embedded.hosting import HostingDriver
+async def test_a_node_without_a_certificate_does_not_serve():
+    from rdzv.config.endpoint import Endpoint
+    from rdzv.engines.embedded.hosting import HostingDriver
 
-        driver = HostingDriver(Endpoint.parse(f"127.0.0.1:{free_port()}"), run_id="job", trust=tls(pem=None))
-        with pytest.raises(Unreachable, match=r"connection refused; this node cannot serve, because it has no tls_cert "):
-            await driver.connect()
-        await driver.close()
-
-    run(scenario)
+    driver = HostingDriver(Endpoint.parse(f"127.0.0.1:{free_port()}"), run_id="job", trust=tls(pem=None))
+    with pytest.raises(Unreachable, match=r"connection refused; this node cannot serve, because it has no tls_cert "):
+        await driver.connect()
+    await driver.close()
 
 
-def test_a_node_whose_own_certificate_nobody_would_take_says_so_at_once():
+async def test_a_node_whose_own_certificate_nobody_would_take_says_so_at_once():
     """The node would serve, and finds out by dialling itself."""
 
-    async def scenario():
-        from rdzv.config.endpoint import Endpoint
-        from rdzv.engines.embedded.hosting import HostingDriver
+    from rdzv.config.endpoint import Endpoint
+    from rdzv.engines.embedded.hosting import HostingDriver
 
-        endpoint = Endpoint.parse(f"127.0.0.1:{free_port()}")
-        driver = HostingDriver(endpoint, run_id="job", trust=tls(pem=issue("elsewhere")))
-        with pytest.raises(Untrusted, match=r"its certificate is not for '127\.0\.0\.1'"):
-            await driver.connect()
-        assert driver.server is None
-        await driver.close()
-
-    run(scenario)
+    endpoint = Endpoint.parse(f"127.0.0.1:{free_port()}")
+    driver = HostingDriver(endpoint, run_id="job", trust=tls(pem=issue("elsewhere")))
+    with pytest.raises(Untrusted, match=r"its certificate is not for '127\.0\.0\.1'"):
+        await driver.connect()
+    assert driver.server is None
+    await driver.close()

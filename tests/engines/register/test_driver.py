@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import pickle
 import threading
 import time
@@ -55,16 +54,6 @@ class Process:
         await self.driver.close()
 
 
-def run(test):
-    """Run the test in a loop of its own."""
-
-    @functools.wraps(test)
-    def main(**arguments):
-        asyncio.run(asyncio.wait_for(test(**arguments), LONG_S))
-
-    return main
-
-
 # ---- states
 
 
@@ -102,7 +91,6 @@ def test_a_state_that_is_not_ours_is_refused_with_a_sentence(state, problem):
     assert problem in str(caught.value)
 
 
-@run
 async def test_connecting_to_a_bad_state_fails_and_leaves_it():
     backend = CellBackend()
     backend.set_state(pickle.dumps(Evil()))
@@ -111,7 +99,6 @@ async def test_connecting_to_a_bad_state_fails_and_leaves_it():
     assert backend.swaps == [0, 1]
 
 
-@run
 async def test_a_state_that_is_overwritten_ends_the_session_with_the_reason():
     backend = CellBackend()
     async with Process(backend, 1) as session:
@@ -126,7 +113,6 @@ async def test_a_state_that_is_overwritten_ends_the_session_with_the_reason():
 
 
 @pytest.mark.parametrize("change", [lambda _: encode(first_document("another", "w")), lambda old: old])
-@run
 async def test_a_state_of_another_instance_or_an_older_one_is_a_reset(change):
     backend = CellBackend()
     async with Process(backend, 1) as session:
@@ -144,18 +130,17 @@ def test_the_log_of_changes_is_bounded_and_keeps_whole_transactions():
     for number in range(LOG_EVENTS_MAX):
         draft.txn([], [Put(f"a/{number}", b""), Put(f"b/{number}", b""), Put("same", b"%d" % number)], [], {})
     document = decode(encode(draft.finish("w")))
-    batches = read_log(document, document.forgotten)
+    events = read_log(document, document.forgotten)
     assert LOG_EVENTS_MAX - 3 < len(document.log) <= LOG_EVENTS_MAX
-    assert {len(batch.events) for batch in batches} == {3}
-    assert [batch.revision for batch in batches] == list(range(document.forgotten + 1, document.revision + 1))
-    values = [event.item.value for batch in batches for event in batch.events if event.key == "same"]
+    revisions = range(document.forgotten + 1, document.revision + 1)
+    assert [event.revision for event in events] == [revision for revision in revisions for _ in range(3)]
+    values = [event.item.value for event in events if event.key == "same"]
     assert values == [b"%d" % number for number in range(LOG_EVENTS_MAX)][-len(values) :]
     large = Draft(document)
     large.txn([], [Put(f"c/{number}", b"") for number in range(2 * LOG_EVENTS_MAX)], [], {})
     assert len(large.finish("w").log) == 2 * LOG_EVENTS_MAX
 
 
-@run
 async def test_only_the_request_that_would_make_the_state_too_large_is_refused():
     backend = CellBackend()
     async with Process(backend, 1) as session:
@@ -171,7 +156,6 @@ async def test_only_the_request_that_would_make_the_state_too_large_is_refused()
 # ---- what it costs
 
 
-@run
 async def test_all_that_a_process_wants_at_once_is_one_swap():
     backend = CellBackend()
     async with Process(backend, 1) as session, Process(backend, 1) as other:
@@ -182,7 +166,6 @@ async def test_all_that_a_process_wants_at_once_is_one_swap():
     assert backend.swaps == [0, 2], "one made the engine"
 
 
-@run
 async def test_a_lease_and_its_first_key_are_one_swap_and_reads_are_none():
     backend = CellBackend()
     async with Process(backend, 1) as session:
@@ -194,7 +177,6 @@ async def test_a_lease_and_its_first_key_are_one_swap_and_reads_are_none():
     assert backend.swaps == [0, 2]
 
 
-@run
 async def test_where_there_are_counters_a_renewal_is_no_swap():
     backend = AbleBackend()
     async with Process(backend, 1) as session:
@@ -258,7 +240,6 @@ class Moody(CellBackend):
         return super().get_state()
 
 
-@run
 async def test_a_backend_that_fails_is_an_outage_and_says_what_it_knows():
     backend = Moody()
     async with Process(backend, 1) as session:
@@ -271,7 +252,6 @@ async def test_a_backend_that_fails_is_an_outage_and_says_what_it_knows():
             assert bool((await session.txn(then=[Get(mood)])).reads[0]) is there
 
 
-@run
 async def test_a_backend_that_does_not_say_what_it_did_is_asked():
     backend = Moody()
     async with Process(backend, 1) as session:
@@ -280,7 +260,6 @@ async def test_a_backend_that_does_not_say_what_it_did_is_asked():
         assert (await session.txn(then=[Get("k")])).item(0).value == b"1"
 
 
-@run
 async def test_a_lease_whose_birth_is_unknown_is_not_born_twice():
     backend = Moody()
     async with Process(backend, 1) as session:
@@ -293,7 +272,6 @@ async def test_a_lease_whose_birth_is_unknown_is_not_born_twice():
             await session.txn(then=[Put("k", b"", lease)])
 
 
-@run
 async def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
     hang = threading.Event()
 
@@ -320,7 +298,6 @@ async def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
             break
 
 
-@run
 async def test_sessions_of_one_process_go_on_by_the_connection_of_another():
     cell = CellBackend()
 
@@ -405,7 +382,6 @@ def test_leases_are_in_the_order_of_their_last_renewal():
     assert list(decode(encode(draft.finish("w"))).leases) == [2, 1, 3]
 
 
-@run
 async def test_a_lease_that_a_slow_register_lengthens_is_told_once(caplog):
     class Slow(CellBackend):
         def get_state(self):
@@ -421,7 +397,6 @@ async def test_a_lease_that_a_slow_register_lengthens_is_told_once(caplog):
     assert "A lease of 0.2 s therefore ends after 1" in caplog.text
 
 
-@run
 async def test_without_anybody_who_looks_no_lease_ends():
     """A limit of registers, as the driver's docstring says."""
     backend = CellBackend()
@@ -442,4 +417,4 @@ def test_a_document_is_what_it_was_after_a_trip():
     document = draft.finish("writer")
     assert decode(encode(document)) == document
     assert isinstance(document, Document)
-    assert [event.item.value for batch in read_log(document, 1) for event in batch.events] == [b"\x00\xff", b"2", b"3"]
+    assert [event.item.value for event in read_log(document, 1)] == [b"\x00\xff", b"2", b"3"]

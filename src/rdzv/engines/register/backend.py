@@ -117,10 +117,7 @@ class BlockingRegister:
         self._waits = _CallThread(f"rdzv waits for {endpoint}")
 
     async def read(self) -> Version | None:
-        try:
-            version: Version | None = await self._call(self._backend.get_state)
-        except Unreachable as error:  # A read that failed had no effect.
-            raise Unreachable(error.endpoint, error.problem, error.waited_s, applied=False) from error.__cause__
+        version: Version | None = await self._call(self._backend.get_state, applied=False)  # Reads have no effect.
         return version
 
     async def swap(self, state: bytes, token: Any) -> tuple[bytes, Any, bool] | None:
@@ -128,7 +125,7 @@ class BlockingRegister:
         return answer
 
     async def wait(self, token: Any) -> None:
-        await self._call(self._backend.wait_state, token, WAIT_S, thread=self._waits, timeout_s=2 * WAIT_S)
+        await self._call(self._backend.wait_state, token, WAIT_S, waits=True)
 
     async def beat(self, name: str) -> None:
         await self._call(self._backend.beat, name)
@@ -152,20 +149,19 @@ class BlockingRegister:
             await asyncio.sleep(STOP_S)
         self._calls.close()
 
-    async def _call(
-        self, work: Callable[..., T], *args: object, thread: _CallThread | None = None, timeout_s: float | None = None
-    ) -> T:
+    async def _call(self, work: Callable[..., T], *args: object, waits: bool = False, applied: bool | None = None) -> T:
+        thread, timeout_s = (self._waits, 2 * WAIT_S) if waits else (self._calls, self._timeout_s)
         began_at = time.monotonic()
         try:
-            return await (thread or self._calls).call(work, *args, timeout_s=timeout_s or self._timeout_s)
+            return await thread.call(work, *args, timeout_s=timeout_s)
         except TimeoutError:
-            raise Unreachable(self.endpoint, "no answer", time.monotonic() - began_at) from None
+            raise Unreachable(self.endpoint, "no answer", time.monotonic() - began_at, applied=applied) from None
         except self._corrupt as error:
             raise Incompatible("the state in the register", str(error)) from error
         except Exception as error:
             text = " ".join(str(error).split())
             problem = f"{type(error).__name__}: {text}" if text else type(error).__name__
-            raise Unreachable(self.endpoint, problem, time.monotonic() - began_at) from error
+            raise Unreachable(self.endpoint, problem, time.monotonic() - began_at, applied=applied) from error
 
 
 _Job = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]

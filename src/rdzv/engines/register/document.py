@@ -12,7 +12,7 @@ executed.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -101,20 +101,15 @@ def decode(state: object) -> Document:
 
 def _is_sound(document: Document) -> bool:
     """Whether items and log are in the order that the engine and the watches rely on."""
-    last = 0
-    for item in document.items:
-        if not last <= item.created <= item.modified <= document.revision:
-            return False
-        last = item.created
-    last = document.forgotten
-    written = {item.key: item.modified for item in document.items} if document.log else {}
-    for logged in document.log:
-        if not last <= logged.revision <= document.revision:
-            return False
-        if logged.item is True and written.get(logged.key) != logged.revision:
-            return False
-        last = logged.revision
-    return True
+    items, log, newest = document.items, document.log, document.revision
+    created = [0, *(item.created for item in items)]
+    logged = [document.forgotten, *(entry.revision for entry in log), newest if log else document.forgotten]
+    if created != sorted(created) or logged != sorted(logged):
+        return False
+    written = {item.key: item.modified for item in items}
+    return all(item.created <= item.modified <= newest for item in items) and all(
+        entry.item is not True or written.get(entry.key) == entry.revision for entry in log
+    )
 
 
 class Draft:
@@ -165,8 +160,7 @@ class Draft:
         """Count a heartbeat; LeaseGone if the lease has ended."""
         lease = self.leases.get(id)
         if lease is None:
-            msg = f"lease {id} has ended"
-            raise LeaseGone(msg)
+            raise LeaseGone(f"lease {id} has ended")
         if lease.beats != ELSEWHERE:
             # Put back at the end: the leases stay in the order of their last renewal, by which members take turns.
             del self.leases[id]
@@ -193,21 +187,12 @@ class Draft:
         if self._changes:
             engine = self.engine
             items, revision = list(engine.items()), engine.revision
-            log = [*_superseded(log, former, engine)]
-            log += [_logged(event, engine) for batch in self._changes for event in batch.events]
-            log = _trim(log)
+            events = read_log(former, 0) + [event for batch in self._changes for event in batch.events]
+            log = _trim([_logged(event, engine) for event in events])
         if self._compacted:
             log = []
-        self.document = Document(
-            instance=former.instance,
-            serial=former.serial + 1,
-            writer=writer,
-            revision=revision,
-            items=items,
-            leases=dict(self.leases),
-            log=log,
-            forgotten=log[0].revision - 1 if log else revision,
-        )
+        serial, forgotten = former.serial + 1, log[0].revision - 1 if log else revision
+        self.document = Document(former.instance, serial, writer, revision, items, dict(self.leases), log, forgotten)
         self._changes.clear()
         self.changed = self._compacted = False
         return self.document
@@ -218,34 +203,11 @@ def first_document(instance: str, writer: str) -> Document:
     return Document(instance, 1, writer, 1, [], {}, [], 1)
 
 
-def read_log(document: Document, since: int) -> tuple[Batch, ...]:
+def read_log(document: Document, since: int) -> list[Event]:
     """Return the logged changes after that revision."""
-    log = document.log
-    start = bisect_right(log, since, key=lambda logged: logged.revision)
-    if start == len(log):
-        return ()
     items = {item.key: item for item in document.items}
-    batches: list[Batch] = []
-    events: list[Event] = []
-    for logged in log[start:]:
-        if events and events[-1].revision != logged.revision:
-            batches.append(Batch(events[-1].revision, tuple(events)))
-            events = []
-        item = items[logged.key] if logged.item is True else logged.item or None
-        events.append(Event(logged.key, logged.revision, item))
-    batches.append(Batch(events[-1].revision, tuple(events)))
-    return tuple(batches)
-
-
-def _superseded(log: Iterable[_Logged], document: Document, engine: Engine) -> Iterator[_Logged]:
-    """Yield the log so far. A value that is no longer the item's current one is copied from the items into the log."""
-    former: dict[str, Item] = {}
-    for logged in log:
-        if logged.item is not True or _stands(logged.key, logged.revision, engine):
-            yield logged
-            continue
-        former = former or {item.key: item for item in document.items}
-        yield _Logged(logged.revision, logged.key, former[logged.key])
+    new = document.log[bisect_right(document.log, since, key=lambda logged: logged.revision) :]
+    return [Event(one.key, one.revision, items[one.key] if one.item is True else one.item or None) for one in new]
 
 
 def _stands(key: str, revision: int, engine: Engine) -> bool:
@@ -255,9 +217,8 @@ def _stands(key: str, revision: int, engine: Engine) -> bool:
 
 def _logged(event: Event, engine: Engine) -> _Logged:
     """Return the log entry of an event. A current value is stored once, among the items."""
-    if event.item is None:
-        return _Logged(event.revision, event.key, False)
-    return _Logged(event.revision, event.key, True if _stands(event.key, event.revision, engine) else event.item)
+    item = event.item is not None and (_stands(event.key, event.revision, engine) or event.item)
+    return _Logged(event.revision, event.key, item)
 
 
 def _trim(log: list[_Logged]) -> list[_Logged]:

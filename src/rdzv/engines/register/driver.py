@@ -48,8 +48,7 @@ class RegisterDriver:
         try:
             version = await register.read()
             while version is None:
-                state = encode(first_document(node.token(), node.token()))
-                await register.swap(state, None)
+                await register.swap(encode(first_document(node.token(), node.token())), None)
                 version = await register.read()
         except Unreachable as error:
             raise Unreachable(self.endpoint, error.problem, error.waited_s, applied=False) from error.__cause__

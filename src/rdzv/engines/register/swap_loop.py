@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -44,23 +45,19 @@ Act = Callable[[Draft], object]
 _Key = tuple[asyncio.AbstractEventLoop, str, int, str]
 
 
+@dataclass(eq=False, slots=True)
 class SwapRequest:
     """A change or read of the state, and the future for its answer."""
 
-    __slots__ = ("act", "answer", "asked_at", "begins", "looks", "renews")
-
-    def __init__(
-        self, act: Act, answer: asyncio.Future[Any], looks: int, asked_at: float, begins: Iterable[int], renews: bool
-    ) -> None:
-        self.act = act
-        self.answer = answer
-        self.looks = looks
-        """Reads begun before the request: only a later read may answer it without a swap."""
-        self.asked_at = asked_at
-        self.begins = begins
-        """Leases that begin with it."""
-        self.renews = renews
-        """Whether it only renews a lease, so that it can wait for its turn."""
+    act: Act
+    answer: asyncio.Future[Any]
+    looks: int
+    """Reads begun before the request: only a later read may answer it without a swap."""
+    asked_at: float
+    begins: Iterable[int]
+    """Leases that begin with it."""
+    renews: bool
+    """Whether it only renews a lease, so that it can wait for its turn."""
 
     def judge(self, draft: Draft) -> object:
         """Apply it to the draft and return its answer, valid if the draft becomes the state."""
@@ -89,14 +86,11 @@ class RegisterWatch(WatchQueue):
             return
         if self.seen >= document.revision:
             return  # `since` may come from a session that has seen more than this one.
-        log = read_log(document, self.seen)
-        events = tuple([event for batch in log for event in batch.events if self._wants(event.key)])
+        changes = read_log(document, self.seen)
+        events = tuple([event for event in changes if event.key in self._keys or event.key.startswith(self._prefixes)])
         self.seen = document.revision
         if events:
             self.deliver(Batch(document.revision, events))
-
-    def _wants(self, key: str) -> bool:
-        return key in self._keys or key.startswith(self._prefixes)
 
     def ended(self) -> None:
         for watches in self._lists:
@@ -248,22 +242,20 @@ class SwapLoop:
             if leases is None or id in leases:
                 self.unstored.pop(id, None)
 
-    def _fail_pending(self, problem: Unreachable) -> None:
-        """Fail all queued requests: the register does not answer, and only the callers may decide to repeat."""
+    def _fail_pending(self, problem: Exception) -> None:
+        """Fail all queued requests: only the callers may decide to repeat."""
         pending, self._pending = self._pending, []
         for request in pending:
-            if problem.applied is not False:
+            if not isinstance(problem, Unreachable) or problem.applied is not False:
                 self._mark_begun(request, None)
             if not request.answer.done():
                 request.answer.set_exception(problem)
 
     async def _back_off(self, lost: int, requests: Sequence[SwapRequest]) -> None:
-        now = self._node.now()
-        waited_s = now - min(request.asked_at for request in requests)
+        waited_s = self._node.now() - min(request.asked_at for request in requests)
         renewals = all(request.renews for request in requests)
         if lost > 1 and waited_s > max(self._timeout_s, self._expiry.turns_s if renewals else 0.0):
-            problem = f"{lost} swaps were lost to others"
-            raise Unreachable(self._register.endpoint, problem, waited_s, applied=False)
+            raise Unreachable(self._register.endpoint, f"{lost} swaps were lost to others", waited_s, applied=False)
         turn = self._turn()
         # At once if it is this process's turn, for whatever it wants. A renewal goes at once, too, if all others could have
         # had their turns: dead members and bad luck must not keep it waiting. The lost swap has just shown the newest state.
@@ -380,8 +372,9 @@ class SwapLoop:
             self._state, self._token, self._draft = state, token, draft
             answer_all()
             self._show(document)
-            for id in leases.keys() - document.leases.keys():
-                await self.drop_beat(id)
+            for id in (leases.keys() - document.leases.keys()) if self._register.beats else ():
+                with suppress(Unreachable):  # A few bytes stay behind then.
+                    await self._register.drop_beat(str(id))
             return True
         self._take((now, token))
         return False
@@ -452,11 +445,6 @@ class SwapLoop:
             *(self.place, max(self._read_s, self._swap_s), len(slow), min(slow), self._expiry.steady_s),
         )
 
-    async def drop_beat(self, lease: int) -> None:
-        if self._register.beats:
-            with suppress(Unreachable):  # A few bytes stay behind then.
-                await self._register.drop_beat(str(lease))
-
     # ---- the end
 
     def reset(self) -> EngineReset:
@@ -469,9 +457,6 @@ class SwapLoop:
         self.ended = problem
         if SwapLoop._loops.get(self._key) is self:
             del SwapLoop._loops[self._key]
-        pending, self._pending = self._pending, []
-        for request in pending:
-            if not request.answer.done():
-                request.answer.set_exception(problem)
+        self._fail_pending(problem)
         for watch in tuple(self.watches):
             watch.end(problem)
