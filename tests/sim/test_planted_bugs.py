@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.testing.planted_bugs import BUGS, planted
 from rdzv.testing.sim import simulate
+from support.planted_bugs import BUGS, planted
 
 SEEDS_MAX = 200
 

@@ -12,6 +12,7 @@ from rdzv.operate import commands
 from rdzv.testing import nodes
 from rdzv.testing.history import Commit
 from rdzv.testing.sim import main, simulate
+from support.planted_bugs import planted
 
 
 @pytest.mark.parametrize("seed", [1, 7, 42, 3029])
@@ -60,7 +61,8 @@ def test_the_command_says_that_all_is_well(capsys):
 
 
 def test_the_command_shows_what_is_wrong_and_how_to_see_it_again(capsys):
-    assert main(["--seed", "3", "--members", "4", "--bug", "seals below quorum", "--verbose"]) == 1
+    with planted("seals below quorum"):
+        assert main(["--seed", "3", "--members", "4", "--verbose"]) == 1
     shown = capsys.readouterr().out
     assert "replay: python -m rdzv.testing.sim --seed 3 --members 4 --verbose" in shown
     assert "G2 ranks" in shown

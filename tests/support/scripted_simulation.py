@@ -34,10 +34,10 @@ from rdzv.testing.driver import SimDriver
 from rdzv.testing.history import Commit, Fault, History
 from rdzv.testing.network import SimNetwork
 from rdzv.testing.nodes import SimNode
-from rdzv.testing.planted_bugs import Patch, planted
 from rdzv.testing.server import SimServer
 from rdzv.testing.sim import CHECKERS
 from rdzv.testing.virtual_loop import VirtualLoop
+from support.planted_bugs import Patch, planted
 from support.scripted_members import KEYS, RUN_ID, Picks, Player, Request
 
 STEP_S = 0.002
@@ -308,7 +308,7 @@ class Hands:
 
 @contextmanager
 def defect(bug: Bug) -> Iterator[None]:
-    """Have it for a while: one of `rdzv.testing.planted_bugs`, or one of the test's own."""
+    """Have it for a while: one of `support.planted_bugs`, or one of the test's own."""
     if isinstance(bug, str):
         with planted(bug):
             yield

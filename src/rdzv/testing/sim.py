@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ..core.keys import Keys
-from . import planted_bugs
 from .checkers import SAFETY_CHECKERS, Calm, CheckContext, run
 from .cluster import SimCluster
 from .history import Fault, History
@@ -71,23 +69,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
     parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
     parser.add_argument("--verbose", action="store_true", help="show the whole history")
-    parser.add_argument("--bug", help="plant a defect by its name, to see it caught")
     options = parser.parse_args(arguments)
     failed = 0
-    with planted_bugs.planted(options.bug) if options.bug else nullcontext():
-        for seed in range(options.seed, options.seed + options.count):
-            result = simulate(seed, options.members, register=options.register)
-            if options.verbose:
-                print(result.scenario)
-                print(result.history)
-            if result.wrong:
-                failed += 1
-                print(f"seed {seed}: {len(result.wrong)} wrong; replay: {result.replay}")
-                for problem in result.wrong[: 100 if options.verbose else 3]:
-                    print(f"  {problem}")
-            elif options.count == 1:
-                history = result.history
-                print(f"seed {seed}: every guarantee held ({len(history)} observations, {history.digest()[:16]})")
+    for seed in range(options.seed, options.seed + options.count):
+        result = simulate(seed, options.members, register=options.register)
+        if options.verbose:
+            print(result.scenario)
+            print(result.history)
+        if result.wrong:
+            failed += 1
+            print(f"seed {seed}: {len(result.wrong)} wrong; replay: {result.replay}")
+            for problem in result.wrong[: 100 if options.verbose else 3]:
+                print(f"  {problem}")
+        elif options.count == 1:
+            history = result.history
+            print(f"seed {seed}: every guarantee held ({len(history)} observations, {history.digest()[:16]})")
     if options.count > 1:
         print(f"{options.count - failed} of {options.count} seeds held")
     return 1 if failed else 0

@@ -1,34 +1,36 @@
 """Deliberate defects, to show that the simulator finds them: a checker that cannot fail is worth nothing.
 
-Each replaces small functions of the product by wrong ones while it is planted (`BUGS`, at the end). Nothing in the
-product knows of them.
+Each replaces small functions of the product by wrong ones while it is planted (`BUGS`, at the end).
+`PYTHONPATH=tests python -m support.planted_bugs "seals below quorum" --seed 0` shows one caught.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from ..config import settings as settings_module
-from ..core import member, member_events, recovery, rules, wire
-from ..core.acts import Verdict, close_head
-from ..core.keys import Keys
-from ..core.member_rules import TakeResult, take_result
-from ..core.model import Head, Phase, RankEntry
-from ..core.view import View
-from ..engines.port import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
-from ..errors import Unreachable
-from ..member import registration
-from ..member.head_tracker import HeadTracker
-from ..member.leader import Leader
-from ..member.member import Member
-from ..member.presence import Look, Presence
-from ..member.run_mirror import RunMirror
-from ..member.store import AsyncStore
-from ..system.timers import sleep
+from rdzv.config import settings as settings_module
+from rdzv.core import member, member_events, recovery, rules, wire
+from rdzv.core.acts import Verdict, close_head
+from rdzv.core.keys import Keys
+from rdzv.core.member_rules import TakeResult, take_result
+from rdzv.core.model import Head, Phase, RankEntry
+from rdzv.core.view import View
+from rdzv.engines.port import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
+from rdzv.errors import Unreachable
+from rdzv.member import registration
+from rdzv.member.head_tracker import HeadTracker
+from rdzv.member.leader import Leader
+from rdzv.member.member import Member
+from rdzv.member.presence import Look, Presence
+from rdzv.member.run_mirror import RunMirror
+from rdzv.member.store import AsyncStore
+from rdzv.system.timers import sleep
+from rdzv.testing.sim import main
 
 Patch = tuple[object, str, Any]
 """An owner, its attribute, and the wrong value for it."""
@@ -250,3 +252,8 @@ def planted(name: str) -> Iterator[None]:
     finally:
         for target, attribute, right in reversed(undo):
             setattr(target, attribute, right)
+
+
+if __name__ == "__main__":
+    with planted(sys.argv[1]):
+        sys.exit(main(sys.argv[2:]))
