@@ -333,7 +333,7 @@ def test_importing_the_package_brings_in_msgspec_and_the_standard_library_only()
 
 
 def best_of_5(program: str) -> float:
-    """What it computes: how long that takes on a busy machine says more of the machine."""
+    """The CPU time of the quickest of five runs: wall time on a busy machine says more of the machine."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

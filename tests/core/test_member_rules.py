@@ -1,4 +1,4 @@
-"""What a member does about a head, and what it is told: T3, T4, T10, T13 and T15."""
+"""The rules of a member about a head: what it does, and what its holder is told (T3, T4, T10, T13, T15)."""
 
 from __future__ import annotations
 

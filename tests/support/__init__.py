@@ -1,1 +1,1 @@
-"""What several tests share: servers, clusters, jobs and members, started for real or simulated, and never left behind."""
+"""Servers, clusters, jobs and members that several tests share, real or simulated, and never left behind."""

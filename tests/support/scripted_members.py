@@ -178,7 +178,7 @@ class Player:
 
     @property
     def kinds(self) -> list[str]:
-        """What it was told, in order."""
+        """The kinds of the changes it was told, in order."""
         return [change.kind.value for change in self.told]
 
     @property

@@ -122,7 +122,7 @@ class Hands:
         return players
 
     async def all(self, *pending: asyncio.Future[Any], limit_s: float = LIMIT_S) -> list[Any]:
-        """What they come to."""
+        """Wait until all of them are done, and return their results."""
         await self.until(lambda: all(one.done() for one in pending), limit_s, "what was asked for is answered")
         return [one.result() for one in pending]
 
@@ -156,7 +156,7 @@ class Hands:
 
     @property
     def settings(self) -> RunSettings | None:
-        """What the run agreed on."""
+        """The settings that the run agreed on."""
         item = self.read(Get(KEYS.settings)).item(0)
         return None if item is None else wire.decode(RunSettings, item.value)
 
@@ -289,7 +289,7 @@ class Hands:
     # ---- judgement
 
     def wrong(self) -> list[str]:
-        """What the checkers of all guarantees say."""
+        """The findings of the checkers of all guarantees."""
         players = self.players
         case = CheckContext(
             keys=KEYS,

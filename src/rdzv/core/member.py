@@ -395,7 +395,7 @@ _HANDLERS: Mapping[type[MemberEvent], Callable[[MemberState, Any, float], Action
     events.Registered: _registered, events.HeadSeen: _head_seen, events.Examined: _examined,
     events.KeyGone: lambda state, event, _now: _evict(state, event.reason),
     events.Failed: lambda state, event, _now: _end(state, event.error),
-    events.Leads: lambda _state, _event, _now: [do.Tell("leading", "of those who are here it came first")],
+    events.Leads: lambda _state, _event, _now: [do.Tell("leading", "it is the earliest of the members present")],
     events.Renewed: _renewed, events.RenewalFailed: _renewal_failed, events.ReadyPut: _ready_put,
     events.DrainAsked: _drain_asked, events.WorkDone: _work_done, events.Draining: _draining,
     events.Leave: _leave, events.Left: _left,

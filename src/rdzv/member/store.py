@@ -54,8 +54,8 @@ class AsyncStore:
         self._node = node
         self._values = presence.keys.kv(table) + "value/"
         self._marks = presence.keys.kv(table) + "mark/"
-        self._lanes: list[int] = []
-        self._lanes_made = 0
+        self._mark_slots: list[int] = []
+        self._mark_slots_made = 0
         self._marked: dict[str, int] = {}
         """Revision of each of the member's own marks, as far as it is known."""
         self._bells: set[Wakeup] = set()
@@ -213,16 +213,16 @@ class AsyncStore:
     async def _once(self, plan: Callable[[Item | None], tuple[bytes, list[Operation]]], key: str = "") -> bytes:
         """Carry out what `plan` makes of the key's present state, exactly once; without a key, whatever its state."""
         operation = self._node.token()
-        if not self._lanes:
-            self._lanes_made += 1
-            self._lanes.append(self._lanes_made)
-        lane = self._lanes.pop()
+        if not self._mark_slots:
+            self._mark_slots_made += 1
+            self._mark_slots.append(self._mark_slots_made)
+        slot = self._mark_slots.pop()
         seen: Outcome | None = None
         doubt = bool(key)
 
         async def attempt() -> bytes:
             nonlocal seen, doubt
-            mark = f"{self._marks}{self._presence.id}/{lane}"
+            mark = f"{self._marks}{self._presence.id}/{slot}"
             reads: list[Operation] = [Get(mark), *([Get(key)] if key else [])]
             if doubt and seen is None:
                 seen = await self._presence.session.txn(then=reads)
@@ -251,7 +251,7 @@ class AsyncStore:
         try:
             return await self._until_sure(attempt)
         finally:
-            self._lanes.append(lane)
+            self._mark_slots.append(slot)
 
     async def _await(self, keys: Sequence[str], timeout_s: float | None) -> dict[str, Item]:
         """Return all of the keys, and watch for those that are not there yet."""
