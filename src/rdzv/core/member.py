@@ -18,8 +18,7 @@ Two small machines run side by side:
 
 Three questions are answered from the state alone: what the holder must be told (`change`, T10, computed anew after each
 event, so that nothing is missed and nothing depends on the order of heads), what a waiting `join` does next
-(`next_step`), and whether a call must be refused (`refusal`). Beside `step`, only the functions that tell the holder of
-an eviction write to the state: they note that it has been told.
+(`next_step`), and whether a call must be refused (`refusal`).
 
 A *presence* is one key of this member on one engine instance. Its id, lease and watch are the runner's affair. Here a
 presence begins with `Connected`, counts from `Registered` on, and ends with `EndPresence`, or with `EngineAway` if the
@@ -124,29 +123,13 @@ def unusable(state: MemberState, call: str) -> Exception | None:
 
 
 def refusal(state: MemberState, call: str) -> Exception | None:
-    """T10.8: why no call is answered at present: the member has left, was evicted, or met something final.
-
-    A holder that is refused because of an eviction has been told of it.
-    """
-    refused = unusable(state, call) or state.end
-    if isinstance(refused, Evicted):
-        state.told_of = refused
-    return refused
+    """T10.8: why no call is answered at present: the member has left, was evicted, or met something final."""
+    return unusable(state, call) or state.end
 
 
-def join_refusal(state: MemberState) -> Exception | None:
-    """Why a join cannot begin. After an eviction that the holder knows of, a join is that of a new member."""
-    untold = state.standing is EVICTED and state.told_of is not state.end
-    return refusal(state, "join") if untold else unusable(state, "join")
-
-
-def read_change(state: MemberState) -> Change | None:
-    """The change, for the holder: reading an eviction acknowledges it. Other threads may call this."""
-    end = state.end  # Read first: the holder should rather be told twice of an eviction that comes in between.
-    change = state.change
-    if change is not None and change.kind is ChangeKind.EVICTED and isinstance(end, Evicted):
-        state.told_of = end
-    return change
+def join_refusal(state: MemberState, told_of: Exception | None) -> Exception | None:
+    """Why a join cannot begin. After an eviction that the holder was told of, a join is that of a new member."""
+    return state.end if state.standing is EVICTED and told_of is not state.end else unusable(state, "join")
 
 
 # ---- the machine

@@ -33,7 +33,7 @@ from ..core import member_actions as actions
 from ..core import member_events as events
 from ..core.acts import because
 from ..core.keys import Keys
-from ..core.member_rules import Change
+from ..core.member_rules import Change, ChangeKind
 from ..core.member_state import Holding, Identity, MemberState, Standing
 from ..core.model import CauseKind, Phase
 from ..core.status import Status, describe
@@ -88,6 +88,8 @@ class Member:
         self.task: asyncio.Task[None] | None = None
         """Keeps the member present, from the first join on."""
         self.world: AsyncWorld | None = None
+        self._told_of: Exception | None = None
+        """The error that the holder was told of last. An eviction is told once, by `changed` or by the next call."""
         self._coming: Presence | None = None
         """The presence that the machine may end: the present one, or the one that is being registered."""
         self._former: Presence | None = None
@@ -107,7 +109,11 @@ class Member:
 
         Reading an eviction acknowledges it: the next `join` does not raise Evicted.
         """
-        return machine.read_change(self.state)
+        end = self.state.end  # Read first: the holder should rather be told twice of an eviction that comes in between.
+        change = self.state.change
+        if change is not None and change.kind is ChangeKind.EVICTED:
+            self._told_of = end
+        return change
 
     async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
         """Wait for a change and return it; None: the time ran out first, or the member leaves."""
@@ -136,8 +142,9 @@ class Member:
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
         must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
-        refused = machine.join_refusal(self.state)
+        refused = machine.join_refusal(self.state, self._told_of)
         if refused is not None:
+            self._told_of = refused
             raise refused
         if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
             await asyncio.wait([self.task])  # The former presence may still be giving back its lease.
@@ -469,6 +476,7 @@ class Member:
         """Raise, before any call is answered, if the member has left, was evicted or met something final."""
         refused = machine.refusal(self.state, call)
         if refused is not None:
+            self._told_of = refused
             raise refused
         if not joined:
             raise NotJoined(self.run_id, call)
