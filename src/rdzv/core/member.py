@@ -40,7 +40,19 @@ from . import member_actions as do
 from . import member_events as events
 from .member_actions import Actions
 from .member_events import MemberEvent
-from .member_rules import Change, ChangeKind, TakeResult, change_for, report, still_ours, take_result, worth_examining
+from .member_rules import (
+    GIVE_UP,
+    GIVEN,
+    LOOK_AGAIN,
+    NOT_OURS,
+    Change,
+    ChangeKind,
+    change_for,
+    report,
+    still_ours,
+    take_result,
+    worth_examining,
+)
 from .member_state import (
     AWAY,
     ENDED,
@@ -56,7 +68,7 @@ from .member_state import (
     Identity,
     MemberState,
 )
-from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundReport
+from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, RankEntry, RoundReport
 
 # ---- questions
 
@@ -105,7 +117,7 @@ def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.R
     if state.asked or state.drain:
         return do.Raise(Drained(state.me.run_id, state.me.name, state.asked or state.drain))
     head = state.head
-    if head is not None and head.phase is Phase.CLOSED:
+    if head is not None and head.phase is CLOSED:
         return do.Raise(closed_error(state.me, head))
     if state.holding is OWING:
         return do.PutReady()
@@ -273,7 +285,7 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:
         # T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life.
-        if old is not None and old.phase is Phase.CLOSED:
+        if old is not None and old.phase is CLOSED:
             return _end(state, closed_error(state.me, old))
         return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone")
     actions: Actions = []
@@ -289,7 +301,7 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
     if state.holds is not None and old is None and not still_ours(state.holds, new):
         return _evict(state, f"the others went on to round {new.number} while it was away")
     actions.append(do.TellHead(old, new))
-    if old is not None or new.phase is not Phase.OPEN:
+    if old is not None or new.phase is not OPEN:
         actions.append(do.WAKE)  # Else the run begins: nothing to do for anybody, and thousands may hear of it at once.
     return actions
 
@@ -325,13 +337,13 @@ def _examined(state: MemberState, event: events.Examined, now: float) -> Actions
     result = take_result(head, event.table, entry, event.created)
     # An answer that came too late may be of a time when the member's key stood. Ask again once that is certain.
     stale = not is_fresh(state, now) or (head is not None and head.round <= state.left)
-    if head is None or stale or result is TakeResult.LOOK_AGAIN:
+    if head is None or stale or result is LOOK_AGAIN:
         return [do.WAKE]
-    if result is TakeResult.GIVEN and entry is not None:
+    if result is GIVEN and entry is not None:
         return _given(state, head, entry)
     state.examined = event.table
-    state.spare = result is TakeResult.NOT_OURS and head.size >= state.me.capacity
-    if result is not TakeResult.GIVE_UP:
+    state.spare = result is NOT_OURS and head.size >= state.me.capacity
+    if result is not GIVE_UP:
         return []
     state.left, state.holding = head.round, OWING
     return [do.WAKE]

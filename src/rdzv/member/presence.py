@@ -273,16 +273,16 @@ class Presence:
 
     def _heed(self, event: port.Event) -> None:
         """Note what the watch shows, in the order in which it happened."""
-        key, item = event.key, event.item
-        if key == self.keys.head:
+        key, item, keys = event.key, event.item, self.keys
+        if key == keys.head:
             self.show_head(item, event.revision)
-        elif key.startswith(self.keys.ranks):
+        elif key.startswith(keys.ranks):
             if item is not None or (self._shown is not None and self._shown.key == key):
                 self._shown = item
         elif key == self.predecessor:
             if item is None:
                 self.predecessor = ""
-        elif key == self.keys.ask(self.id) and item is not None:
+        elif key == keys.ask(self.id) and item is not None:
             self.emit(DrainAsked(wire.decode(DrainRequest, item.value).reason))
 
     async def look_again(self) -> None:
@@ -383,9 +383,9 @@ class Presence:
     async def put_record(self, **changes: Any) -> None:
         """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
         self.record = msgspec.structs.replace(self.record, **changes)
-        put = Put(self.keys.member(self.id), wire.encode(self.record), self.lease)
+        guard = self.own_guard
         try:
-            outcome = await self.session.txn([self.own_guard], [put])
+            outcome = await self.session.txn([guard], [Put(guard.key, wire.encode(self.record), self.lease)])
         except LeaseGone:
             raise await self.why_gone() from None
         if not outcome.succeeded:
