@@ -383,9 +383,9 @@ class Presence:
     async def put_record(self, **changes: Any) -> None:
         """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
         self.record = msgspec.structs.replace(self.record, **changes)
-        guard = self.own_guard
+        put = Put(self.keys.member(self.id), wire.encode(self.record), self.lease)
         try:
-            outcome = await self.session.txn([guard], [Put(guard.key, wire.encode(self.record), self.lease)])
+            outcome = await self.session.txn([self.own_guard], [put])
         except LeaseGone:
             raise await self.why_gone() from None
         if not outcome.succeeded:
