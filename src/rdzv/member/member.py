@@ -25,8 +25,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-import msgspec
-
 from ..config.settings import Settings
 from ..core import member as machine
 from ..core import member_actions as actions
@@ -79,7 +77,7 @@ class Member:
         """Rings when a join may have waited for too long. One for all joins: nearly none comes to that."""
         me = Identity(
             run_id=settings.run_id, name=member_name(settings, node), endpoint=driver.endpoint, lease=settings.lease,
-            outage_grace=settings.outage_grace, closed_for=settings.agreed().closed_for, capacity=settings.capacity,
+            outage_grace=settings.outage_grace, closed_for=settings.closed_for, capacity=settings.capacity,
         )  # fmt: skip
         trouble = f"engine {driver.endpoint} has not answered yet; `rdzv doctor` on this node tells more"
         self.state = MemberState(me, trouble=trouble)
@@ -279,9 +277,9 @@ class Member:
 
     async def _be_present(self, session: Session) -> None:
         """One presence, from its registration to its end. Returns when the machine, or its instance, has ended it."""
-        record = record_for(self._settings, self._node, session)
-        self._on(events.Connected(record.addr))
-        record = msgspec.structs.replace(record, boot=str(self._boot), drain=self.state.drain, done=self.state.done)
+        addr = self._settings.local_addr or session.local_host or self._node.host
+        self._on(events.Connected(addr))
+        record = record_for(self._settings, self._node, self.state, addr, str(self._boot))
         presence = self._coming = Presence(session, self._settings, self._node, record, self.state, self._on)
         try:
             asked_at = await self._register(presence)
