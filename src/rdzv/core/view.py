@@ -113,7 +113,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     @cached_property
     def ready(self) -> list[LiveMember]:
         """Members that would be in a round sealed now, if there is room."""
-        return [live for live in self.candidates.values() if self.is_ready(live)]
+        return [live for live in self.members.values() if self.is_ready(live)]
 
     @cached_property
     def newcomers(self) -> list[LiveMember]:
