@@ -53,7 +53,9 @@ def test_the_first_seal_is_the_one_that_would_follow_the_first_head():
     """T2.4, T2.1."""
     view = no_head("a b c d e")
     head = Head(run="fresh", era=Era(1, "fresh"), next_era=Era(1, "fresh"))
-    assert lead(view) == lead(msgspec.structs.replace(view, head=head))
+    first, following = lead(view), lead(msgspec.structs.replace(view, head=head))
+    assert (first.act, first.reason) == (following.act, following.reason)
+    assert (first.rule, following.rule) == ("first_head", "seal")
 
 
 def test_h9_a_newcomer_does_not_begin_a_run_that_a_member_reports():
@@ -531,6 +533,11 @@ def test_h22_no_act_writes_a_record_of_a_member():
         "Sweep": ("tables",),
     }
     assert live("a").record == sealed("a").members["A"].record
+
+
+def test_a_verdict_names_the_rule_that_decided():
+    assert lead(sealed("a b:lost")).rule == "break_round"
+    assert lead(sealed("a b")).rule == "grow"
 
 
 def test_a_phase_without_a_rule_that_speaks_would_be_a_defect(monkeypatch):

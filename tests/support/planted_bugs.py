@@ -7,7 +7,7 @@ Each replaces small functions of the product by wrong ones while it is planted (
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
 from rdzv.core.model import Head, Phase, RankEntry
 from rdzv.core.view import View
-from rdzv.engines.port import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
+from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
 from rdzv.member import registration
 from rdzv.member.head_tracker import HeadTracker
@@ -36,8 +36,8 @@ Patch = tuple[object, str, Any]
 """An owner, its attribute, and the wrong value for it."""
 
 # The right functions, which some of the wrong ones call.
-_right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Leader.write_head
-_right_restored_head, _right_away_s = recovery._restored_head, member.away_s
+_right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Presence.write_head
+_right_restored_head, _right_away_s, _right_changes = recovery.restored_head, member.away_s, Leader.changes
 _right_close_run, _right_look_again, _right_examine = Presence.close_run, Presence.look_again, Presence.examine
 
 
@@ -58,16 +58,17 @@ _calls_started: dict[tuple[str, int], float] = {}
 def _foreign_ages(self: HeadTracker) -> tuple[float, float, float]:
     call, sealed, grown = _right_ages(self)
     begun = None if self.head is None else _calls_started.get((self.head.run, self.head.call_seq))
-    return call if begun is None else self._now() - begun, sealed, grown
+    return call if begun is None else self.now() - begun, sealed, grown
 
 
-async def _write_and_note(self: Leader, head: Head, reason: str, view: View) -> Outcome:
-    _calls_started[head.run, head.call_seq] = self._node.now()
-    return await _right_write_head(self, head, reason, view)
+async def _write_and_note(self: Presence, head: Head, *given: Any, **operations: Any) -> Outcome:
+    _calls_started[head.run, head.call_seq] = self.node.now()
+    return await _right_write_head(self, head, *given, **operations)
 
 
-async def _write_instant(self: Leader, head: Head, reason: str, view: View) -> Any:
-    return await _right_write_head(self, msgspec.structs.replace(head, seen=int(self._node.now())), reason, view)
+async def _write_instant(self: Presence, head: Head, *given: Any, **operations: Any) -> Outcome:
+    with_instant = msgspec.structs.replace(head, seen=int(self.node.now()))
+    return await _right_write_head(self, with_instant, *given, **operations)
 
 
 def _same_era(view: View, told: Any, phase: Phase, call: Any, cause: Any) -> Head:
@@ -115,19 +116,14 @@ async def _look_at_nothing(self: Presence) -> None:
         await _right_look_again(self)
 
 
-async def _pump_on(self: Leader, since: int) -> None:
+async def _changes_after_gaps(self: Leader, since: int) -> AsyncIterator[Batch]:
     while True:
-        watch = self._session.watch([self._keys.group], since)
+        watch = _right_changes(self, since)
         try:
             async for batch in watch:
-                self._pending.append(batch)
-                self._bell.ring()
+                yield batch
         except Gap:
-            since = (await self._session.txn(then=[])).revision
-        except Exception as error:  # noqa: BLE001
-            self._failed = error
-            self._bell.ring()
-            return
+            since = (await self.session.txn(then=[])).revision
         finally:
             await watch.aclose()
 
@@ -166,6 +162,10 @@ def _never_give_up(*given: Any) -> Any:
     return TakeResult.NOT_OURS if result is TakeResult.GIVE_UP else result
 
 
+def _hide_losses(view: View) -> Verdict | None:
+    return None if view.lost else rules.break_round(view)
+
+
 def _close_hastily(view: View) -> Verdict | None:
     settings = msgspec.structs.replace(view.settings, min_nodes=1 << 20)
     return rules.close_after_failure(msgspec.structs.replace(view, settings=settings))
@@ -184,20 +184,20 @@ BUGS: dict[str, list[Patch]] = {
     "former leader's write is accepted": [(Leader, "guard", lambda _self, _view: [])],
     "ghost is sealed in": [(Leader, "members_unchanged", lambda _self, _act, _view: [])],
     "rank table of another attempt is used": [(RunMirror, "view", _same_table)],
-    "loss is not published": [(rules, "_loss", lambda _view: None)],
+    "loss is not published": [_rule(rules.break_round, _hide_losses)],
     "last-call age is taken from another machine's clock": [
         (HeadTracker, "ages", _foreign_ages),
-        (Leader, "write_head", _write_and_note),
+        (Presence, "write_head", _write_and_note),
     ],
-    "an instant is written": [(Leader, "write_head", _write_instant)],
+    "an instant is written": [(Presence, "write_head", _write_instant)],
     "round number is reused after a restart": [
-        (recovery, "_restored_head", _same_era),
+        (recovery, "restored_head", _same_era),
         (recovery, "next_era", lambda view: view.head.next_era),
     ],
     "engine that came back is not told": [(member, "reports", lambda _state: (None, None, None))],
-    "spare disturbs the round": [(rules, "_useful", lambda view: (view.newcomers, "", None))],
+    "spare disturbs the round": [(rules, "useful_newcomers", lambda view: (view.newcomers, "", None))],
     "done member blocks re-forming": [
-        (View, "_stays", lambda self, live: not self.is_draining(live) and live.record.host not in self.banned)
+        (View, "stays", lambda self, live: not self.is_draining(live) and live.record.host not in self.banned)
     ],
     "success closes too early": [_rule(rules.close_after_success, _close_early)],
     "close ends a later incarnation": [
@@ -217,7 +217,7 @@ BUGS: dict[str, list[Patch]] = {
         _one_store,
     ],
     "watch gap is not re-listed": [(Presence, "look_again", _look_at_nothing)],
-    "leader's gap is not re-listed": [(Leader, "_pump", _pump_on)],
+    "leader's gap is not re-listed": [(Leader, "changes", _changes_after_gaps)],
     "two worlds from two engines": [(member, "is_elsewhere", lambda _state, _place: False)],
     "evicted member acts": [
         (Presence, "heartbeat", _take_lease_again),
@@ -226,7 +226,7 @@ BUGS: dict[str, list[Patch]] = {
     ],
     "world is given from memory": [(Presence, "examine", _examine_memory)],
     "ready is not tied to a round": [
-        (View, "is_ready", lambda self, live: self._stays(live)),
+        (View, "is_ready", lambda self, live: self.stays(live)),
         (View, "stragglers", property(lambda _view: [])),
     ],
     "engine's return is not waited for": [(View, "young", property(lambda _view: False))],
