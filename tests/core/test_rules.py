@@ -457,6 +457,8 @@ MORE = "1 of 2..4 nodes: waiting for 1 more"
      "0 of 2..3 nodes: waiting for 2 more (c stopping their workers)"),
     ("T11.1 W2 T7.1 H25 a done member that leaves is not lost", sealed("a:gone b"), RUNS),
     ("T11.1 a newcomer that is done does not count", sealed("a b:done c:new", records={"c": {"done": True}}), RUNS),
+    ("T11.1 two entries of one rank are one member", sealed("a:done b c:done", entries={"c": {"rank": 0}}, size=2),
+     "round 3 runs with 2 nodes"),
     ("T11.1 nobody of none is not everybody", opened("a"), MORE),
     ("T11.1 success goes before a failure", sealed("a:done b:gone", entries={"b": {"gave_up": "exit code 1"}}), DONE),
     ("T11.11 the close stops the call", sealed("a:done b:done", call=SETTLE, grown=2, flaps={"node-x": 1}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv.testing.sim import simulate
-from support.planted_bugs import BUGS, planted
+from support.planted_bugs import BUGS, planted, table_row
 
 SEEDS_MAX = 200
 
@@ -41,6 +41,17 @@ def test_planted_bug_is_found(bug):
     seeds = [hint, *(seed for seed in range(SEEDS_MAX) if seed != hint)]
     with planted(bug):
         assert any(simulate(seed).wrong for seed in seeds), f"{bug}: not found in {SEEDS_MAX} seeds"
+
+
+def test_planted_bugs_replace_public_names_only():
+    """A private name may change at any time, and the bug with it."""
+    patched = [attribute for bug in BUGS.values() for _, attribute, _ in bug.patches]
+    assert [attribute for attribute in patched if attribute.startswith("_")] == []
+
+
+def test_the_table_says_which_seed_finds_a_bug_and_by_which_checker():
+    assert table_row(5, "seals below quorum").startswith("| seals below quorum | G2 | 0: G2 | ")
+    assert "| none of 1 |" in table_row(1, "round broken before it was taken is not given up")
 
 
 def test_a_planted_bug_is_gone_afterwards():

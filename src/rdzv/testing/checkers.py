@@ -270,9 +270,10 @@ class G9Closing(Checker):
             return
         kind = head.cause.kind if head.cause is not None else None
         if kind is CauseKind.SUCCESS:
-            done = {id for id, one in state.members.items() if one.record.done}
-            undone = [entry.name for id, entry in state.entries.items() if not entry.done and id not in done]
-            if undone or len(state.entries) != head.size:
+            ids = {id for id, one in state.members.items() if one.record.done}
+            done = {entry.rank for id, entry in state.entries.items() if entry.done or id in ids}
+            undone = [entry.name for entry in state.entries.values() if entry.rank not in done]
+            if undone or len(done) != head.size:
                 self.report(commit.at, f"closed with success, but {', '.join(undone) or 'entries'} not done or missing")
         elif kind in (CauseKind.GAVE_UP, CauseKind.LOST):
             left = [one for one in state.members.values() if state.usable(one)]
