@@ -183,14 +183,15 @@ class SimCluster:
         return lambda: setattr(self.engine, "slow_s", 0.0)
 
     def _engine_isolated(self) -> Heal:
-        for app in self.living():
-            self.network.cut(app.node, self.engine)
+        # The operator too: a server that hears from anybody does not take itself for isolated.
+        for node in (self.operator, *(app.node for app in self.living())):
+            self.network.cut(node, self.engine)
         self.isolated += 1
 
         def heal() -> None:
             self.isolated -= 1
-            for app in self.living():
-                self.network.heal(app.node, self.engine)
+            for node in (self.operator, *(app.node for app in self.living())):
+                self.network.heal(node, self.engine)
 
         return heal
 
