@@ -256,13 +256,18 @@ class G9Closing(Checker):
     _closing: set[str] = field(default_factory=set)
     """Nodes whose application has called close."""
     _operator_closes: bool = False
+    _died_done: set[str] = field(default_factory=set)
+    """Members that were done when their lease ended: a close that was decided before then may come after it."""
 
     def before(self, commit: Commit, state: State) -> None:
-        if state.head is None or state.head.phase is not Phase.CLOSED:
-            return
+        keys, closed = self.context.keys, state.head is not None and state.head.phase is Phase.CLOSED
         for event in commit.events:
-            if event.key == self.context.keys.head and event.item is not None:
+            if closed and event.key == keys.head and event.item is not None:
                 self.report(commit.at, f"{commit.actor} wrote the head after it was closed")
+            elif event.item is None and event.key.startswith(keys.members):
+                gone = state.members.get(event.key[len(keys.members) :])
+                if gone is not None and gone.record.done:
+                    self._died_done.add(gone.id)
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -270,9 +275,10 @@ class G9Closing(Checker):
             return
         kind = head.cause.kind if head.cause is not None else None
         if kind is CauseKind.SUCCESS:
-            done = {id for id, one in state.members.items() if one.record.done}
-            undone = [entry.name for id, entry in state.entries.items() if not entry.done and id not in done]
-            if undone or len(state.entries) != head.size:
+            ids = self._died_done | {id for id, one in state.members.items() if one.record.done}
+            done = {entry.rank for id, entry in state.entries.items() if entry.done or id in ids}
+            undone = [entry.name for entry in state.entries.values() if entry.rank not in done]
+            if undone or len(done) != head.size:
                 self.report(commit.at, f"closed with success, but {', '.join(undone) or 'entries'} not done or missing")
         elif kind in (CauseKind.GAVE_UP, CauseKind.LOST):
             left = [one for one in state.members.values() if state.usable(one)]
