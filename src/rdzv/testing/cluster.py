@@ -43,6 +43,7 @@ class SimCluster:
     def __init__(self, scenario: Scenario, *, register: bool = False) -> None:
         """`register`: the run is kept in a compare-and-set register, in every second one of them with counters."""
         self.scenario = scenario
+        self.options = scenario.options
         self.register = register
         self.loop = VirtualLoop()
         self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311
