@@ -114,6 +114,18 @@ def _restart(world: SmallWorld, _name: str) -> None:
     world.engine.restart()
 
 
+def _restart_unseen(world: SmallWorld, name: str) -> None:
+    """Restart the engine while that member is stopped, so that the others are back before it."""
+    _pause(world, name)
+    _restart(world, "")
+
+
+def _host_down(world: SmallWorld, name: str) -> None:
+    """Take down the host that serves, with the member that runs on it. The engine comes back empty."""
+    _crash(world, name)
+    _restart(world, "")
+
+
 def _gap(world: SmallWorld, _name: str) -> None:
     world.record("watch gap", "")
     world.engine.drop_watches()
@@ -167,6 +179,8 @@ FAULTS: dict[str, FaultKind] = {
     "stall": FaultKind(REQUEST_OR_QUIET, _stall),
     "expire": FaultKind(KEY, _expire),
     "restart": FaultKind(ENGINE, _restart),
+    "restart unseen": FaultKind(REQUEST_OR_QUIET, _restart_unseen),
+    "host down": FaultKind(REQUEST_OR_QUIET, _host_down),
     "gap": FaultKind(ENGINE, _gap),
     "lead astray": FaultKind(HOLDING, _lead_astray),
     "newcomer": FaultKind(NEW, _newcomer),

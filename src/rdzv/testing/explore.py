@@ -33,7 +33,7 @@ from .small_world import SmallWorld, WorldPlan
 
 CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause)
 STATES_MAX = 1 << 21
-EDGES_MAX = 1 << 23
+CHOICES_MAX = 1 << 23
 WRONG_MAX = 20
 """Violations that are kept."""
 START, REST = 0, 1
@@ -58,6 +58,10 @@ WORLDS = {
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=3, chooses_reads=False),
         WorldPlan("other settings", 2, ("restart", "expire", "crash"), 1, odd={"last_call": 2.0}),
+        WorldPlan(
+            "lone survivors", 2, ("restart unseen", "host down", "crash", "pause"), 2, formed=True,
+            chooses_reads=False, options={"min_nodes": 1, "max_nodes": 2},
+        ),
         WorldPlan("two engines", 2, ("lead astray", "crash"), 2, formed=True, options={"min_nodes": 1, "max_nodes": 2}),
     )
 }
@@ -86,14 +90,16 @@ class Report:
         )
 
 
-def explore(plan: WorldPlan, limit_s: float = 3600.0, *, first_only: bool = True) -> Report:
+def explore(
+    plan: WorldPlan, limit_s: float = 3600.0, *, choices_max: int = CHOICES_MAX, first_only: bool = True
+) -> Report:
     """Walk the plan's world. `first_only`: stop at the first violation."""
     began_at = time.monotonic()
     shared = _Shared()
     with tempfile.TemporaryFile() as out:
         child = os.fork()
         if not child:
-            walker = _Walker(shared, began_at + limit_s, out.fileno(), first_only)
+            walker = _Walker(shared, began_at + limit_s, choices_max, out.fileno(), first_only)
             walker.walk(plan)
         os.waitpid(child, 0)
         out.seek(0)
@@ -111,19 +117,19 @@ class _Shared:
 
     def __init__(self) -> None:
         self.counters = memoryview(mmap.mmap(-1, 64)).cast("Q")
-        self._table = memoryview(mmap.mmap(-1, 24 * STATES_MAX)).cast("Q")
-        """For each state its fingerprint, and two words of bits for the choices that were taken in it."""
-        self._edges = memoryview(mmap.mmap(-1, 12 * EDGES_MAX)).cast("I")
+        self._table = memoryview(mmap.mmap(-1, 32 * STATES_MAX)).cast("Q")
+        """For each state its fingerprint, and three words of bits for the choices that were taken in it."""
+        self._edges = memoryview(mmap.mmap(-1, 12 * (CHOICES_MAX + 1000))).cast("I")
         """For each choice taken: from which state, which choice, to which state."""
 
     def state(self, fingerprint: bytes) -> int:
         """Return the number of a state."""
         key = int.from_bytes(fingerprint, "big") or 1
         number = key % (STATES_MAX - 2) + 2
-        while self._table[3 * number] not in (0, key):
+        while self._table[4 * number] not in (0, key):
             number = number + 1 if number + 1 < STATES_MAX else 2
-        if not self._table[3 * number]:
-            self._table[3 * number] = key
+        if not self._table[4 * number]:
+            self._table[4 * number] = key
             self.counters[_STATES] += 1
             if self.counters[_STATES] > STATES_MAX * 0.9:
                 self.counters[_STOP] = 1
@@ -134,7 +140,7 @@ class _Shared:
         new = []
         for choice in choices:
             word, bit = divmod(_code(choice), 64)
-            at = 3 * state + 1 + word
+            at = 4 * state + 1 + word
             if not self._table[at] >> bit & 1:
                 self._table[at] |= 1 << bit
                 new.append(choice)
@@ -142,11 +148,8 @@ class _Shared:
 
     def add_edge(self, source: int, choice: Choice, target: int) -> None:
         at = 3 * self.counters[_EDGES]
+        self._edges[at], self._edges[at + 1], self._edges[at + 2] = source, _code(choice), target
         self.counters[_EDGES] += 1
-        if at < 3 * EDGES_MAX:
-            self._edges[at], self._edges[at + 1], self._edges[at + 2] = source, _code(choice), target
-        else:
-            self.counters[_STOP] = 1
 
     def stuck(self) -> Iterator[tuple[str, list[Choice]]]:
         """Yield the states from which no way without further faults leads to rest."""
@@ -179,9 +182,10 @@ def _code(choice: Choice) -> int:
 class _Walker:
     """Takes every choice, each in a process of its own."""
 
-    def __init__(self, shared: _Shared, deadline: float, out: int, first_only: bool) -> None:
+    def __init__(self, shared: _Shared, deadline: float, choices_max: int, out: int, first_only: bool) -> None:
         self._shared = shared
         self._deadline = deadline
+        self._choices_max = choices_max
         self._out = out
         self._first_only = first_only
         self._state = START
@@ -204,7 +208,7 @@ class _Walker:
     def choose(self, world: SmallWorld, choices: list[Choice]) -> Choice | None:
         """Return in one process for each choice that is new in this state."""
         shared = self._shared
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline or shared.counters[_EDGES] >= self._choices_max:
             shared.counters[_STOP] = 1
         if shared.counters[_STOP]:
             return None

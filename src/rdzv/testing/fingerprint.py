@@ -183,8 +183,11 @@ class Walk:
         self.out.append(code.co_name)
         if frame is not None:
             self.out.append(str(frame.f_lasti))
-            for name, value in frame.f_locals.items():
-                if name not in _SKIPPED_ATTRIBUTES:
+            variables = frame.f_locals
+            for name, value in variables.items():
+                if name == "rings":  # A count of wake-ups: what matters is whether there were any since it was read.
+                    self.out.append(str(variables["self"].bell.rings != value))
+                elif name not in _SKIPPED_ATTRIBUTES and not (name == "since" and code.co_name == "wait"):
                     self.visit(value)
         self.visit(awaited)
 
