@@ -7,7 +7,6 @@ in order and reports violations. `run` shows a history to several checkers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..core.keys import Keys
@@ -346,24 +345,42 @@ def new_seal(commit: Commit, state: State) -> Head | None:
     return head if former is None or former.table != head.table else None
 
 
-def run(context: CheckContext, history: History, checkers: list[Checker]) -> Iterator[str]:
-    """Show the history to all checkers, then yield what they report."""
-    befores, afters, sees = (
-        [getattr(one, hook) for one in checkers if getattr(type(one), hook) is not getattr(Checker, hook)]
-        for hook in ("before", "after", "see")
-    )
-    for seen in history:
-        if isinstance(seen, Commit):
-            state = context.states.get(seen.instance)
-            if state is None:
-                state = context.states[seen.instance] = State(seen.instance, context.keys)
-            for before in befores:
-                before(seen, state)
-            state.apply(seen)
-            for after in afters:
-                after(seen, state)
-        else:
-            for see in sees:
+class Judge:
+    """Shows a history to checkers, observation by observation."""
+
+    def __init__(self, context: CheckContext, checkers: list[Checker]) -> None:
+        self._context = context
+        self._checkers = checkers
+        self._befores, self._afters, self._sees = (
+            [getattr(one, hook) for one in checkers if getattr(type(one), hook) is not getattr(Checker, hook)]
+            for hook in ("before", "after", "see")
+        )
+
+    def show(self, seen: Observation) -> None:
+        """Let the checkers judge the next observation."""
+        if not isinstance(seen, Commit):
+            for see in self._sees:
                 see(seen)
-    for checker in checkers:
-        yield from checker.wrong
+            return
+        states = self._context.states
+        state = states.get(seen.instance)
+        if state is None:
+            state = states[seen.instance] = State(seen.instance, self._context.keys)
+        for before in self._befores:
+            before(seen, state)
+        state.apply(seen)
+        for after in self._afters:
+            after(seen, state)
+
+    @property
+    def wrong(self) -> list[str]:
+        """All that the checkers have reported so far."""
+        return [problem for checker in self._checkers for problem in checker.wrong]
+
+
+def run(context: CheckContext, history: History, checkers: list[Checker]) -> list[str]:
+    """Show the whole history to all checkers, and return what they report."""
+    judge = Judge(context, checkers)
+    for seen in history:
+        judge.show(seen)
+    return judge.wrong

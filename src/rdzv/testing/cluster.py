@@ -47,6 +47,7 @@ class SimCluster:
         `observed`: collect the leaders' decisions.
         """
         self.scenario = scenario
+        self.options = scenario.options
         self.register = register
         self.loop = VirtualLoop()
         self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311

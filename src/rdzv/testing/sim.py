@@ -72,7 +72,7 @@ def check(stage: SimCluster) -> list[str]:
         # Effects of a fault end when calls have timed out (10 s), leases have ended and members have reconnected.
         calm=Calm(stage.history.of(Fault), 10.0 + stage.scenario.options["lease"] * 1.1 + 5.0),
     )
-    return list(run(context, stage.history, [kind(context) for kind in CHECKERS]))
+    return run(context, stage.history, [kind(context) for kind in CHECKERS])
 
 
 def main(arguments: list[str] | None = None) -> int:
