@@ -1,4 +1,4 @@
-"""Small worlds, explored: within the bounds of a plan every interleaving is walked, and every guarantee checked in each state."""
+"""Small worlds, explored: every interleaving within the bounds of a plan, with every guarantee checked in each state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SOAK_S = 1_500.0
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_every_guarantee_holds(name):
+def test_every_guarantee_holds(name, record_property):
     report = explore(WORLDS[name], choices_max=CHOICES_MAX)
-    print(report)
+    record_property("explored", str(report))
     assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
     assert report.complete or report.choices >= CHOICES_MAX
     assert report.states > 50
@@ -29,9 +29,9 @@ def test_every_guarantee_holds(name):
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_S + 120.0)
 @pytest.mark.parametrize("name", WORLDS)
-def test_every_guarantee_holds_in_the_whole_world(name):
+def test_every_guarantee_holds_in_the_whole_world(name, record_property):
     report = explore(WORLDS[name], SOAK_S)
-    print(report)
+    record_property("explored", str(report))
     assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
     assert report.complete, str(report)
 
