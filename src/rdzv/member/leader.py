@@ -263,7 +263,7 @@ class Leader:
         swept = [DeletePrefix(keys.table(former)), DeletePrefix(keys.kv(former))] if former else []
         room = min(self.session.writes_max, BATCH_MAX)
         # Two more: the head and its journal entry.
-        while len(entries) + len(swept) + 2 > room:
+        while entries and len(entries) + len(swept) + 2 > room:
             await self._txn(self.guard(view), entries[:room])
             del entries[:room]
         if self._node.now() - began_at > presence.settings.lease / 3:

@@ -55,7 +55,7 @@ class ChosenNode(SimNode):
     """A node whose ids tell whose they are, and in which order they were drawn."""
 
     def __init__(self, loop: VirtualLoop, name: str, index: int) -> None:
-        super().__init__(loop, name, 0, rate=1.0, offset_s=(5 + index) * CLOCK_STEP, host=f"host-{name}")
+        super().__init__(loop, name, 0, rate=1.0, offset_s=(30 - index) * CLOCK_STEP, host=f"host-{name}")
         self.pid = index
         self._index = index
         self._drawn = self._bound = 0

@@ -56,7 +56,7 @@ WORLDS = {
         WorldPlan("three re-form", 3, _ALL, 2, formed=True, chooses_reads=False),
         WorldPlan("three end", 3, (*_DEEDS, *_CRASHES, "expire"), 2, formed=True, chooses_reads=False),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
-        WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=3, chooses_reads=False),
+        WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),
         WorldPlan("other settings", 2, ("restart", "expire", "crash"), 1, odd={"last_call": 2.0}),
         WorldPlan(
             "lone survivors", 2, ("restart unseen", "host down", "crash", "pause"), 2, formed=True,
