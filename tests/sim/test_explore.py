@@ -12,7 +12,7 @@ from rdzv.testing.explore import WORLDS, explore, main, read_story, tell
 from support.explored_bugs import EXPLORED_BUGS
 from support.planted_bugs import BUGS, planted
 
-CHOICES_MAX = 1_000
+CHOICES_MAX = 600
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
 SOAK_S = 1_500.0
 
@@ -36,12 +36,18 @@ def test_every_guarantee_holds_in_the_whole_world(name, record_property):
     assert report.complete, str(report)
 
 
-@pytest.mark.parametrize("bug", sorted(EXPLORED_BUGS))
+LATE = {"round number is reused after a restart"}
+"""Bugs that are met only after thousands of choices."""
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=[pytest.mark.soak] if bug in LATE else []) for bug in sorted(EXPLORED_BUGS)]
+)
 def test_planted_bug_is_found(bug):
     """And its story can be told again."""
     plan, words = EXPLORED_BUGS[bug]
     with planted(bug):
-        report = explore(plan, choices_max=4_000)
+        report = explore(plan, choices_max=20_000 if bug in LATE else 1_000)
         assert report.wrong, f"{bug}: {report}"
         problem, decisions = report.wrong[0]
         assert words in problem
@@ -52,11 +58,13 @@ def test_planted_bug_is_found(bug):
 def test_the_safe_worlds_of_planted_bugs_hold():
     """Otherwise the bug would not be what is found."""
     for plan, _ in EXPLORED_BUGS.values():
-        assert not explore(plan, choices_max=150).wrong
+        assert not explore(plan, choices_max=40).wrong
 
 
 def test_every_planted_safety_bug_is_explored():
-    assert set(EXPLORED_BUGS) <= set(BUGS)
+    """G5, G6 and G7 are promises about time and disturbance; G10 shows only by what it leads to."""
+    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7")}
+    assert safety - {"last-call age is taken from another machine's clock"} <= set(EXPLORED_BUGS)
 
 
 def test_a_story_is_read_as_it_was_told(tmp_path, capsys):
