@@ -362,7 +362,9 @@ def _visit_engine(walk: fingerprint.Walk, engine: Engine) -> None:
     if walk.is_met(engine):
         return
     items = [item for item in engine.items() if not item.key.startswith(KEYS.journal)]
-    walk.items([engine.instance, engine.revision, items, engine._by_key, engine._by_prefix])
+    # In the order of keys, not of subscriptions: a watch subscribes to its keys in the order of a set.
+    watchers = [sorted(by.items(), key=lambda pair: pair[0]) for by in (engine._by_key, engine._by_prefix)]
+    walk.items([engine.instance, engine.revision, items, *watchers])
     leases = engine.leases
     # A lease without a key decides nothing when it ends.
     for lease in sorted({item.lease for item in items} & leases._leases.keys()):
