@@ -53,8 +53,18 @@ WORLDS = {
         WorldPlan("two form on etcd", 2, _ALL, 1, stars=False),
         WorldPlan("two re-form", 2, _ALL, 2, formed=True),
         WorldPlan("three form", 3, _ALL, 1, chooses_reads=False),
-        WorldPlan("three re-form", 3, _ALL, 2, formed=True, chooses_reads=False),
-        WorldPlan("three end", 3, (*_DEEDS, *_CRASHES, "expire"), 2, formed=True, chooses_reads=False),
+        WorldPlan("three re-form", 3, _ALL, 1, formed=True, chooses_reads=False),
+        *(
+            WorldPlan(f"three re-form: {name}", 3, faults, 2, formed=True, chooses_reads=False)
+            for name, faults in {
+                "losses": (*_CRASHES, "expire"),
+                "messages": (*_MESSAGES, "crash"),
+                "pauses": (*_PAUSES, "crash"),
+                "engine": ("restart", "gap", "crash", "hold"),
+                "growth": ("newcomer", "crash", "expire"),
+                "ends": (*_DEEDS, "crash"),
+            }.items()
+        ),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),
         WorldPlan("other settings", 2, ("restart", "expire", "crash"), 1, odd={"last_call": 2.0}),
