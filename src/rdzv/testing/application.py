@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,10 @@ class Application:
         self.order = ""
         """Given from outside: drain, finish."""
         self.holds: RoundId = NO_ROUND
+        self.joins = False
+        """It waits in `join`."""
+        self.trains = False
+        """It holds a round and waits for something to happen to it, its own work being done or not."""
         self._trained_s = 0.0
         self._began_at = node.now()
 
@@ -64,6 +69,7 @@ class Application:
         """Join and train, again and again, until something final happens."""
         while True:
             self.act("ready" if self.holds != NO_ROUND else "joined")
+            self.joins = True
             try:
                 world = await self.member.join()
             except Evicted as evicted:
@@ -75,10 +81,13 @@ class Application:
             except (Drained, Banned, SettingsError, EngineMoved, JoinTimeout) as error:
                 self.act("refused", f"{type(error).__name__}: {error}")
                 break
+            finally:
+                self.joins = False
             self.holds = RoundId(world.era, world.round)
             self.stage.history.add(Given.of(self.node.name, world))
             watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
             ending = await self._train(world)
+            self.trains = False
             watcher.cancel()
             if ending and not await self._end(ending):
                 break
@@ -107,14 +116,18 @@ class Application:
             "leave": None if life.leave_after_s is None else life.leave_after_s - (began_at - self._began_at),
         }
         ending, limit_s = min(((name, s) for name, s in limits.items() if s is not None), key=lambda pair: pair[1])
+        # A change rings the bell. Only an application that closes after a pause looks at the clock, to notice the pause.
+        self.trains = True
+        look_s = 5.0 if life.closes else math.inf
         while self.member.changed is None and not self.order:
             left_s = limit_s - (self.node.now() - began_at)
             if left_s <= 0:
                 return ending
             waited_at = self.node.now()
-            await self.bell.wait(min(left_s, 5.0))
+            await self.bell.wait(min(left_s, look_s))
             if life.closes and self.node.now() - waited_at > self.settings.lease + 5.0:
                 return "close"
+        self.trains = False
         self._trained_s += self.node.now() - began_at
         if (change := self.member.changed) is None:
             return self.order
@@ -174,12 +187,18 @@ class Application:
 
     async def _linger(self) -> None:
         """Wait for the others, after this one is done. If the round breaks, they go on without it."""
-        for _ in range(600):
-            if self.member.changed is not None or self.stage.closed:
-                break
-            await self.bell.wait(1.0)
+        ringing = asyncio.get_running_loop().create_task(self._ring_at_change(), name="lingering")
+        self.trains, self.order = True, ""
+        while self.member.changed is None and not self.stage.closed and await self.bell.wait(600.0):
+            pass
+        self.trains = False
+        ringing.cancel()
         # It is in no hurry, and nobody may wait for it.
         await Wakeup(self.node).wait(4.0)
+
+    async def _ring_at_change(self) -> None:
+        await self.member.wait_changed()
+        self.bell.ring()
 
     def _told_evicted(self, evicted: Evicted) -> None:
         self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))

@@ -13,11 +13,12 @@ from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.trust import Trust
-from ..engines.port import Driver, EngineReset, Get, Item, List
+from ..engines.port import Batch, Driver, EngineReset, Get, Item, List
 from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
 from ..operate import commands
 from .application import Application
+from .convergence import Convergence
 from .driver import READ_TIMEOUT_S, SimDriver
 from .history import Fault, History
 from .network import SimNetwork, Way
@@ -30,6 +31,12 @@ from .virtual_loop import VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
+
+LOOK_S = 1.0
+"""How often a run is looked at in the calm phase, to end it when it has converged."""
+HOLD_S, HOLD_LEASES = 2.0, 1.2
+"""How long a run must stay converged, in seconds and in leases: a member that does not renew is found out meanwhile."""
+CLOSED = b'"phase":"closed"'
 
 Heal = Callable[[], object] | None
 """The end of a fault."""
@@ -52,6 +59,7 @@ class SimCluster:
             self.network.trust = Trust(Secret("a secret of this run"))
         self.engine = self._server("engine")
         self.servers = [self.engine]
+        self.engine.commits.append(self._committed)
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
@@ -78,7 +86,7 @@ class SimCluster:
     def closed(self) -> bool:
         """Whether the run has been closed: looked at from outside, to let lingering applications go."""
         found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
-        return found is not None and b'"phase":"closed"' in found.value
+        return found is not None and CLOSED in found.value
 
     def play(self) -> None:
         """Run the scenario to its end."""
@@ -95,15 +103,28 @@ class SimCluster:
         for hand in hands:
             await hand
         self.history.add(Fault(kind="calm", target=""))
-        await self._pass(max(self.scenario.end_at - self.loop.now, 30.0))
+        await self._pass(max(self.scenario.end_at - self.loop.now, 30.0), HOLD_S + HOLD_LEASES * self.scenario.options["lease"])
         self.history.add(Fault(kind="finish", target=""))
         for app in list(self.apps.values()):
             app.command("finish")
-        await self._pass(30.0)
+        await self._pass(30.0, HOLD_S)
 
-    async def _pass(self, seconds: float) -> None:
-        """Let that time pass, or less if every application has ended: nothing is left then that could go wrong."""
-        await asyncio.wait([app.exited for app in self.apps.values()], timeout=seconds)
+    async def _pass(self, seconds: float, hold_s: float) -> None:
+        """Let that time pass, or less if every application has ended, or if the run has converged for `hold_s`."""
+        until, convergence = self.loop.now + seconds, Convergence(self)
+        held_at = self.loop.now
+        while self.loop.now < until and not all(app.exited.done() for app in self.apps.values()):
+            await asyncio.sleep(min(LOOK_S, until - self.loop.now))
+            if not convergence.reached:
+                held_at = self.loop.now
+            elif self.loop.now - held_at >= hold_s:
+                break
+
+    def _committed(self, _server: object, _actor: str, batch: Batch, _kind: str) -> None:
+        """Wake the applications that linger when the run is closed."""
+        if any(event.item is not None and CLOSED in event.item.value for event in batch.events):
+            for app in self.living():
+                app.bell.ring()
 
     # ---- members
 

@@ -230,7 +230,7 @@ class G7Cause(Checker):
         head, settings = state.head, state.settings
         if head is None or settings is None or head.phase is not Phase.SEALED:
             return
-        if state.size_of(len(state.survivors) + len(state.newcomers)) > head.size:
+        if state.next_size > head.size:
             self._useful_at[state.instance] = commit.at
         head_key = self.context.keys.head
         written = [event.item for event in commit.events if event.key == head_key and event.item is not None]

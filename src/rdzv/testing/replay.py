@@ -144,6 +144,19 @@ class State:
         size = min(count, self.settings.max_nodes) // self.settings.unit * self.settings.unit
         return size if size >= self.settings.min_nodes else 0
 
+    @property
+    def next_size(self) -> int:
+        """The size of the round that would follow the head's; 0 if there would be none."""
+        return self.size_of(len(self.survivors) + len(self.newcomers))
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether a sealed round may be broken for newcomers, now or later."""
+        head, settings = self.head, self.settings
+        if settings is None or head is None or head.phase is not Phase.SEALED or settings.grow == "never":
+            return False
+        return not self.some_done and self.next_size > head.size
+
     # ---- what is owed
 
     @cached_property
@@ -172,11 +185,9 @@ class State:
             return "break: a member of the table is gone or has left", 0.0
         undone = [one for one in self.seated.values() if not one.record.done]
         leaving = any(one.record.drain or one.id in self.asked for one in undone)
-        size = self.size_of(len(self.survivors) + len(self.newcomers))
-        if leaving and size:
+        if leaving and self.next_size:
             return "break: a member drains", settings.drain_settle
-        grows = settings.grow != "never" and not settings.grow_every and not head.flaps and not self.some_done
-        if grows and size > head.size:
+        if self.can_grow and not settings.grow_every and not head.flaps:
             return "break: let newcomers in", 0.0 if settings.grow == "now" else settings.settle
         return None
 
