@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..config.settings import Settings
 from ..core.member_rules import Change, ChangeKind
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
     from .cluster import SimCluster
 
 
+@lru_cache(maxsize=4)
+def _settings(options: tuple[tuple[str, Any], ...]) -> Settings:
+    """Return the settings of a run. They are read once for all its members."""
+    return Settings.make("memory://", run_id="sim", **dict(options))
+
+
 class Application:
     """An application that trains, stops when told, and ends some day."""
 
@@ -43,11 +52,11 @@ class Application:
         self.stage = stage
         self.life = life
         self.node = node
-        self.settings = Settings.make("memory://", run_id="sim", **{**stage.scenario.options, **life.options})
+        self.settings = msgspec.structs.replace(_settings(tuple(stage.scenario.options.items())), **life.options)
         self.member = Member(stage.driver(node), self.settings, node)
         self.bell = Wakeup(node)
         self.order = ""
-        """Given from outside: drain, finish."""
+        """Given from outside: the way in which its training ends."""
         self.holds: RoundId = NO_ROUND
         self.joins = False
         """It waits in `join`."""
@@ -55,6 +64,11 @@ class Application:
         """It holds a round and waits for something to happen to it, its own work being done or not."""
         self._trained_s = 0.0
         self._began_at = node.now()
+
+    @property
+    def rests(self) -> bool:
+        """Whether it waits for others, and has nothing to do by itself."""
+        return self.joins or (self.trains and not self.order)
 
     def act(self, what: str, detail: str = "") -> None:
         """Record an action of its own."""
@@ -130,7 +144,8 @@ class Application:
         self.trains = False
         self._trained_s += self.node.now() - began_at
         if (change := self.member.changed) is None:
-            return self.order
+            order, self.order = self.order, ""
+            return order
         if change.kind is ChangeKind.EVICTED:
             self._told(change)  # Perhaps it was told of something else before, and this is all that it will hear of it.
         await Wakeup(self.node).wait(life.stop_s)
@@ -141,7 +156,10 @@ class Application:
         store = world.store
         store.set_timeout(4.0)
         with suppress(RoundOver, StoreTimeout, Unreachable, EngineReset, Evicted):
-            await store.set(f"from/{world.rank}", world.table)
+            if world.rank == 0:
+                await store.set("from/0", world.table)
+            if not self.life.stores:
+                return
             count = await store.add("count", 1)
             if count > world.size:
                 self.act("store mixed", f"counted {count} members in a world of {world.size}")
@@ -188,13 +206,15 @@ class Application:
     async def _linger(self) -> None:
         """Wait for the others, after this one is done. If the round breaks, they go on without it."""
         ringing = asyncio.get_running_loop().create_task(self._ring_at_change(), name="lingering")
-        self.trains, self.order = True, ""
-        while self.member.changed is None and not self.stage.closed and await self.bell.wait(600.0):
-            pass
+        self.trains = True
+        while self.member.changed is None and not self.stage.closed:
+            self.order = ""  # There is no training left to interrupt.
+            if not await self.bell.wait(600.0):
+                break
         self.trains = False
         ringing.cancel()
         # It is in no hurry, and nobody may wait for it.
-        await Wakeup(self.node).wait(4.0)
+        await Wakeup(self.node).wait(1.5)
 
     async def _ring_at_change(self) -> None:
         await self.member.wait_changed()

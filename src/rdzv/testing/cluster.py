@@ -34,8 +34,8 @@ CALLBACKS_MAX = 2_000_000
 
 LOOK_S = 1.0
 """How often a run is looked at in the calm phase, to end it when it has converged."""
-HOLD_S, HOLD_LEASES = 2.0, 1.2
-"""How long a run must stay converged, in seconds and in leases: a member that does not renew is found out meanwhile."""
+HOLD_S = 1.0
+"""How long a run must stay converged."""
 CLOSED = b'"phase":"closed"'
 
 Heal = Callable[[], object] | None
@@ -64,6 +64,7 @@ class SimCluster:
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
         self.operator = SimNode(self.loop, "operator", scenario.seed)
+        self.convergence = Convergence(self)
         self._born = 0
         self.isolated = 0
         """Number of faults that keep all nodes from the engine."""
@@ -90,7 +91,7 @@ class SimCluster:
 
     def play(self) -> None:
         """Run the scenario to its end."""
-        self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
+        self.loop.run(self._play(), limit_s=self.scenario.calm_at + 4000.0, callbacks_max=CALLBACKS_MAX)
 
     async def _play(self) -> None:
         for life in self.scenario.lives:
@@ -103,22 +104,39 @@ class SimCluster:
         for hand in hands:
             await hand
         self.history.add(Fault(kind="calm", target=""))
-        await self._pass(max(self.scenario.end_at - self.loop.now, 30.0), HOLD_S + HOLD_LEASES * self.scenario.options["lease"])
+        hold_s = HOLD_S + (1.2 * self.scenario.options["lease"] if self.scenario.lingers else 0.0)
+        converged = await self._converge(hold_s)
+        for event in self.scenario.last_events if converged else ():
+            self.history.add(Fault(kind="converged", target=""))
+            if event == "finish":
+                break
+            self._last_event(event)
+            if not await self._converge(HOLD_S):
+                break
         self.history.add(Fault(kind="finish", target=""))
-        for app in list(self.apps.values()):
-            app.command("finish")
-        await self._pass(30.0, HOLD_S)
+        if "finish" in self.scenario.last_events:
+            for app in list(self.apps.values()):
+                app.command("finish")
+            await self._converge(HOLD_S)
 
-    async def _pass(self, seconds: float, hold_s: float) -> None:
-        """Let that time pass, or less if every application has ended, or if the run has converged for `hold_s`."""
-        until, convergence = self.loop.now + seconds, Convergence(self)
-        held_at = self.loop.now
+    async def _converge(self, hold_s: float) -> bool:
+        """Wait until the run has converged for `hold_s`. Return False if it has not in time, or has ended."""
+        until, held_at = self.loop.now + self.scenario.tail_s, self.loop.now
         while self.loop.now < until and not all(app.exited.done() for app in self.apps.values()):
-            await asyncio.sleep(min(LOOK_S, until - self.loop.now))
-            if not convergence.reached:
+            await asyncio.sleep(LOOK_S)
+            if not self.convergence.reached:
                 held_at = self.loop.now
             elif self.loop.now - held_at >= hold_s:
-                break
+                return True
+        return False
+
+    def _last_event(self, order: str) -> None:
+        """Give an order to one of the applications that train, or let a newcomer come."""
+        trains = [app for app in self.living() if app.trains]
+        if order == "newcomer" or not trains:
+            self._newcomer()
+        else:
+            self.rng.choice(trains).command(order)
 
     def _committed(self, _server: object, _actor: str, batch: Batch, _kind: str) -> None:
         """Wake the applications that linger when the run is closed."""

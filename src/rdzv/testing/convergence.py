@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.keys import Keys
+from ..core.member import unrenewed_s
 from ..core.model import Phase
 from .history import Commit
 from .replay import State
@@ -29,15 +30,16 @@ class Convergence:
     @property
     def reached(self) -> bool:
         """Whether every living member is where it belongs, and the leader owes nothing."""
-        stage, state = self._stage, self._replay()
-        if state.owed is not None or state.can_grow:
+        apps = [app for app in self._stage.living() if not app.exited.done()]
+        cut = {node for node, _, _ in self._stage.network.cuts}
+        if not all(_is_in_touch(app) and app.node.name not in cut for app in apps):
+            return False
+        state = self._replay()
+        if state.owed is not None or state.can_grow or (state.head is not None and state.head.phase is Phase.CLOSED):
             return False
         ids = {(one.record.host, one.record.pid): one.id for one in state.members.values()}
-        cut = {node for node, _, _ in stage.network.cuts}
-        return all(
-            app.exited.done() or (app.node.name not in cut and _is_settled(app, state, ids.get((app.node.host, app.node.pid))))
-            for app in stage.living()
-        )
+        settled = all(_is_settled(app, state, ids.pop((app.node.host, app.node.pid), "")) for app in apps)
+        return settled and not ids  # The rest are keys of the dead, whose leases have yet to end.
 
     def _replay(self) -> State:
         """Return the state of the engine's present instance."""
@@ -51,13 +53,15 @@ class Convergence:
         return self._state
 
 
-def _is_settled(app: Application, state: State, member: str | None) -> bool:
+def _is_in_touch(app: Application) -> bool:
+    """Whether the application waits for others, and its member has renewed its lease not long ago."""
+    return app.rests and app.node.held is None and unrenewed_s(app.member.state, app.node.now()) < app.settings.lease / 2
+
+
+def _is_settled(app: Application, state: State, member: str) -> bool:
     """Whether the application holds the round that its member is in, or waits for one."""
-    head = state.head
-    if member is None or app.node.held is not None or (head is not None and head.phase is Phase.CLOSED):
-        return False
     if member not in state.seated:
-        return app.joins
-    if head is None or head.phase is not Phase.SEALED:
+        return app.joins and member in state.members
+    if state.head is None or state.head.phase is not Phase.SEALED:
         return app.joins and state.has_left(state.members[member])
-    return app.trains and not app.order and app.holds == head.round
+    return app.trains and app.holds == state.head.round

@@ -70,8 +70,7 @@ class SimChannel:
 
     def _transmit(self, deliver: Callable[..., None], args: tuple[Any, ...], extra_s: float) -> None:
         at = self._loop.now + self._network.delay_s() + self._server.slow_s + extra_s
-        if at < self._free_at:
-            at = self._free_at
+        at = max(at, self._free_at)
         self._free_at = at
         self._loop.call_at(at, self._arrive, deliver, args, context=self._receiver.context, stream=self)
 
@@ -106,7 +105,8 @@ class SimConnection:
     # ---- the client's end
 
     def _request(self, data: bytes) -> None:
-        if self._network.breaks(self.requests.route):
+        network = self._network
+        if (network.loss or network.doomed) and network.breaks(self.requests.route):
             self.reset()
         else:
             self.requests.send(self.server.receive, self, data)

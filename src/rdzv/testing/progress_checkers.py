@@ -192,7 +192,7 @@ _BLIPS = frozenset({"reset", "reset all", "lose request", "lose answer"})
 """Faults of a connection that is restored at once, unless the engine is in trouble at the same time."""
 _HARMLESS = _BLIPS | {
     "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap", "compact",
-    "calm", "finish",
+    "calm", "converged", "finish",
 }  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
