@@ -85,7 +85,7 @@ class DebtChecker(Checker):
         elif isinstance(seen, ClosedTold):
             self._gone.add(seen.actor)
         elif isinstance(seen, Fault):
-            if seen.kind in ("crash", "power cut") and not seen.stop:
+            if seen.kind in ("crash", "power cut", "crash after head write") and not seen.stop:
                 self._gone.add(seen.target)
             elif seen.kind == "moved":
                 self._moved.add(seen.target)

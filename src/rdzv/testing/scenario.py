@@ -27,7 +27,7 @@ spare, and a run takes as long as it has members."""
 FAULTS: dict[str, float] = {
     "crash": 5, "power cut": 1, "pause": 4, "cut": 3, "cut requests": 1, "cut answers": 1, "reset": 3, "reset all": 1,
     "lose request": 1, "lose answer": 1, "engine restart": 4, "engine crash": 1, "engine stall": 1, "engine slow": 1,
-    "engine isolated": 1, "watch gap": 1, "second engine": 2, "compact": 1, "ask": 1, "ban": 0.5, "drain": 1,
+    "engine isolated": 1, "watch gap": 1, "second engine": 3, "compact": 1, "ask": 1, "ban": 0.5, "drain": 1,
     "drain all": 1, "operator close": 0.3, "newcomer": 3, "newcomer first": 2, "stranger": 1,
     **dict.fromkeys(AMBUSHES, 4.0),
 }  # fmt: skip
@@ -133,11 +133,11 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
         "min_nodes": low,
         "max_nodes": high,
         "last_call": round(rng.uniform(0.5, 5.0), 2),
-        "regroup": round(rng.uniform(8.0, 25.0), 2),
+        "regroup": round(rng.uniform(6.0, 16.0), 2),
         "lease": round(rng.uniform(3.0, 10.0), 2),
         "settle": rng.choice([0.0, 0.5, 2.0]),
         "grow": rng.choice(["settle", "settle", "settle", "now", "never"]),
-        "grow_every": rng.choice([0.0, 5.0, 60.0]),
+        "grow_every": rng.choice([0.0, 5.0, 12.0]),
         "replace_wait": rng.choice([0.0, 0.0, 0.0, 4.0]),
         "drain_settle": 1.0,
         "on_failure": rng.choice(["close", "close", "wait"]),
@@ -155,16 +155,16 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
 
 def _node_plan(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:
     stop_s = rng.choice([0.05, 0.3, 1.0, 3.0])
-    if rng.random() < 0.06:
-        stop_s = rng.choice([15.0, options["regroup"] + 12.0])
+    if rng.random() < 0.08:
+        stop_s = options["regroup"] + 12.0
     return NodePlan(
         name=name,
         start_at=rng.uniform(0.0, 6.0),
-        train_s=rng.choice([12.0, 30.0, 10_000.0, 10_000.0, 10_000.0]),
+        train_s=rng.choice([4.0, 12.0, 10_000.0, 10_000.0, 10_000.0]),
         stop_s=stop_s,
-        fail_every_s=rng.uniform(15.0, 60.0) if rng.random() < 0.12 else None,
-        give_up_after_s=rng.uniform(5.0, 60.0) if rng.random() < 0.06 else None,
-        leave_after_s=rng.uniform(5.0, 60.0) if rng.random() < 0.06 else None,
+        fail_every_s=rng.uniform(4.0, 20.0) if rng.random() < 0.12 else None,
+        give_up_after_s=rng.uniform(2.0, 20.0) if rng.random() < 0.06 else None,
+        leave_after_s=rng.uniform(2.0, 20.0) if rng.random() < 0.06 else None,
         closes=rng.random() < 0.15,
         stores=rng.random() < 0.5,
         options={"slot": rng.choice(["", "a"]), "order": rng.choice(["", "", str(rng.randint(0, 9))])},
@@ -173,7 +173,7 @@ def _node_plan(rng: random.Random, name: str, options: dict[str, Any]) -> NodePl
 
 def _fault_plan(rng: random.Random, lives: list[NodePlan], weights: Mapping[str, float]) -> FaultPlan:
     kind = rng.choices(list(weights), list(weights.values()))[0]
-    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 20.0])
+    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0])
     if kind == "second engine":
         lasts_s = min(lasts_s, 11.0)  # Longer than any lease; members that are led elsewhere dial all the time.
     if kind in MOMENTARY:
