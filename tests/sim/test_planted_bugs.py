@@ -1,4 +1,4 @@
-"""The checkers find each planted defect within 400 seeds. A checker that cannot fail is worth nothing."""
+"""The checkers find each planted defect within 200 seeds. A checker that cannot fail is worth nothing."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import pytest
 from rdzv.testing.sim import simulate
 from support.planted_bugs import BUGS, planted, table_row
 
-SEEDS_MAX = 400
+SEEDS_MAX = 200
 
 FIRST_TO_TRY = {
-    "close ends a later incarnation": 0,
-    "done member blocks re-forming": 1,
-    "engine that came back is not told": 3,
-    "engine's return is not waited for": 3,
-    "evicted member acts": 11,
-    "failure closes although others could go on": 20,
-    "former leader's write is accepted": 11,
-    "ghost is sealed in": 17,
-    "last-call age is taken from another machine's clock": 23,
-    "leader's gap is not re-listed": 0,
-    "one who came later is watched": 0,
-    "outage is told at once": 5,
-    "rank table of another attempt is used": 76,
-    "round broken before it was taken is not given up": 303,
-    "round number is reused after a restart": 32,
-    "settings are taken for one's own without a compare": 3,
-    "settings mismatch is ignored": 3,
-    "stragglers are waited for without end": 170,
-    "two worlds from two engines": 109,
-    "watch gap is not re-listed": 58,
+    "close ends a later incarnation": 5,
+    "done member blocks re-forming": 69,
+    "engine that came back is not told": 39,
+    "engine's return is not waited for": 39,
+    "evicted member acts": 1,
+    "failure closes although others could go on": 1,
+    "former leader's write is accepted": 1,
+    "ghost is sealed in": 5,
+    "last-call age is taken from another machine's clock": 90,
+    "one who came later is watched": 45,
+    "outage is told at once": 3,
+    "rank table of another attempt is used": 67,
+    "ready is not tied to a round": 1,
+    "round broken before it was taken is not given up": 77,
+    "round number is reused after a restart": 64,
+    "settings are taken for one's own without a compare": 24,
+    "settings mismatch is ignored": 24,
+    "spare disturbs the round": 1,
+    "stragglers are waited for without end": 52,
+    "two worlds from two engines": 4,
+    "watch gap is not re-listed": 50,
     "world is given from memory": 45,
 }
 """A seed below SEEDS_MAX that is known to find it, to save time. If it no longer does, all are tried."""
