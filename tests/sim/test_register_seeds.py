@@ -66,7 +66,7 @@ def play(seed, *troubles, members=5, slow_s=0.0):
     scenario.troubles = list(troubles)
     scenario.loss = 0.0
     scenario.calm_at = max([20.0, *(trouble.at + trouble.lasts_s + 2.0 for trouble in troubles)])
-    scenario.end_at = scenario.calm_at + 60.0
+    scenario.tail_s = 60.0
     for life in scenario.lives:
         life.train_s, life.stop_s, life.fail_every_s, life.give_up_after_s, life.leave_after_s = 1e4, 0.3, None, None, None
     stage = SimCluster(scenario, register=True)

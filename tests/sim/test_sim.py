@@ -15,7 +15,7 @@ from rdzv.testing.sim import main, simulate
 from support.planted_bugs import planted
 
 
-@pytest.mark.parametrize("seed", [1, 7, 42, 3029])
+@pytest.mark.parametrize("seed", [1, 7, 42, 19])
 def test_a_seed_is_repeated_exactly(seed, monkeypatch):
     """An operator closes the run in the last one: the journal must not show the wall clock."""
     first = simulate(seed).history.digest()
@@ -62,9 +62,9 @@ def test_the_command_says_that_all_is_well(capsys):
 
 def test_the_command_shows_what_is_wrong_and_how_to_see_it_again(capsys):
     with planted("seals below quorum"):
-        assert main(["--seed", "3", "--members", "4", "--verbose"]) == 1
+        assert main(["--seed", "7", "--members", "4", "--verbose"]) == 1
     shown = capsys.readouterr().out
-    assert "replay: python -m rdzv.testing.sim --seed 3 --members 4 --verbose" in shown
+    assert "replay: python -m rdzv.testing.sim --seed 7 --members 4 --verbose" in shown
     assert "G2 ranks" in shown
 
 

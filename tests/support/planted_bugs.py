@@ -8,6 +8,7 @@ the table of docs/track-record.md: the first seed that catches each.
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,9 @@ from rdzv.member.presence import Look, Presence
 from rdzv.member.run_mirror import RunMirror
 from rdzv.member.store import AsyncStore
 from rdzv.system.timers import sleep
+from rdzv.testing.explore import explore
 from rdzv.testing.sim import main, simulate
+from support.explored_bugs import EXPLORED_BUGS
 
 Patch = tuple[object, str, Any]
 """An owner, its attribute, and the wrong value for it."""
@@ -280,15 +283,25 @@ def first_caught(name: str, seeds: int, *, steered: bool = False) -> tuple[int, 
     return None
 
 
+def explored(name: str) -> str:
+    """Return how many states exploration meets until it finds the bug, and the checkers that fire; "-": not explored."""
+    if name not in EXPLORED_BUGS:
+        return "-"
+    with planted(name):
+        report = explore(EXPLORED_BUGS[name][0], choices_max=20_000)
+    problem = report.wrong[0][0] if report.wrong else "none"
+    return f"{report.states:,} states: {', '.join(sorted(set(re.findall(r'(?:^|; )([GT][0-9]+) ', problem)))) or problem}"
+
+
 def table_row(seeds: int, name: str) -> str:
     """Return one line of the table: the bug, the guarantee it breaks, and how each way of searching catches it."""
     caught = [first_caught(name, seeds, steered=steered) for steered in (False, True)]
     cells = [f"none of {seeds}" if one is None else f"{one[0]}: {one[1]}" for one in caught]
-    return f"| {' | '.join([name, BUGS[name].breaks, *cells, ''])}|"
+    return f"| {' | '.join([name, BUGS[name].breaks, *cells, explored(name)])} |"
 
 
 def table(seeds: int = 200, jobs: int = 2) -> Iterator[str]:
-    """Yield the lines of the table, in Markdown. The explorer's column is filled in by hand."""
+    """Yield the lines of the table, in Markdown."""
     yield "| planted bug | breaks | plain seed: checkers | steered seed: checkers | exploration |"
     yield "|---|---|---|---|---|"
     with multiprocessing.Pool(jobs) as pool:

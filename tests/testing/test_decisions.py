@@ -14,7 +14,7 @@ def calm(members: int = 3, *troubles: FaultPlan) -> Scenario:
     """A run of patient members that have only these troubles."""
     scenario = draw(1, members)
     scenario.options.update(min_nodes=members, max_nodes=members, grow="settle")
-    scenario.troubles, scenario.loss = list(troubles), 0.0
+    scenario.troubles, scenario.loss, scenario.last_events = list(troubles), 0.0, ["finish"]
     for life in scenario.lives:
         life.start_at, life.train_s, life.stop_s = 0.1, 1e4, 0.3
         life.fail_every_s = life.give_up_after_s = life.leave_after_s = None

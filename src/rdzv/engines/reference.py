@@ -305,10 +305,15 @@ class Engine:
         if self.leases.revoke(lease):
             self._bury(lease)
 
-    def pass_time(self, elapsed_s: float) -> None:
-        """Advance the time of the leases and delete the keys of those that end, at one revision for each lease."""
-        for lease in self.leases.pass_time(elapsed_s):
+    def pass_time(self, elapsed_s: float) -> bool:
+        """Advance the time of the leases and delete the keys of those that end, at one revision for each lease.
+
+        Return whether any has ended.
+        """
+        ended = self.leases.pass_time(elapsed_s)
+        for lease in ended:
             self._bury(lease)
+        return bool(ended)
 
     def _bury(self, lease: int) -> None:
         events: list[Event] = []

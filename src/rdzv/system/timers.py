@@ -108,7 +108,14 @@ def backoff_s(attempt: int, bounds_s: tuple[float, float], jitter: float) -> flo
 
 
 async def sleep(node: Node, delay_s: float) -> None:
-    await Wakeup(node).wait(delay_s)
+    if delay_s <= 0:
+        return
+    waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    timer = node.call_later(delay_s, partial(_expire, waiter))
+    try:
+        await waiter
+    finally:
+        timer.cancel()
 
 
 async def with_timeout(node: Node, limit_s: float, work: Coroutine[Any, Any, T], name: str) -> T | None:

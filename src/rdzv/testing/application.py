@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Protocol
+
+import msgspec
 
 from ..config.settings import Settings
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import NO_ROUND, RoundId
-from ..engines.port import Driver, EngineReset
+from ..engines.port import Batch, Driver, EngineReset
 from ..errors import (
     Banned,
     Closed,
@@ -28,6 +33,10 @@ from ..system.timers import Wakeup
 from .history import Acted, Changed, ClosedTold, EvictedTold, Given, History
 from .nodes import SimNode
 from .scenario import NodePlan
+from .server import SimServer
+
+CLOSED = b'"phase":"closed"'
+"""Part of the record of a closed run's head."""
 
 
 class Stage(Protocol):
@@ -43,6 +52,23 @@ class Stage(Protocol):
     def driver(self, node: SimNode) -> Driver: ...
 
 
+def ring_at_close(server: SimServer, living: Callable[[], Iterable[Application]]) -> None:
+    """Wake the applications that linger when the run is closed on that server."""
+
+    def committed(_server: object, _actor: str, batch: Batch, _kind: str) -> None:
+        if any(event.item is not None and CLOSED in event.item.value for event in batch.events):
+            for app in living():
+                app.bell.ring()
+
+    server.commits.append(committed)
+
+
+@lru_cache(maxsize=4)
+def _settings(options: tuple[tuple[str, Any], ...]) -> Settings:
+    """Return the settings of a run. They are read once for all its members."""
+    return Settings.make("memory://", run_id="sim", **dict(options))
+
+
 class Application:
     """An application that trains, stops when told, and ends some day."""
 
@@ -52,14 +78,23 @@ class Application:
         self.stage = stage
         self.life = life
         self.node = node
-        self.settings = Settings.make("memory://", run_id="sim", **{**stage.options, **life.options})
+        self.settings = msgspec.structs.replace(_settings(tuple(stage.options.items())), **life.options)
         self.member = Member(stage.driver(node), self.settings, node)
         self.bell = Wakeup(node)
         self.order = ""
-        """Given from outside: drain, finish."""
+        """Given from outside: the way in which its training ends."""
         self.holds: RoundId = NO_ROUND
+        self.joins = False
+        """It waits in `join`."""
+        self.trains = False
+        """It holds a round and waits for something to happen to it, its own work being done or not."""
         self._trained_s = 0.0
         self._began_at = node.now()
+
+    @property
+    def rests(self) -> bool:
+        """Whether it waits for others, and has nothing to do by itself."""
+        return self.joins or (self.trains and not self.order)
 
     def act(self, what: str, detail: str = "") -> None:
         """Record an action of its own."""
@@ -74,6 +109,7 @@ class Application:
         """Join and train, again and again, until something final happens."""
         while True:
             self.act("ready" if self.holds != NO_ROUND else "joined")
+            self.joins = True
             try:
                 world = await self.member.join()
             except Evicted as evicted:
@@ -85,10 +121,13 @@ class Application:
             except (Drained, Banned, SettingsError, EngineMoved, JoinTimeout) as error:
                 self.act("refused", f"{type(error).__name__}: {error}")
                 break
+            finally:
+                self.joins = False
             self.holds = RoundId(world.era, world.round)
             self.stage.history.add(Given.of(self.node.name, world))
             watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
             ending = await self._train(world)
+            self.trains = False
             watcher.cancel()
             if ending and not await self._end(ending):
                 break
@@ -117,17 +156,22 @@ class Application:
             "leave": None if life.leave_after_s is None else life.leave_after_s - (began_at - self._began_at),
         }
         ending, limit_s = min(((name, s) for name, s in limits.items() if s is not None), key=lambda pair: pair[1])
+        # A change rings the bell. Only an application that closes after a pause looks at the clock, to notice the pause.
+        self.trains = True
+        look_s = 5.0 if life.closes else math.inf
         while self.member.changed is None and not self.order:
             left_s = limit_s - (self.node.now() - began_at)
             if left_s <= 0:
                 return ending
             waited_at = self.node.now()
-            await self.bell.wait(min(left_s, 5.0))
+            await self.bell.wait(min(left_s, look_s))
             if life.closes and self.node.now() - waited_at > self.settings.lease + 5.0:
                 return "close"
+        self.trains = False
         self._trained_s += self.node.now() - began_at
         if (change := self.member.changed) is None:
-            return self.order
+            order, self.order = self.order, ""
+            return order
         if change.kind is ChangeKind.EVICTED:
             self._told(change)  # Perhaps it was told of something else before, and this is all that it will hear of it.
         await Wakeup(self.node).wait(life.stop_s)
@@ -138,7 +182,10 @@ class Application:
         store = world.store
         store.set_timeout(4.0)
         with suppress(RoundOver, StoreTimeout, Unreachable, EngineReset, Evicted):
-            await store.set(f"from/{world.rank}", world.table)
+            if world.rank == 0:
+                await store.set("from/0", world.table)
+            if not self.life.stores:
+                return
             count = await store.add("count", 1)
             if count > world.size:
                 self.act("store mixed", f"counted {count} members in a world of {world.size}")
@@ -184,12 +231,20 @@ class Application:
 
     async def _linger(self) -> None:
         """Wait for the others, after this one is done. If the round breaks, they go on without it."""
-        for _ in range(600):
-            if self.member.changed is not None or self.stage.closed:
+        ringing = asyncio.get_running_loop().create_task(self._ring_at_change(), name="lingering")
+        self.trains = True
+        while self.member.changed is None and not self.stage.closed:
+            self.order = ""  # There is no training left to interrupt.
+            if not await self.bell.wait(600.0):
                 break
-            await self.bell.wait(1.0)
+        self.trains = False
+        ringing.cancel()
         # It is in no hurry, and nobody may wait for it.
-        await Wakeup(self.node).wait(4.0)
+        await Wakeup(self.node).wait(1.5)
+
+    async def _ring_at_change(self) -> None:
+        await self.member.wait_changed()
+        self.bell.ring()
 
     def _told_evicted(self, evicted: Evicted) -> None:
         self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))

@@ -54,6 +54,9 @@ class Calm:
             starts = open_since.setdefault((fault.kind, fault.target), [])
             if fault.stop:
                 self._spans.append((starts.pop(0) if starts else fault.at, fault.at + margin_s))
+            elif fault.kind == "converged":
+                # All members are where they belong, so that no fault before has after-effects.
+                self._spans = [(start, min(end, fault.at)) for start, end in self._spans]
             elif fault.kind not in ("calm", "finish"):
                 starts.append(fault.at)
         self._spans += [(start, float("inf")) for starts in open_since.values() for start in starts]
@@ -218,8 +221,11 @@ class G8Fencing(Checker):
         if commit.kind != "then" or commit.actor == "operator":
             return
         keys = self.context.keys
+        guarded = [event for event in commit.events if event.key == keys.head or event.key.startswith(keys.run + "kv/")]
+        if not guarded:
+            return
         own = [one for one in state.members.values() if self.context.owner(state, one.id) == commit.actor]
-        for event in commit.events:
+        for event in guarded:
             if event.key == keys.head and event.item is not None:
                 closes = b'"phase":"closed"' in event.item.value
                 leader = state.leader
@@ -228,7 +234,7 @@ class G8Fencing(Checker):
                 if not own or (not closes and leader not in own):
                     who = leader.record.name if leader else "nobody"
                     self.report(commit.at, f"{commit.actor} wrote the head, but {who} leads")
-            elif event.key.startswith(keys.run + "kv/") and event.item is not None:
+            elif event.key != keys.head and event.item is not None:
                 table = event.key[len(keys.run + "kv/") :].partition("/")[0]
                 if not any(one.id in state.tables.get(table, {}) for one in own):
                     self.report(commit.at, f"{commit.actor} wrote {event.key}, but is not in that table")

@@ -193,4 +193,3 @@ ORDINARY: dict[str, Callable[[SmallWorld, str], None]] = {
     "resume": _resume, "resume late": _resume_late, "release": _release, "lead back": _lead_back,
 }  # fmt: skip
 VERBS = ("wait", "rest", *ORDINARY, *FAULTS)
-TARGETS = ("", "m0", "m1", "m2", "m3", "n0")

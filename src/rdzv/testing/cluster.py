@@ -17,7 +17,8 @@ from ..engines.port import Driver, EngineReset, Get, Item, List
 from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
 from ..operate import commands
-from .application import Application
+from .application import CLOSED, Application, ring_at_close
+from .convergence import Convergence
 from .decisions import Decisions
 from .driver import READ_TIMEOUT_S, SimDriver
 from .history import Fault, History
@@ -31,6 +32,11 @@ from .virtual_loop import VirtualLoop
 
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
+
+LOOK_S = 1.0
+"""How often a run is looked at in the calm phase, to end it when it has converged."""
+HOLD_S = 1.0
+"""How long a run must stay converged."""
 
 Heal = Callable[[], object] | None
 """The end of a fault."""
@@ -59,10 +65,12 @@ class SimCluster:
             self.network.trust = Trust(Secret("a secret of this run"))
         self.engine = self._server("engine")
         self.servers = [self.engine]
+        ring_at_close(self.engine, self.living)
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
         self.operator = SimNode(self.loop, "operator", scenario.seed)
+        self.convergence = Convergence(self)
         self._born = 0
         self.isolated = 0
         """Number of faults that keep all nodes from the engine."""
@@ -87,11 +95,11 @@ class SimCluster:
     def closed(self) -> bool:
         """Whether the run has been closed: looked at from outside, to let lingering applications go."""
         found = self.engine.engine.txn((), [Get(Keys("sim").head)], ()).item(0)
-        return found is not None and b'"phase":"closed"' in found.value
+        return found is not None and CLOSED in found.value
 
     def play(self) -> None:
         """Run the scenario to its end."""
-        self.loop.run(self._play(), limit_s=self.scenario.end_at + 4000.0, callbacks_max=CALLBACKS_MAX)
+        self.loop.run(self._play(), limit_s=self.scenario.calm_at + 4000.0, callbacks_max=CALLBACKS_MAX)
 
     async def _play(self) -> None:
         for life in self.scenario.lives:
@@ -104,15 +112,39 @@ class SimCluster:
         for hand in hands:
             await hand
         self.history.add(Fault(kind="calm", target=""))
-        await self._pass(max(self.scenario.end_at - self.loop.now, 30.0))
+        hold_s = HOLD_S + (1.2 * self.scenario.options["lease"] if self.scenario.lingers else 0.0)
+        converged = await self._converge(hold_s)
+        for event in self.scenario.last_events if converged else ():
+            self.history.add(Fault(kind="converged", target=""))
+            if event == "finish":
+                break
+            self._last_event(event)
+            if not await self._converge(HOLD_S):
+                break
         self.history.add(Fault(kind="finish", target=""))
-        for app in list(self.apps.values()):
-            app.command("finish")
-        await self._pass(30.0)
+        if "finish" in self.scenario.last_events:
+            for app in list(self.apps.values()):
+                app.command("finish")
+            await self._converge(HOLD_S)
 
-    async def _pass(self, seconds: float) -> None:
-        """Let that time pass, or less if every application has ended: nothing is left then that could go wrong."""
-        await asyncio.wait([app.exited for app in self.apps.values()], timeout=seconds)
+    async def _converge(self, hold_s: float) -> bool:
+        """Wait until the run has converged for `hold_s`. Return False if it has not in time, or has ended."""
+        until, held_at = self.loop.now + self.scenario.tail_s, self.loop.now
+        while self.loop.now < until and not all(app.exited.done() for app in self.apps.values()):
+            await asyncio.sleep(LOOK_S)
+            if not self.convergence.reached:
+                held_at = self.loop.now
+            elif self.loop.now - held_at >= hold_s:
+                return True
+        return False
+
+    def _last_event(self, order: str) -> None:
+        """Give an order to one of the applications that train, or let a newcomer come."""
+        trains = [app for app in self.living() if app.trains]
+        if order == "newcomer" or not trains:
+            self._newcomer()
+        else:
+            self.rng.choice(trains).command(order)
 
     # ---- members
 

@@ -17,6 +17,7 @@ from .nodes import SimNode
 from .server import RUN, SimServer
 
 READ_TIMEOUT_S = 10.0
+ENDPOINT = Endpoint.parse("engine:29400")
 
 
 class SimSession(RemoteSession):
@@ -62,7 +63,7 @@ class SimDriver(RemoteDriver):
     def __init__(self, network: SimNetwork, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> None:
         # Attempts to connect are shorter than any lease: one that went nowhere must leave time for the next.
         times = {"read_timeout_s": read_timeout_s, "connect_timeout_s": 3.0}
-        super().__init__(Endpoint.parse("engine:29400"), run_id=RUN, trust=network.trust, node=node, **times)
+        super().__init__(ENDPOINT, run_id=RUN, trust=network.trust, node=node, **times)
         self.network = network
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:

@@ -160,6 +160,10 @@ class Walk:
             if name not in _SKIPPED_ATTRIBUTES:
                 self.visit(getattr(thing, name))
 
+    def mutable(self, thing: msgspec.Struct) -> None:
+        if not self.is_met(thing):
+            self.struct(thing)
+
     def text(self, text: str) -> None:
         self.out += _parts(text)
 
@@ -282,7 +286,7 @@ def _visitor_for(kind: type) -> Callable[[Walk, Any], None]:
     if issubclass(kind, tuple(IGNORED)):
         return _nothing
     if issubclass(kind, msgspec.Struct):
-        return Walk.frozen if kind.__struct_config__.frozen else Walk.struct
+        return Walk.frozen if kind.__struct_config__.frozen else Walk.mutable
     for kinds, visitor in _BY_KIND:
         if issubclass(kind, kinds):
             return visitor

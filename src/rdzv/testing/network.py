@@ -42,6 +42,7 @@ class SimChannel:
 
     def __init__(self, network: SimNetwork, node: SimNode, server: SimServer, way: Way) -> None:
         self._network = network
+        self._loop = network.loop
         self._server = server
         self._receiver: Process = server if way == "requests" else node
         self.route = (node.name, server.name, way)
@@ -68,10 +69,10 @@ class SimChannel:
             self._transmit(deliver, args, again_s)
 
     def _transmit(self, deliver: Callable[..., None], args: tuple[Any, ...], extra_s: float) -> None:
-        loop = self._network.loop
-        at = loop.now + self._network.delay_s() + self._server.slow_s + extra_s
-        self._free_at = at = max(at, self._free_at)
-        loop.call_at(at, self._arrive, deliver, args, context=self._receiver.context).stream = self
+        at = self._loop.now + self._network.delay_s() + self._server.slow_s + extra_s
+        at = max(at, self._free_at)
+        self._free_at = at
+        self._loop.call_at(at, self._arrive, deliver, args, context=self._receiver.context, stream=self)
 
     def _arrive(self, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
         if not self.broken:
@@ -104,7 +105,8 @@ class SimConnection:
     # ---- the client's end
 
     def _request(self, data: bytes) -> None:
-        if self._network.breaks(self.requests.route):
+        network = self._network
+        if (network.loss or network.doomed) and network.breaks(self.requests.route):
             self.reset()
         else:
             self.requests.send(self.server.receive, self, data)
@@ -172,9 +174,9 @@ class SimConnection:
         loop, network = self._network.loop, self._network
         notice_s = network.delay_s()
         if self.requests.route not in network.cuts:
-            loop.call_later(notice_s, self.server.hung_up, self, context=self.server.context).stream = self
+            loop.call_later(notice_s, self.server.hung_up, self, context=self.server.context, stream=self)
         lost = "the connection is lost"
-        loop.call_later(network.delay_s(), self.client_lost, lost, context=self.node.context).stream = self
+        loop.call_later(network.delay_s(), self.client_lost, lost, context=self.node.context, stream=self)
 
     def node_crashed(self, silent: bool) -> None:
         """The kernel closes a killed process's sockets. After a power cut nothing does."""

@@ -48,7 +48,8 @@ class SimNode(Process):
         return self.offset_s + self.rate * self.loop.now
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return self.loop.call_at(self.loop.now + max(0.0, delay_s) / self.rate + LATE_S, callback, context=self.context)
+        wait_s = delay_s / self.rate if delay_s > 0.0 else 0.0
+        return self.loop.call_at(self.loop.now + wait_s + LATE_S, callback, context=self.context)
 
     def token(self) -> str:
         return f"{self.rng.getrandbits(64):016x}"

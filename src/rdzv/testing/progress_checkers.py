@@ -85,7 +85,7 @@ class DebtChecker(Checker):
         elif isinstance(seen, ClosedTold):
             self._gone.add(seen.actor)
         elif isinstance(seen, Fault):
-            if seen.kind in ("crash", "power cut") and not seen.stop:
+            if seen.kind in ("crash", "power cut", "crash after head write") and not seen.stop:
                 self._gone.add(seen.target)
             elif seen.kind == "moved":
                 self._moved.add(seen.target)
@@ -192,7 +192,7 @@ _BLIPS = frozenset({"reset", "reset all", "lose request", "lose answer"})
 """Faults of a connection that is restored at once, unless the engine is in trouble at the same time."""
 _HARMLESS = _BLIPS | {
     "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap", "compact",
-    "calm", "finish",
+    "calm", "converged", "finish",
 }  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
@@ -232,7 +232,7 @@ class G7Cause(Checker):
         head, settings = state.head, state.settings
         if head is None or settings is None or head.phase is not Phase.SEALED:
             return
-        if state.size_of(len(state.survivors) + len(state.newcomers)) > head.size:
+        if state.next_size > head.size:
             self._useful_at[state.instance] = commit.at
         head_key = self.context.keys.head
         written = [event.item for event in commit.events if event.key == head_key and event.item is not None]

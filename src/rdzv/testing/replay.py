@@ -6,8 +6,9 @@ that a mistake in one of the two shows as a difference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -16,6 +17,21 @@ from ..core.keys import Keys
 from ..core.model import Call, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..engines.port import Event
 from .history import Commit
+
+T = TypeVar("T")
+
+
+class Term(Generic[T]):
+    """A property that is computed once per commit. Python's own takes a lock each time."""
+
+    def __init__(self, compute: Callable[[State], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+        self._name = compute.__name__
+
+    def __get__(self, state: State, _kind: type[State] | None = None) -> T:
+        value = state.__dict__[self._name] = self._compute(state)
+        return value
 
 
 @dataclass
@@ -45,13 +61,14 @@ class State:
     """For each member id: the revision of its creation, and of its end if it has ended."""
 
     def apply(self, commit: Commit) -> None:
-        for event in commit.events:
-            if event.key.startswith(self.keys.group):
-                self._apply(event)
+        changes = [event for event in commit.events if event.key.startswith(self.keys.group)]
+        if changes:
+            for term in _TERMS:
+                self.__dict__.pop(term, None)
+        for event in changes:
+            self._apply(event)
 
     def _apply(self, event: Event) -> None:
-        for term in _TERMS:
-            self.__dict__.pop(term, None)
         keys, key, item = self.keys, event.key, event.item
         if key == keys.head:
             self.head = None if item is None else wire.decode(Head, item.value)
@@ -82,7 +99,7 @@ class State:
 
     # ---- the terms of the protocol; those that are cached hold until the next commit
 
-    @property
+    @Term
     def leader(self) -> Present | None:
         return min(self.members.values(), key=lambda one: one.created, default=None)
 
@@ -91,7 +108,7 @@ class State:
         """The entries of the head's table."""
         return self.tables.get(self.head.table, {}) if self.head is not None else {}
 
-    @cached_property
+    @Term
     def seated(self) -> dict[str, Present]:
         """Members in the head's table."""
         created = {id: entry.created for id, entry in self.entries.items()}
@@ -106,7 +123,7 @@ class State:
         """Whether the member runs nothing of the head's round any more."""
         return self.head is not None and one.record.left >= self.head.round
 
-    @cached_property
+    @Term
     def ready(self) -> list[Present]:
         return [
             one
@@ -116,7 +133,7 @@ class State:
             and (one.id not in self.seated or self.has_left(one))
         ]
 
-    @cached_property
+    @Term
     def survivors(self) -> list[Present]:
         return [one for one in self.seated.values() if self.usable(one)]
 
@@ -124,7 +141,7 @@ class State:
     def stragglers(self) -> list[Present]:
         return [one for one in self.survivors if not self.has_left(one)]
 
-    @property
+    @Term
     def newcomers(self) -> list[Present]:
         return [one for one in self.ready if one.id not in self.seated]
 
@@ -132,7 +149,7 @@ class State:
     def lost(self) -> list[RankEntry]:
         return [entry for id, entry in self.entries.items() if id not in self.seated and not entry.done]
 
-    @cached_property
+    @Term
     def some_done(self) -> bool:
         """Whether a member of the table is done, gone or not."""
         return any(one.record.done for one in self.seated.values()) or any(one.done for one in self.entries.values())
@@ -144,9 +161,22 @@ class State:
         size = min(count, self.settings.max_nodes) // self.settings.unit * self.settings.unit
         return size if size >= self.settings.min_nodes else 0
 
+    @Term
+    def next_size(self) -> int:
+        """The size of the round that would follow the head's; 0 if there would be none."""
+        return self.size_of(len(self.survivors) + len(self.newcomers))
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether a sealed round may be broken for newcomers, now or later."""
+        head, settings = self.head, self.settings
+        if settings is None or head is None or head.phase is not Phase.SEALED or settings.grow == "never":
+            return False
+        return not self.some_done and self.next_size > head.size
+
     # ---- what is owed
 
-    @cached_property
+    @Term
     def owed(self) -> tuple[str, float] | None:
         """The act that the leader owes if nothing else happens, and within how many seconds; None if it owes none."""
         settings, head = self.settings, self.head
@@ -172,13 +202,11 @@ class State:
             return "break: a member of the table is gone or has left", 0.0
         undone = [one for one in self.seated.values() if not one.record.done]
         leaving = any(one.record.drain or one.id in self.asked for one in undone)
-        size = self.size_of(len(self.survivors) + len(self.newcomers))
-        if leaving and size:
+        if leaving and self.next_size:
             return "break: a member drains", settings.drain_settle
-        grows = settings.grow != "never" and not settings.grow_every and not head.flaps and not self.some_done
-        if grows and size > head.size:
+        if self.can_grow and not settings.grow_every and not head.flaps:
             return "break: let newcomers in", 0.0 if settings.grow == "now" else settings.settle
         return None
 
 
-_TERMS = tuple(name for name, value in vars(State).items() if isinstance(value, cached_property))
+_TERMS = tuple(name for name, value in vars(State).items() if isinstance(value, Term))

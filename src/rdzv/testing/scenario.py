@@ -1,7 +1,8 @@
 """Scenarios of simulated runs, drawn from a seed before the run starts, so that they can be shown and repeated.
 
 A scenario has settings, a plan for each node (when it starts, how its workers behave, how it ends), and faults. It has
-three parts: faults; then calm, in which all faults have healed and progress is owed; then the end.
+three parts: faults; then calm, in which all faults have healed and progress is owed; then, once the run has converged, the
+last events.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ from typing import Any
 from .decisions import Moment
 from .targeted_faults import AMBUSHES
 
-TROUBLE_S = 40.0
+TROUBLE_S = 10.0
 """Faults begin within this time."""
-WAIT_UNTIL_S = 30.0
+WAIT_UNTIL_S = 15.0
 """A fault that waits for a decision gives up then."""
+
+SIZES: dict[int, float] = {2: 24, 3: 40, 4: 20, 5: 6, 6: 2, 7: 2, 8: 2, 9: 1, 10: 1, 11: 1, 12: 1}
+"""Numbers of members, and how likely each one is. Three and four are the fewest with a leader, a member in line and a
+spare, and a run takes as long as it has members."""
 
 FAULTS: dict[str, float] = {
     "crash": 5, "power cut": 1, "pause": 4, "cut": 3, "cut requests": 1, "cut answers": 1, "reset": 3, "reset all": 1,
     "lose request": 1, "lose answer": 1, "engine restart": 4, "engine crash": 1, "engine stall": 1, "engine slow": 1,
-    "engine isolated": 1, "watch gap": 1, "second engine": 2, "compact": 1, "ask": 1, "ban": 0.5, "drain": 1,
+    "engine isolated": 1, "watch gap": 1, "second engine": 3, "compact": 1, "ask": 1, "ban": 0.5, "drain": 1,
     "drain all": 1, "operator close": 0.3, "newcomer": 3, "newcomer first": 2, "stranger": 1,
-    **dict.fromkeys(AMBUSHES, 2.0),
+    **dict.fromkeys(AMBUSHES, 4.0),
 }  # fmt: skip
 """Kinds of fault, and how likely each one is. The order is part of what a seed means."""
 MOMENTARY = frozenset({"reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES})
 """Faults that do not last."""
+LAST_EVENTS = ["finish", "finish", "fail", "leave", "give up", "drain", "done", "newcomer"]
+"""Orders to one application, a newcomer, or the end of all work."""
 
 
 @dataclass
@@ -47,6 +54,8 @@ class NodePlan:
     leave_after_s: float | None = None
     closes: bool = False
     """The application closes the run as soon as a long pause ends, which an evicted member must not be able to do."""
+    stores: bool = True
+    """The application uses the store of every round. If it does not, it still writes there as rank 0, for the others."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,17 +83,22 @@ class Scenario:
     writes_max: int
     stars: bool
     """A member's watch shows its rank entry, as on our own engines; otherwise, as on etcd, the member reads it."""
+    lingers: bool
+    """A run that has converged is watched for longer than a lease: a member that does not renew is found out then."""
+    last_events: list[str]
+    """Orders to one application each, after the run has converged: progress is owed for each, and no fault excuses it."""
     calm_at: float = 0.0
-    end_at: float = 0.0
+    tail_s: float = 0.0
+    """Time to converge in the calm phase, and again after each of the last events."""
 
     def plan_end(self) -> None:
-        """Choose the calm and the end so late that everything owed can happen."""
+        """Choose the calm and the tail so long that everything owed can happen."""
         ends = [(WAIT_UNTIL_S if fault.when else fault.at) + fault.lasts_s for fault in self.troubles]
-        self.calm_at = max([TROUBLE_S * 0.3, *ends]) + 2.0
+        self.calm_at = max([life.start_at for life in self.lives] + ends) + 2.0
         # Enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for another round.
         slowest = max(life.stop_s for life in self.lives)
         straggler_s = self.options["regroup"] + slowest if slowest > 10.0 else 0.0
-        self.end_at = self.calm_at + (40.0 + self.options["last_call"] + straggler_s)
+        self.tail_s = 40.0 + self.options["last_call"] + straggler_s
 
 
 def draw(
@@ -92,17 +106,20 @@ def draw(
 ) -> Scenario:
     """Return the scenario of that seed. Another stream has other scenarios, with faults as likely as `weights` say."""
     rng = random.Random(f"{stream} {seed}")  # noqa: S311
-    drawn = rng.randint(2, 12)  # Drawn in any case, so that the other draws do not depend on `members`.
+    # Drawn in any case, so that the other draws do not depend on `members`.
+    drawn = rng.choices(list(SIZES), list(SIZES.values()))[0]
     count = members if members is not None else drawn
     options = _options(rng, count)
     lives = [_node_plan(rng, f"m{index}", options) for index in range(count)]
     if rng.random() < 0.5:
         for life in lives:
             life.start_at *= 0.05
-    troubles = [_fault_plan(rng, lives, weights) for _ in range(rng.randint(0, 8))]
+    troubles = [_fault_plan(rng, lives, weights) for _ in range(rng.randint(0, 5))]
+    troubles.sort(key=lambda fault: fault.at)
+    last_events = rng.choices(LAST_EVENTS, k=rng.choice([1, 1, 1, 2]))
     loss, writes_max = rng.choice([0.0, 0.0, 0.0, 0.002]), rng.choice([100_000, 100_000, 6])
-    stars = rng.random() < 0.5
-    scenario = Scenario(seed, options, lives, sorted(troubles, key=lambda fault: fault.at), loss, writes_max, stars)
+    stars, lingers = rng.random() < 0.5, rng.random() < 0.2
+    scenario = Scenario(seed, options, lives, troubles, loss, writes_max, stars, lingers, last_events)
     scenario.plan_end()
     return scenario
 
@@ -115,12 +132,12 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
     options: dict[str, Any] = {
         "min_nodes": low,
         "max_nodes": high,
-        "last_call": round(rng.uniform(0.5, 8.0), 2),
-        "regroup": round(rng.uniform(15.0, 75.0), 2),
+        "last_call": round(rng.uniform(0.5, 5.0), 2),
+        "regroup": round(rng.uniform(6.0, 16.0), 2),
         "lease": round(rng.uniform(3.0, 10.0), 2),
         "settle": rng.choice([0.0, 0.5, 2.0]),
         "grow": rng.choice(["settle", "settle", "settle", "now", "never"]),
-        "grow_every": rng.choice([0.0, 5.0, 60.0]),
+        "grow_every": rng.choice([0.0, 5.0, 12.0]),
         "replace_wait": rng.choice([0.0, 0.0, 0.0, 4.0]),
         "drain_settle": 1.0,
         "on_failure": rng.choice(["close", "close", "wait"]),
@@ -138,24 +155,27 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
 
 def _node_plan(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:
     stop_s = rng.choice([0.05, 0.3, 1.0, 3.0])
-    if rng.random() < 0.06:
-        stop_s = rng.choice([60.0, options["regroup"] + 20.0])
+    if rng.random() < 0.08:
+        stop_s = options["regroup"] + 12.0
     return NodePlan(
         name=name,
-        start_at=rng.uniform(0.0, 12.0),
-        train_s=rng.choice([12.0, 30.0, 10_000.0, 10_000.0, 10_000.0]),
+        start_at=rng.uniform(0.0, 6.0),
+        train_s=rng.choice([4.0, 12.0, 10_000.0, 10_000.0, 10_000.0]),
         stop_s=stop_s,
-        fail_every_s=rng.uniform(15.0, 60.0) if rng.random() < 0.12 else None,
-        give_up_after_s=rng.uniform(5.0, 60.0) if rng.random() < 0.06 else None,
-        leave_after_s=rng.uniform(5.0, 60.0) if rng.random() < 0.06 else None,
+        fail_every_s=rng.uniform(4.0, 20.0) if rng.random() < 0.12 else None,
+        give_up_after_s=rng.uniform(2.0, 20.0) if rng.random() < 0.06 else None,
+        leave_after_s=rng.uniform(2.0, 20.0) if rng.random() < 0.06 else None,
         closes=rng.random() < 0.15,
+        stores=rng.random() < 0.5,
         options={"slot": rng.choice(["", "a"]), "order": rng.choice(["", "", str(rng.randint(0, 9))])},
     )
 
 
 def _fault_plan(rng: random.Random, lives: list[NodePlan], weights: Mapping[str, float]) -> FaultPlan:
     kind = rng.choices(list(weights), list(weights.values()))[0]
-    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 20.0])
+    lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0])
+    if kind == "second engine":
+        lasts_s = min(lasts_s, 11.0)  # Longer than any lease; members that are led elsewhere dial all the time.
     if kind in MOMENTARY:
         lasts_s = 0.0
     at = rng.uniform(0.5, TROUBLE_S) if kind not in AMBUSHES else rng.choice([0.1, rng.uniform(0.1, TROUBLE_S / 2)])

@@ -154,7 +154,7 @@ class _SimCore(ServerCore):
         self.complain = lambda _peer, _problem: None  # type: ignore[assignment]  # Faults are in the history.
 
     def now(self) -> float:
-        return self._server.loop.time()
+        return self._server.loop.now
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._server.loop.call_soon(callback, context=self._server.context)
@@ -176,7 +176,8 @@ class _SimCore(ServerCore):
     def judge(self, elapsed_s: float) -> None:
         if not self._server.loop.unwinding:
             super().judge(elapsed_s)
-            self._server.publish("", "expired")
+            if self._server.committed:
+                self._server.publish("", "expired")
 
 
 class SimServerSession(ServerSession):

@@ -23,7 +23,7 @@ from ..core.model import Head, Phase
 from ..engines.embedded.trust import Trust
 from ..engines.reference import Engine
 from . import fingerprint
-from .application import Application
+from .application import Application, ring_at_close
 from .checkers import Calm, CheckContext, Checker, Judge
 from .choices import ENGINE, FAULTS, HOLDING, KEY, NEW, ORDINARY, REQUEST_OR_QUIET, Choice
 from .chosen import ChosenChannel, ChosenLoop, ChosenNetwork, ChosenNode, ChosenServer, decode_frames
@@ -90,6 +90,7 @@ class SmallWorld:
         self.history = History(self.loop)
         self.network = ChosenNetwork(self.loop, chooses_reads=plan.chooses_reads)
         self.engine = self.serve("engine")
+        ring_at_close(self.engine, self.alive)
         self.second: ChosenServer | None = None
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)

@@ -23,7 +23,7 @@ from .targeted_faults import AMBUSHES
 COUNTS = Path(__file__).with_name("reached.json")
 TARGETS = 2
 """Rare triples per scenario."""
-UNDER_WAY_S = 10.0
+UNDER_WAY_S = 6.0
 """By then nearly every run has sealed a round."""
 WRITES_MIN = 4
 """Fewest writes per transaction that a leader can seal with: the head, the journal, the former table and its store."""
@@ -105,7 +105,7 @@ def _all_succeed(scenario: Scenario) -> None:
     """Let all finish their work early."""
     _steady(scenario)
     for life in scenario.lives:
-        life.train_s = 8.0
+        life.train_s = 4.0
 
 
 def _succeed_while_broken(scenario: Scenario) -> None:
@@ -119,21 +119,21 @@ def _succeed_while_broken(scenario: Scenario) -> None:
 
 def _gives_up(scenario: Scenario) -> None:
     scenario.options["on_failure"] = "close"
-    scenario.lives[-1].give_up_after_s = 8.0
+    scenario.lives[-1].give_up_after_s = 5.0
 
 
 def _gives_up_and_another_is_lost(scenario: Scenario) -> None:
     _sizes(scenario, -1, 0)
     _gives_up(scenario)
     _slow_to_stop(scenario)
-    _add(scenario, "crash", 5.0, BROKEN)
+    _add(scenario, "crash", 3.0, BROKEN)
 
 
 def _never_stops(scenario: Scenario) -> None:
     """Lose a member, and let another one take longer to stop than the others wait."""
     _broken(scenario)
-    scenario.options.update(min_nodes=1, regroup=15.0)
-    scenario.lives[-1].stop_s = 35.0
+    scenario.options.update(min_nodes=1, regroup=5.0)
+    scenario.lives[-1].stop_s = 15.0
 
 
 def _half_a_seal(scenario: Scenario) -> None:
@@ -153,7 +153,7 @@ def _late_member(scenario: Scenario) -> None:
     """Let the run wait for its last member."""
     _steady(scenario)
     _sizes(scenario, 0, 0)
-    scenario.lives[-1].start_at = 8.0
+    scenario.lives[-1].start_at = 5.0
 
 
 def _all(*steps: Callable[[Scenario], object]) -> Callable[[Scenario], None]:

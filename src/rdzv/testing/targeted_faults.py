@@ -12,6 +12,7 @@ from ..core.keys import Keys
 from ..engines.embedded.frames import Request, Txn
 from ..engines.port import Batch, Put
 from .history import Fault
+from .nodes import SimNode
 
 if TYPE_CHECKING:
     from .cluster import SimCluster
@@ -23,6 +24,7 @@ AMBUSHES = (
     "gap at head write",
     "gap at member write",
     "pause leader at seal",
+    "crash after head write",
 )
 
 
@@ -59,22 +61,51 @@ class TargetedFault:
             node = self._stage.apps[actor].node
             node.pause()
             self._stage.loop.call_later(self._stage.rng.choice([1.0, 15.0]), node.resume)
-        elif self._kind == ("gap at head write" if head else "gap at member write") and (
-            head or any(key.startswith(self._keys.members) for key in puts)
+        elif (
+            self._kind == ("gap at head write" if head else "gap at member write")
+            and (head or any(key.startswith(self._keys.members) for key in puts))
+            and self._is_time(head)
         ):
             self._spring("")
             self._engine.drop_watches()
 
     def _commit(self, _server: object, actor: str, batch: Batch, _kind: str) -> None:
         heads = [event.item.value for event in batch.events if event.key == self._keys.head and event.item is not None]
-        if not heads or not _seals(heads[0]):
+        if not heads:
+            return
+        if self._kind == "crash after head write" and actor in self._stage.apps and self._is_time(heads[0]):
+            self._spring(actor)
+            app = self._stage.apps[actor]
+            self._stage.loop.call_soon(app.node.crash)
+            self._stage.loop.call_later(self._stage.rng.uniform(0.1, 6.0), self._stage.start, app.life)
+        if not _seals(heads[0]):
             return
         if self._kind == "expire after seal":
             self._disarm()
+            if self._stage.rng.random() < 0.5:
+                self._hold_up(actor)
             self._stage.loop.call_later(self._stage.rng.uniform(0, 0.01), self._expire, actor)
         elif self._kind == "restart at seal":
             self._spring("")
             self._stage.loop.call_soon(self._restart)
+
+    def _is_time(self, head: bytes) -> bool:
+        """Whether to strike at this write. The first one finds few members to strike, so most faults wait for a later one."""
+        is_first = b'"phase":"open"' in head and b'"call":"last"' not in head
+        return self._stage.rng.random() < (0.2 if is_first else 0.6)
+
+    def _hold_up(self, actor: str) -> None:
+        """Pause another node for a moment, so that it hears of the seal when more has happened."""
+        nodes = [app.node for app in self._stage.living() if app.node.name != actor and app.node.held is None]
+        if nodes:
+            node = self._stage.rng.choice(nodes)
+            self._stage.history.add(Fault(kind="pause", target=node.name))
+            node.pause()
+            self._stage.loop.call_later(1.0, self._release, node)
+
+    def _release(self, node: SimNode) -> None:
+        node.resume()
+        self._stage.history.add(Fault(kind="pause", target=node.name, stop=True))
 
     def _expire(self, actor: str) -> None:
         """End the lease of a member of another node."""

@@ -17,9 +17,13 @@ import contextvars
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 T = TypeVar("T")
 
@@ -37,25 +41,20 @@ class TaskFailed(RunError):
     """A task or callback raised, and no code looked at the exception."""
 
 
-class VirtualTimer:
+class VirtualTimer(msgspec.Struct, eq=False):
     """A pending callback. Leaner than asyncio's handle, which it replaces: a run makes thousands."""
 
-    __slots__ = ("args", "at", "callback", "context", "loop", "stream", "void")
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None, at: float
-    ) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = context if context is not None else contextvars.copy_context()
-        self.at = at
-        """Virtual time when it is due; -1 means at once."""
-        self.void = False
-        """Cancelled."""
-        self.loop: VirtualLoop | None = None
-        """The loop whose heap holds it."""
-        self.stream: object = None
-        """Callbacks of one stream keep their order when a paused process resumes; None is the stream of timers."""
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    context: contextvars.Context
+    at: float = -1.0
+    """Virtual time when it is due; -1 means at once."""
+    loop: VirtualLoop | None = None
+    """The loop whose heap holds it."""
+    stream: object = None
+    """Callbacks of one stream keep their order when a paused process resumes; None is the stream of timers."""
+    void: bool = False
+    """Cancelled."""
 
     def cancel(self) -> None:
         if not self.void:
@@ -74,7 +73,7 @@ class Process:
         self.rng = rng
         self.held: list[VirtualTimer] | None = None
         """Callbacks that came due while the process is paused; None if it is not."""
-        self.context = contextvars.copy_context()
+        self.context = copy_context()
         self.context.run(current_process.set, self)
         self.serial = count(1)
         loop.processes.append(self)
@@ -117,7 +116,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_debug(False)  # PYTHONASYNCIODEBUG would only make it slower.
+        # Both are called for every future, and quicker than methods. PYTHONASYNCIODEBUG would only make a run slower.
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
+        self.get_debug = bool  # type: ignore[method-assign]
         self.unwinding = False
         """The run is over and tasks are cleaning up; what they do is not part of the run."""
         self.callbacks = 0
@@ -166,54 +167,53 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> VirtualTimer:
         """Run the callback at this instant, after those that are due already."""
-        call = VirtualTimer(callback, args, context, -1.0)
+        call = VirtualTimer(callback, args, copy_context() if context is None else context)
         self._ready.append(call)
         return call
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> VirtualTimer:
+        self, when: float, callback: Callable[..., object], *args: Any,
+        context: contextvars.Context | None = None, stream: object = None,
+    ) -> VirtualTimer:  # fmt: skip
         """Run the callback at that time; callbacks of one instant run in the order in which they were set."""
-        at = max(when, self.now)
-        call = VirtualTimer(callback, args, context, at)
-        call.loop = self
+        when = max(when, self.now)
+        call = VirtualTimer(callback, args, copy_context() if context is None else context, when, self, stream)
         self._timers_made = made = self._timers_made + 1
-        heappush(self._timers, (at, made, call))
+        heappush(self._timers, (when, made, call))
         return call
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> VirtualTimer:
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        self, delay: float, callback: Callable[..., object], *args: Any,
+        context: contextvars.Context | None = None, stream: object = None,
+    ) -> VirtualTimer:  # fmt: skip
+        return self.call_at(self.now + delay, callback, *args, context=context, stream=stream)
 
     def _run_once(self) -> None:
         """Run instant after instant until the loop is stopped."""
-        ready = self._ready
+        ready, take = self._ready, self._ready.popleft
         while not self._stopping:
             ran = 0
-            for ran in range(INSTANT_CALLBACKS_MAX):  # noqa: B007
-                if not ready:
-                    break
-                call = ready.popleft()
+            while ready:
+                call = take()
                 if call.void:
                     continue
-                context = call.context
                 if self.paused:
-                    process = context.get(current_process)
+                    process = call.context.get(current_process)
                     if process is not None and process.held is not None:
                         process.held.append(call)
                         continue
+                ran += 1
                 try:
-                    context.run(call.callback, *call.args)
+                    call.context.run(call.callback, *call.args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:  # noqa: BLE001
                     self._raised.append((f"callback {call.callback!r}", error))
                     self.stop()
-            else:
-                raise RunError(f"{ran + 1} callbacks at {self.now:.6f} s and time does not pass; {self._state()}")
+                if ran > INSTANT_CALLBACKS_MAX:
+                    raise RunError(f"{ran} callbacks at {self.now:.6f} s and time does not pass; {self._state()}")
             self.callbacks += ran
             if not self._stopping:
                 self._advance()

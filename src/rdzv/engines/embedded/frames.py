@@ -380,7 +380,7 @@ class FrameStream(ABC):
                 return
         end = len(data)
         need = 0
-        while not self.is_held and not self.transport.is_closing():
+        while at < end and not self.is_held and not self.transport.is_closing():
             if end - at < _SIZE.size:
                 need = _SIZE.size
                 break

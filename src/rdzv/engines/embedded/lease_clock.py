@@ -39,10 +39,11 @@ class LeaseClock:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        if self._loop.time() - self._judged_at > STEP_MAX_S:
+        now = self._loop.time()
+        if now - self._judged_at > STEP_MAX_S:
             self._catch_up(PASSES)
         else:
-            self._step()
+            self._step(now)
 
     def _catch_up(self, passes: int) -> None:
         if self._stopped:
@@ -50,10 +51,9 @@ class LeaseClock:
         if passes:
             self._timer = self._loop.call_soon(self._catch_up, passes - 1)
         else:
-            self._step()
+            self._step(self._loop.time())
 
-    def _step(self) -> None:
-        now = self._loop.time()
+    def _step(self, now: float) -> None:
         elapsed_s = min(now - self._judged_at, STEP_MAX_S)
         self._judged_at = now
         self._timer = self._loop.call_later(self._tick_s, self._tick)

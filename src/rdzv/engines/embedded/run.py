@@ -187,10 +187,7 @@ class Run:
             heard = self.sessions and silent_s <= self._quiet_max_s
             if not heard and silent_s < ABANDONED_S:
                 return
-        leases = len(self.engine.leases)
-        if leases:
-            self.engine.pass_time(elapsed_s)
-            self._some_ended = len(self.engine.leases) < leases
+        self._some_ended = self.engine.pass_time(elapsed_s)
 
     def _drop_ended(self) -> None:
         self._some_ended = False
