@@ -31,6 +31,7 @@ from rdzv.errors import (
     StoreTimeout,
     Unreachable,
     Untrusted,
+    WrongArgument,
 )
 
 CASES = [
@@ -105,6 +106,7 @@ CASES = [
         ),
     ),
     (NotStarted("etcd", "no program was found"), "etcd was not started: no program was found"),
+    (WrongArgument("join", "timeout_s is '5'"), "join: timeout_s is '5'"),
     (LimitExceeded("record 'ask'", 2000, 1024), "record 'ask' has 2000 bytes, at most 1024 are allowed"),
     (Incompatible("record 'ask'", "it is too new"), "record 'ask' cannot be read: it is too new"),
 ]

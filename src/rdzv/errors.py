@@ -17,6 +17,7 @@
     ├── LeftAlready                    a call after leave()
     ├── ForkedChild                    a call in a forked child, on an object of its parent process
     ├── NotStarted (RuntimeError)      a server that this process was to start does not run
+    ├── WrongArgument (TypeError)      a call was given an argument of a wrong type
     ├── LimitExceeded (ValueError)     a value is larger than the wire format allows
     └── Incompatible                   bytes that are not rdzv's, or of another version
 
@@ -270,6 +271,15 @@ class NotStarted(RdzvError, RuntimeError):
     code = "RDZV-E18"
     template = "{what} was not started: {problem}"
     what: str
+    problem: str
+
+
+class WrongArgument(RdzvError, TypeError):
+    """An argument of a call has a wrong type. Nothing was done."""
+
+    code = "RDZV-E19"
+    template = "{call}: {problem}"
+    call: str
     problem: str
 
 
