@@ -23,7 +23,7 @@ import msgspec
 from ...errors import Incompatible, LimitExceeded
 from ..port import Batch, Case, Compare, Operation, Outcome
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"RDZV "
 PREAMBLE = b"%s%04d\r\n\r\n" % (MAGIC, VERSION)
 FRAME_MAX = 16 * 1024 * 1024
