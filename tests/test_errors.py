@@ -114,6 +114,15 @@ each = pytest.mark.parametrize(
     ("error", "sentence"), CASES, ids=[f"{type(error).__name__}-{i}" for i, (error, _) in enumerate(CASES)]
 )
 
+
+
+def test_a_message_quotes_others_without_their_escapes_and_not_at_any_length():
+    error = Unreachable("host:1", "they said: \x1b[2J\r\nrdzv: all is well\x00\x9b")
+    assert str(error) == "engine host:1 is unreachable: they said:  [2J  rdzv: all is well   [RDZV-E02]"
+    assert error.problem.isprintable()
+    assert len(str(SettingsError("x" * 1_000_000))) < 5_000
+
+
 PUBLIC = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BaseException)
 }

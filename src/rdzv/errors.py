@@ -31,10 +31,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .printable import shown
+
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:  # Tells type checkers that a constructor's arguments are the annotated fields. In `typing` since Python 3.11.
     dataclass_transform = lambda: lambda kind: kind  # noqa: E731
+
+
+TEXT_MAX = 4000
+"""Characters of one field of an error. The longest of ours is a list of all settings."""
 
 
 def _seconds(value: float) -> str:
@@ -62,6 +68,9 @@ class RdzvError(Exception):
                 raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}")
             for name in fields:
                 value = named.get(name, getattr(type(self), name, None))
+                if isinstance(value, str):
+                    # Messages quote what peers, engines and servers wrote, and go to terminals and logs.
+                    value = shown(value, TEXT_MAX)
                 # A copy, so that the error stays as it was when the caller changes its list.
                 self.__dict__[name] = tuple(value) if isinstance(value, list) else value
             args = tuple(self.__dict__[name] for name in fields)
