@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,7 +41,7 @@ _STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.t
 """The first bytes of every record of a kind, so that one kind is never read as another."""
 
 _encoder = msgspec.json.Encoder()
-_decoders = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
+_decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
 
 
 class _Version(msgspec.Struct):
@@ -69,14 +69,12 @@ def decode(kind: type[R], data: bytes) -> R:
     if not data.startswith(_STARTS[kind]):
         raise Incompatible(_name(kind), _why_foreign(data))
     try:
-        record = cast(R, _decoders[kind].decode(b"{" + data[len(_VERSION) :]))
-        # JSON has no control characters but as escapes, so a record without a backslash in plain ASCII has none.
-        plain = len(data) <= PLAIN_MAX and b"\\" not in data and b"\x7f" not in data and data.isascii()
-        if plain and (not isinstance(record, MemberRecord | RankEntry) or _has_short_names(record)):
-            return record
-        return msgspec.convert(_clean(msgspec.to_builtins(record)), kind)
+        record: R = _decoders[kind].decode(b"{" + data[len(_VERSION) :])
+        if not _is_plain(data, record):
+            record = msgspec.convert(_clean(msgspec.to_builtins(record)), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(_name(kind), str(error)) from error
+    return record
 
 
 def reason_of(kind: type[Ban | DrainRequest], data: bytes) -> str:
@@ -87,8 +85,14 @@ def reason_of(kind: type[Ban | DrainRequest], data: bytes) -> str:
         return "no readable reason"
 
 
-def _has_short_names(record: MemberRecord | RankEntry) -> bool:
-    return len(record.name) <= NAME_MAX and len(record.host) <= NAME_MAX
+def _is_plain(data: bytes, record: Record) -> bool:
+    """Whether all texts of the record are clean and short, as far as can be told without a look at each."""
+    # JSON has no control characters but as escapes, so a record without a backslash in plain ASCII has none.
+    if len(data) > PLAIN_MAX or b"\\" in data or b"\x7f" in data or not data.isascii():
+        return False
+    if isinstance(record, (MemberRecord, RankEntry)):
+        return len(record.name) <= NAME_MAX and len(record.host) <= NAME_MAX
+    return True
 
 
 def _clean(value: Any, size_max: int = REASON_MAX) -> Any:
