@@ -195,6 +195,6 @@ def test_a_list_of_members_or_keys_is_kept_as_it_was():
 def test_fields_may_come_by_position_or_by_name_and_no_others():
     assert Unreachable("host:1", "x").applied is None, "unknown unless said"
     assert Unreachable("host:1", problem="x", applied=False).applied is False
-    for args, named in (((), {}), (("a",), {}), (("a", "b"), {"nonsense": 1}), ((1, 2, 3, 4, 5, 6), {})):
-        with pytest.raises(TypeError, match="Unreachable takes endpoint, problem, waited_s, applied, remedy"):
+    for args, named in (((), {}), (("a",), {}), (("a", "b"), {"nonsense": 1}), ((1, 2, 3, 4, 5, 6, 7), {})):
+        with pytest.raises(TypeError, match="Unreachable takes endpoint, problem, waited_s, applied, remedy, other_run"):
             Unreachable(*args, **named)

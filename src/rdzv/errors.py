@@ -99,7 +99,10 @@ class SettingsError(RdzvError, ValueError):
 
 
 class Unreachable(RdzvError, ConnectionError):
-    """The engine did not answer: try again. `applied`: False if the request surely had no effect, None if unknown."""
+    """The engine did not answer: try again. `applied`: False if the request surely had no effect, None if unknown.
+
+    `other_run`: an engine answered, but it keeps another run only.
+    """
 
     code = "RDZV-E02"
     endpoint: str
@@ -107,6 +110,7 @@ class Unreachable(RdzvError, ConnectionError):
     waited_s: float = 0.0
     applied: bool | None = None
     remedy: str = ""
+    other_run: bool = False
 
     @property
     def sentence(self) -> str:

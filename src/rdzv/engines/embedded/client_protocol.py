@@ -76,10 +76,10 @@ class ClientProtocol(FrameStream):
         """Give up waiting for the server's greeting."""
         self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s", remedy=STRANGER)
 
-    def _fail_greeting(self, problem: str, *, passing: bool = False, untrusted: bool = False, remedy: str = "") -> None:
+    def _fail_greeting(self, problem: str, **how: Any) -> None:
+        """Give up the greeting; `how`: as for DialFailed."""
         if not self._welcome.done():
-            failed = DialFailed(problem, answered=True, passing=passing, untrusted=untrusted, remedy=remedy)
-            self._welcome.set_exception(failed)
+            self._welcome.set_exception(DialFailed(problem, answered=True, **how))
 
     # ---- asking
 
@@ -180,7 +180,8 @@ class ClientProtocol(FrameStream):
             decoder = frames.challenge_decoder if self._handshake is None else frames.proven_decoder
         answer: frames.Welcome | Challenge | Proof | frames.Rejected = decode(decoder, payload)
         if isinstance(answer, frames.Rejected):
-            self._fail_greeting(_refusal(answer), passing=answer.passing, untrusted=answer.untrusted)
+            how = {"passing": answer.passing, "untrusted": answer.untrusted, "other_run": answer.other_run}
+            self._fail_greeting(_refusal(answer), **how)
         elif isinstance(answer, Challenge):
             self._challenged(answer)
         elif isinstance(answer, Proof):

@@ -178,6 +178,8 @@ class Rejected(Frame, frozen=True, tag=2):
     """The reason will soon be gone, so it is not logged."""
     untrusted: bool = False
     """The reason will never be gone: one of the two sides must be configured otherwise."""
+    other_run: bool = False
+    """The server keeps another run than the client's, and no further one."""
 
 
 class TxnDone(Frame, frozen=True, tag=3):
