@@ -285,10 +285,10 @@ def test_a_user_of_etcd_gets_its_rights_as_shown_and_the_doctor_knows_them(machi
         place, password = server.get_endpoint(), {"RDZV_ETCD_PASSWORD": "of a trainer"}
         before = "etcdctl user add trainer:'of a trainer'; etcdctl user add root:root; etcdctl user grant-role root root"
         machine.run("\n".join([before, *ETCD, "etcdctl auth enable"]), ETCDCTL_ENDPOINTS=place, ETCDCTL_API="3")
-        said = machine.run(f"rdzv doctor 'etcd://{place}/training?user=trainer' --json", **password)
+        said = machine.run(f"rdzv doctor 'etcd://{place}/training?user=trainer&plaintext=true' --json", **password)
         found = {one["topic"]: one for one in map(json.loads, said.splitlines())}
         assert found["engine"]["text"].startswith("it may be read and written")
         assert found["clock"]["text"].startswith(f"the clock of {place} and this machine's agree")
-        with machine.running(f"rdzv doctor 'etcd://{place}/else?user=trainer' --json", **password) as shell:
+        with machine.running(f"rdzv doctor 'etcd://{place}/else?user=trainer&plaintext=true' --json", **password) as shell:
             said, err = shell.communicate(timeout=LIMIT_S)
             assert (shell.returncode, "RDZV-P08" in said) == (1, True), (said, err)

@@ -31,6 +31,7 @@ from rdzv.errors import (
     StoreTimeout,
     Unreachable,
     Untrusted,
+    WrongArgument,
 )
 
 CASES = [
@@ -105,12 +106,22 @@ CASES = [
         ),
     ),
     (NotStarted("etcd", "no program was found"), "etcd was not started: no program was found"),
+    (WrongArgument("join", "timeout_s is '5'"), "join: timeout_s is '5'"),
     (LimitExceeded("record 'ask'", 2000, 1024), "record 'ask' has 2000 bytes, at most 1024 are allowed"),
     (Incompatible("record 'ask'", "it is too new"), "record 'ask' cannot be read: it is too new"),
 ]
 each = pytest.mark.parametrize(
     ("error", "sentence"), CASES, ids=[f"{type(error).__name__}-{i}" for i, (error, _) in enumerate(CASES)]
 )
+
+
+
+def test_a_message_quotes_others_without_their_escapes_and_not_at_any_length():
+    error = Unreachable("host:1", "they said: \x1b[2J\r\nrdzv: all is well\x00\x9b")
+    assert str(error) == "engine host:1 is unreachable: they said:  [2J  rdzv: all is well   [RDZV-E02]"
+    assert error.problem.isprintable()
+    assert len(str(SettingsError("x" * 1_000_000))) < 5_000
+
 
 PUBLIC = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BaseException)
@@ -184,6 +195,6 @@ def test_a_list_of_members_or_keys_is_kept_as_it_was():
 def test_fields_may_come_by_position_or_by_name_and_no_others():
     assert Unreachable("host:1", "x").applied is None, "unknown unless said"
     assert Unreachable("host:1", problem="x", applied=False).applied is False
-    for args, named in (((), {}), (("a",), {}), (("a", "b"), {"nonsense": 1}), ((1, 2, 3, 4, 5, 6), {})):
-        with pytest.raises(TypeError, match="Unreachable takes endpoint, problem, waited_s, applied, remedy"):
+    for args, named in (((), {}), (("a",), {}), (("a", "b"), {"nonsense": 1}), ((1, 2, 3, 4, 5, 6, 7), {})):
+        with pytest.raises(TypeError, match="Unreachable takes endpoint, problem, waited_s, applied, remedy, other_run"):
             Unreachable(*args, **named)

@@ -40,14 +40,15 @@ BAD_SHARE_MAX = 0.02
 
 IMPORTS = {
     # package: what it may import, all of it further up in this table, so that there is no cycle.
-    "errors": "",
+    "printable": "",
+    "errors": "printable",
     "_version": "",
-    "core": "errors",
+    "core": "errors printable",
     "system": "errors",
     "config": "core errors",
     "engines": "errors",
-    "engines.embedded": "engines config system errors",
-    "engines.etcd.client": "errors",
+    "engines.embedded": "engines config system errors printable",
+    "engines.etcd.client": "errors printable",
     "engines.etcd": "engines engines.etcd.client config system errors",
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
@@ -56,7 +57,7 @@ IMPORTS = {
     "blocking": "aio member core config engines system errors",
     "__init__": "aio blocking member core errors _version",
     "operate": "member drivers core config engines engines.embedded system errors _version",
-    "cli": "operate aio member drivers core config engines engines.embedded errors _version",
+    "cli": "operate aio member drivers core config engines engines.embedded errors printable _version",
     "torchrun": "blocking member core config engines errors",
     "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
         errors""",
@@ -73,6 +74,7 @@ IMPORTS = {
                      engines   config                               the port and the reference engine; settings
                        core    system                               the rules; clock, timers, sockets
                            errors
+                         printable                                  texts of others, made fit to be shown
 """
 TOP_MODULES_MAX = 12
 

@@ -13,6 +13,7 @@ import asyncio
 import os
 from types import TracebackType
 
+from .config import arguments
 from .config.endpoint import Endpoint
 from .config.secret import put_aside
 from .config.settings import Settings
@@ -39,6 +40,9 @@ class AsyncRendezvous(Member):
         self, endpoint: str | Endpoint, *, run_id: str, min_nodes: int | str, max_nodes: int | str,
         observer: Observer | None = None, driver: Driver | None = None, **options: object,
     ) -> None:  # fmt: skip
+        arguments.function("Rendezvous", "observer", observer)
+        if driver is not None and not callable(getattr(driver, "connect", None)):
+            raise arguments.refused("Rendezvous", "driver", driver, "a driver, which has `connect` and `close`")
         put_aside(os.environ)
         settings = Settings.make(
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options

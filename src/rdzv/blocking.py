@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from . import aio
 from .aio import departure_of
+from .config import arguments
 from .config.endpoint import Endpoint
 from .core.member_rules import Change, ChangeKind
 from .core.status import Status
@@ -185,6 +186,7 @@ class Rendezvous:
         must. `lasts` is called in this thread about once a second while it waits, for progress output.
         Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
+        arguments.function("join", "lasts", lasts)
         return World(self._handle, self._handle.run(self._aio.join(timeout_s), lasts))
 
     @property
@@ -219,12 +221,14 @@ class Rendezvous:
         self._handle.run(self._aio.close_run(reason))
 
     def leave(self, *, failed: bool = False, reason: str = "") -> None:
-        """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
+        """Go, for good. The run goes on for the others. Takes a few seconds at most, and raises only WrongArgument.
 
         `failed` says that the work cannot be done here: if quorum is then out of reach, the run is closed with this
         reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it
         does nothing.
         """
+        # Checked here too: without a member in the portal there would be no call that checks.
+        failed, reason = arguments.flag("leave", "failed", failed), arguments.text("leave", "reason", reason)
         self._handle.leave(failed, reason)
 
 

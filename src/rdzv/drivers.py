@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+from .config import secret
+from .config.endpoint import Endpoint
+from .config.setting_types import switch
 from .config.settings import UNNAMED, Settings
 from .engines.port import Driver
 from .errors import SettingsError
 from .system.node import LocalNode
 
 USER_ENV = "RDZV_ETCD_USER"
-PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  Its name, not its value.
+_TLS = ("tls", "tls_cert", "tls_key", "tls_ca", "tls_mutual", "tls_server_name")
+_WITHOUT_TRUST = {
+    "memory": "only this process can reach it",
+    "file": "the rights of the file and its directory say who may use it",
+    "c10d": "torch's TCPStore knows no secrets and no TLS, so anyone who reaches its port may use it",
+}
+"""Schemes of engines that know neither secrets nor TLS, and what protects them instead."""
 
 _ELSEWHERE = {"c10d": ("rdzv.torchrun.rendezvous.c10d_rendezvous_backend", "torch")}
 """Schemes whose driver lives in a higher layer, the only one that may import the package it needs: module, package."""
@@ -20,6 +29,8 @@ _ELSEWHERE = {"c10d": ("rdzv.torchrun.rendezvous.c10d_rendezvous_backend", "torc
 def open_driver(settings: Settings) -> Driver:
     """Return the driver for the endpoint's engine. It connects later. Only the modules of that engine are imported."""
     endpoint = settings.endpoint
+    if endpoint.scheme in _WITHOUT_TRUST:
+        _refuse_trust(settings)
     if endpoint.scheme == "memory":
         from .engines.memory import MemoryDriver  # noqa: PLC0415
 
@@ -57,6 +68,53 @@ def open_driver(settings: Settings) -> Driver:
     return driver
 
 
+def _refuse_trust(settings: Settings) -> None:
+    """Refuse a secret and TLS where the engine could not honour them: the user would believe to be protected."""
+    scheme = settings.endpoint.scheme
+    given = [name for name in ("token", "token_file", *_TLS) if getattr(settings, name)]
+    if secret.is_put_aside() and scheme != "memory":
+        given.append(secret.TOKEN_ENV)
+    if given:
+        raise SettingsError(
+            f"endpoint {str(settings.endpoint)!r} cannot honour {' and '.join(given)}: {_WITHOUT_TRUST[scheme]}; "
+            f"leave {'it' if len(given) == 1 else 'them'} out, or use the embedded server (host:port) or etcds://"
+        )
+
+
+def etcd_user(endpoint: Endpoint) -> str:
+    """Return the name of the user, from the endpoint or the environment; empty: none."""
+    return endpoint.options("user", "plaintext").get("user", "") or os.environ.get(USER_ENV, "")
+
+
+def _check_etcd_trust(settings: Settings, user: str) -> None:
+    """Refuse settings of trust that would not be honoured, and a password that anyone on the way could read."""
+    endpoint = settings.endpoint
+    tls = endpoint.scheme == "etcds"
+    given = [name for name in _TLS if getattr(settings, name)]
+    if not tls and given:
+        raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and {given[0]} is set: write etcds://")
+    if tls and settings.tls is False:
+        raise SettingsError(f"endpoint {str(endpoint)!r} is with TLS and tls is false: write etcd://, or leave it out")
+    for name in ("tls_mutual", "tls_server_name"):
+        if getattr(settings, name):
+            raise SettingsError(f"{name} is for the embedded server, and etcd cannot honour it: leave it out")
+    if settings.token is not None:
+        raise SettingsError("token is set, and etcd has users and passwords instead: name a token_file with the password")
+    if settings.token_file and not user:
+        raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
+    if secret.is_put_aside():
+        secret.warn_once(f"{secret.TOKEN_ENV} is set, and etcd does not know it: it has users and passwords (docs/etcd.md)")
+    try:
+        plaintext = switch("").read(endpoint.options("user", "plaintext").get("plaintext", "false"))
+    except ValueError:
+        raise SettingsError(f"endpoint {str(endpoint)!r}: plaintext must be true or false") from None
+    if user and not tls and not plaintext:
+        raise SettingsError(
+            f"endpoint {str(endpoint)!r} is without TLS, so the password of {user!r} could be read on its way: write "
+            "etcds://, or, if you trust the network, add plaintext=true (?user=name&plaintext=true)"
+        )
+
+
 def _open_etcd(settings: Settings) -> Driver:
     try:
         from .engines.etcd.client.credentials import Credentials  # noqa: PLC0415
@@ -73,14 +131,11 @@ def _open_etcd(settings: Settings) -> Driver:
             f"run_id is {UNNAMED!r}, which is what torchrun says when none was given, and an etcd is shared: "
             "give each job an id of its own"
         )
-    tls = endpoint.scheme == "etcds"
-    if not tls and (settings.tls_ca or settings.tls_cert):
-        raise SettingsError(f"endpoint {str(endpoint)!r} is without TLS and tls_ca or tls_cert is set: write etcds://")
+    secret.put_aside(os.environ)
+    user = etcd_user(endpoint)
+    _check_etcd_trust(settings, user)
     access = Credentials(
-        tls=tls, ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key,
-        user=endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, ""),
-        password_file=settings.token_file, password=os.environ.get(PASSWORD_ENV, ""),
+        tls=endpoint.scheme == "etcds", ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key, user=user,
+        password_file=settings.token_file, password=secret.password_put_aside(),
     )  # fmt: skip
-    if settings.token_file and not access.user:
-        raise SettingsError(f"token_file is set and no user: name it in the endpoint (?user=name) or in {USER_ENV}")
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)

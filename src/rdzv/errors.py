@@ -17,6 +17,7 @@
     ├── LeftAlready                    a call after leave()
     ├── ForkedChild                    a call in a forked child, on an object of its parent process
     ├── NotStarted (RuntimeError)      a server that this process was to start does not run
+    ├── WrongArgument (TypeError)      a call was given an argument of a wrong type
     ├── LimitExceeded (ValueError)     a value is larger than the wire format allows
     └── Incompatible                   bytes that are not rdzv's, or of another version
 
@@ -30,10 +31,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .printable import shown
+
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:  # Tells type checkers that a constructor's arguments are the annotated fields. In `typing` since Python 3.11.
     dataclass_transform = lambda: lambda kind: kind  # noqa: E731
+
+
+TEXT_MAX = 4000
+"""Characters of one field of an error. The longest of ours is a list of all settings."""
 
 
 def _seconds(value: float) -> str:
@@ -61,6 +68,9 @@ class RdzvError(Exception):
                 raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}")
             for name in fields:
                 value = named.get(name, getattr(type(self), name, None))
+                if isinstance(value, str):
+                    # Messages quote what peers, engines and servers wrote, and go to terminals and logs.
+                    value = shown(value, TEXT_MAX)
                 # A copy, so that the error stays as it was when the caller changes its list.
                 self.__dict__[name] = tuple(value) if isinstance(value, list) else value
             args = tuple(self.__dict__[name] for name in fields)
@@ -89,7 +99,10 @@ class SettingsError(RdzvError, ValueError):
 
 
 class Unreachable(RdzvError, ConnectionError):
-    """The engine did not answer: try again. `applied`: False if the request surely had no effect, None if unknown."""
+    """The engine did not answer: try again. `applied`: False if the request surely had no effect, None if unknown.
+
+    `other_run`: an engine answered, but it keeps another run only.
+    """
 
     code = "RDZV-E02"
     endpoint: str
@@ -97,6 +110,7 @@ class Unreachable(RdzvError, ConnectionError):
     waited_s: float = 0.0
     applied: bool | None = None
     remedy: str = ""
+    other_run: bool = False
 
     @property
     def sentence(self) -> str:
@@ -270,6 +284,15 @@ class NotStarted(RdzvError, RuntimeError):
     code = "RDZV-E18"
     template = "{what} was not started: {problem}"
     what: str
+    problem: str
+
+
+class WrongArgument(RdzvError, TypeError):
+    """An argument of a call has a wrong type. Nothing was done."""
+
+    code = "RDZV-E19"
+    template = "{call}: {problem}"
+    call: str
     problem: str
 
 

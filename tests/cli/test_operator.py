@@ -137,3 +137,19 @@ def test_no_command_of_a_viewer_or_operator_ever_serves(words):
     done = rdzv(*words, free, *RUN)
     assert done.returncode == 5
     assert f"engine rdzv://{free} is unreachable: {free}: connection refused" in done.stderr
+
+
+def test_a_run_that_an_agents_server_does_not_keep_is_no_such_run():
+    """The server answers, so it is not unreachable: scripts tell the two apart by the exit code."""
+    with served() as free:
+        place = free
+    with running("join", place, *RUN, "--nnodes", "1", "--json", *QUICK) as host:
+        worlds(host, lambda said: said["size"] == 1)
+        commands = (["status"], ["journal"], ["close"], ["ban", HOST], ["unban", HOST], ["drain", HOST])
+        for command in commands:
+            done = rdzv(*command, place, "--run-id", "other")
+            assert (done.returncode, done.stdout) == (7, ""), done
+            assert f"rdzv: run 'other': engine rdzv://{place} keeps another run: " in done.stderr
+            assert "hosted by an agent of run 't' and serves that run only, not 'other'" in done.stderr
+        assert rdzv("status", place, *RUN).returncode == 0
+    assert rdzv("status", place, "--run-id", "other").returncode == 5

@@ -14,6 +14,7 @@ from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import DEFAULTS, ORDER_ENV, TABLE, Settings, differences
 from rdzv.core import wire
 from rdzv.core.model import MemberRecord, RunSettings
+from rdzv.core.text import NAME_MAX
 from rdzv.errors import SettingsError
 
 TIMES = [name for name, setting in TABLE.items() if setting.allowed.startswith("a number of seconds")]
@@ -144,7 +145,7 @@ def test_the_largest_info_and_labels_fit_in_a_member_record():
     info = {"a": "x" * (8192 - len('{"a":""}'))}
     settings = make(info=info, order="o" * 256, slot="s" * 256, topology="t" * 256)
     record = MemberRecord(
-        name="n" * 512, host="h" * 253, order=settings.order, topology=settings.topology, info=settings.info
+        name="n" * NAME_MAX, host="h" * NAME_MAX, order=settings.order, topology=settings.topology, info=settings.info
     )
     assert wire.decode(MemberRecord, wire.encode(record)) == record
     assert refusal(info={"a": info["a"] + "x"}).endswith("at most 8192 bytes as JSON")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from rdzv.core import model, wire
 from rdzv.core.model import Ban, Call, Cause, DrainRequest, Era, Head, MemberRecord, Phase, RoundId
+from rdzv.core.text import NAME_MAX, REASON_MAX
 from rdzv.errors import Incompatible, LimitExceeded
+from rdzv.printable import clean
 
 ERA = Era(2, "f00d")
 CAUSE = Cause(kind=model.CauseKind.LOST, text="node7 was lost", members=("node7",))
@@ -84,7 +86,8 @@ def test_what_is_at_its_default_is_not_sent():
     assert wire.encode(model.RunSettings(min_nodes=1, max_nodes=2)) == b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":2}'
 
 
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
+any_text = st.text(st.characters(codec="utf-8"), max_size=20)
+texts = any_text.map(clean)
 counts = st.integers(0, 2**40)
 eras = st.builds(Era, counts, texts)
 STRATEGIES = {
@@ -117,6 +120,76 @@ records = st.one_of(*map(any_of, KINDS))
 @given(records)
 def test_any_record_comes_back_as_it_went_out(record):
     assert wire.decode(type(record), wire.encode(record)) == record
+
+
+# ---- what others wrote
+
+
+def every_text(value, name=""):
+    """All texts in a record as builtins, each with the name of its field."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield name, key
+            yield from every_text(one, key)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from every_text(one, name)
+
+
+@given(st.data(), st.sampled_from(KINDS), st.text(st.characters(codec="utf-8"), max_size=200))
+def test_no_reader_gets_a_text_that_is_not_printable_or_too_long(data, kind, evil):
+    record = data.draw(any_of(kind))
+    fields = [field.name for field in msgspec.structs.fields(kind) if field.type is str]
+    if not fields:
+        return
+    data_of = msgspec.structs.replace(record, **dict.fromkeys(fields, evil))
+    try:
+        encoded = wire.encode(data_of)
+    except LimitExceeded:
+        return
+    read = wire.decode(kind, encoded)
+    for name, text in every_text(msgspec.to_builtins(read)):
+        if name != "info":
+            assert text.isprintable(), (name, text)
+            assert len(text) <= (NAME_MAX if name in ("name", "host", "by") else REASON_MAX)
+    assert wire.decode(kind, wire.encode(read)) == read, "clean stays as it is"
+
+
+def test_a_name_is_cut_even_if_every_letter_of_it_is_plain():
+    """The head holds names of several members. One that is too long to write would stop every leader."""
+    for evil in ("x" * 900, "x" * 9_000, "\x1b" * 900):
+        read = wire.decode(MemberRecord, wire.encode(MemberRecord(name=evil, host="h")))
+        assert len(msgspec.json.encode(read.name)) <= NAME_MAX + 2
+        read = wire.decode(MemberRecord, wire.encode(MemberRecord(name="n", host=evil)))
+        assert len(msgspec.json.encode(read.host)) <= NAME_MAX + 2
+
+
+def test_info_is_what_its_program_wrote():
+    info = {"key\n": "two\nlines\x00", "long": "x" * 5000}
+    read = wire.decode(MemberRecord, wire.encode(MemberRecord(name="n\n", host="h", info=info)))
+    assert (read.name, read.info) == ("n ", info)
+
+
+def test_names_in_lists_and_keys_are_cleaned_too():
+    cause = Cause(kind=model.CauseKind.LOST, text="a\x1b[31m", members=("b\n", "c" * 500))
+    read = wire.decode(Head, wire.encode(Head(run="r", era=ERA, next_era=ERA, cause=cause, flaps={"d\x00": 1})))
+    assert read.cause.text == "a [31m"
+    assert read.cause.members[0] == "b "
+    assert len(read.cause.members[1]) <= NAME_MAX
+    assert read.flaps == {"d ": 1}
+
+
+def test_the_error_about_a_record_does_not_repeat_its_escapes():
+    said = refusal(DrainRequest, b'{"v":1,"type":"ask","reason":"x","\\u001b[31m\\n":1}')
+    assert said.isprintable()
+    assert "[31m" in said
+
+
+def test_a_request_that_cannot_be_read_counts_without_its_reason():
+    assert wire.reason_of(Ban, wire.encode(Ban(reason="bad\nmemory"))) == "bad memory"
+    assert wire.reason_of(DrainRequest, b"garbage") == "no readable reason"
 
 
 # ---- what is not ours

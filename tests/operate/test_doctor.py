@@ -21,7 +21,7 @@ from rdzv.operate import doctor
 from rdzv.operate.doctor import Doctor, Finding, clock_finding, torch_findings
 from rdzv.system.dial import DialFailed
 
-SECRET = "a secret that is long enough"
+SECRET = "5f0c9b1e7a3d48268b1d3c5e7f9a0b2c"
 
 
 def settings_for(endpoint, **options):

@@ -245,6 +245,31 @@ async def test_h11_an_operator_lets_the_members_follow_to_another_place(hands):
     assert (a.kinds, b.kinds, a.is_in, b.is_in) == ([], [], True, True)
 
 
+@by_hand(min_nodes=1, max_nodes=2)
+async def test_h11_a_takeover_from_a_server_that_only_stands_still_would_split_the_run(hands):
+    """Why no process takes over from a serving agent that is stopped (SIGSTOP), however long it has been silent.
+
+    Suppose a second server came up at the same place. A follows it, since the place is the same, and goes on alone. B
+    has not asked anything and stays connected to the first. When that is continued, it finds A's connection gone, and
+    B goes on alone, too. The port can be bound once, and only the end of a process gives it back: that proof is missing
+    here.
+    """
+    hands.accepted.append(".")  # The story breaks the promise that the checkers rely on.
+    a, b = await hands.form("a", "b")
+    hands.engine.pause()
+    second = hands.serve("second")
+    second.place = second.core.place = hands.engine.place
+    hands.routes["a"] = second
+    hands.network.reset(a.node)
+    await hands.until(lambda: len(a.rounds) == 2, 60.0)
+    hands.engine.resume()
+    await hands.until(lambda: len(b.rounds) == 2, 60.0)
+    await hands.pass_time(5.0)
+    assert (a.world.size, b.world.size, a.world.round, b.world.round) == (1, 1, 2, 2)
+    assert a.world.table != b.world.table
+    assert (a.kinds, b.kinds) == (["round"], ["round"]), "both believe that they are the run"
+
+
 # ---- H13: revisions repeat after an empty restart
 
 

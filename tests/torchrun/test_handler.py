@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
+from rdzv.config import secret
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
 from rdzv.torchrun import events, plugin
@@ -103,6 +104,17 @@ def test_torchs_event_handlers_hear_of_every_notice_of_a_round_and_of_a_failure(
         assert any(f": {kind}" in message for message in messages), (kind, messages)
     failed = [one["message"] for one in heard if one["node_state"] is events.NodeState.FAILED]
     assert any("waiting for 1 more" in message and message.endswith("[RDZV-E05]") for message in failed), failed
+
+
+def test_workers_inherit_neither_secret_nor_password(monkeypatch):
+    """torch copies the agent's environment for its workers, after the handler was made."""
+    monkeypatch.setattr(secret, "_put_aside", {})
+    monkeypatch.setattr(secret, "_passwords", {})
+    monkeypatch.setenv("RDZV_TOKEN", "5f0c9b1e7a3d48268b1d3c5e7f9a0b2c")
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "a password")
+    with Handlers(1, 1) as job:
+        job.form(1)
+        assert not {"RDZV_TOKEN", "RDZV_ETCD_PASSWORD"} & os.environ.keys()
 
 
 def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from .. import errors
 from ..errors import Closed, RdzvError
+from .output import complain
 
 
 class ExitCode(IntEnum):
@@ -50,8 +51,8 @@ def exit_on_error() -> Iterator[None]:
     except RdzvError as error:
         code = exit_code_of(error)
         if code is not ExitCode.OK:
-            sys.stderr.write(f"rdzv: {error}\n")
+            complain(str(error))
         sys.exit(code)
     except asyncio.CancelledError:
-        sys.stderr.write("rdzv: ended at once, as the second signal asked\n")
+        complain("ended at once, as the second signal asked")
         sys.exit(ExitCode.FAILED)

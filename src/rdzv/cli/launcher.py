@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
-
-import msgspec
 
 from ..aio import AsyncRendezvous
 from ..core.member_rules import Change, ChangeKind
@@ -18,14 +15,16 @@ from ..core.model import Phase
 from ..errors import Closed, Evicted, RdzvError
 from ..member.notices import Notice
 from ..member.world import AsyncWorld
+from ..printable import clean
 from .exit_codes import ExitCode
+from .output import complain, json_text, say
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 MemberFactory = Callable[[Callable[[Notice], None] | None], AsyncRendezvous]  # Makes a member with an observer.
 
 
 class Printer:
-    """Prints lines to stdout. Each is flushed, because its reader waits for it."""
+    """Prints lines to stdout."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -46,9 +45,8 @@ class Printer:
         self.line({"event": "changed", "kind": change.kind, "round": round, "reason": change.reason}, text)
 
     def line(self, fields: dict[str, Any], text: str) -> None:
-        """Print the fields as JSON for programs, or the text for people."""
-        sys.stdout.write((msgspec.json.encode(fields).decode() if self._as_json else text) + "\n")
-        sys.stdout.flush()
+        """Print the fields as JSON for programs, or the text for people, on one line."""
+        say(json_text(fields) if self._as_json else clean(text))
 
 
 class StopSignal:
@@ -103,7 +101,7 @@ async def join(make: MemberFactory, printer: Printer) -> int:
                 if change is None:
                     break
                 if change.kind is ChangeKind.CLOSED:
-                    _print_error(f"{change.reason} [{Closed.code}]")
+                    complain(f"{change.reason} [{Closed.code}]")
                     return ExitCode.CLOSED
                 printer.changed(world.round, change)
             except Evicted as evicted:
@@ -120,10 +118,6 @@ async def _changed_or_over(rendezvous: AsyncRendezvous, over: asyncio.Event) -> 
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _print_error(sentence: str) -> None:
-    sys.stderr.write(f"rdzv: {sentence}\n")
 
 
 class Program:
@@ -158,7 +152,7 @@ class Program:
                 self._signal(signal.SIGTERM)
                 await asyncio.wait_for(asyncio.shield(self.wait()), self._stop_s)
         except asyncio.TimeoutError:
-            _print_error(f"the program did not stop within {self._stop_s:g} s and is killed")
+            complain(f"the program did not stop within {self._stop_s:g} s and is killed")
         finally:
             # Always: this wait may have been cancelled, and the program's children may outlive it.
             self._signal(signal.SIGKILL)
@@ -192,7 +186,7 @@ async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_res
                 return ExitCode.OK
             if code is not None and max_restarts == 0:
                 await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
-                _print_error(f"the program failed: {reason}")
+                complain(f"the program failed: {reason}")
                 return code
             max_restarts -= code is not None
 
@@ -213,7 +207,7 @@ async def _until_changed(program: Program, rendezvous: AsyncRendezvous, round: i
             return None, "stopped"
         change = changed.result()
         why = change.reason if change is not None else "this member left"
-        _print_error(f"round {round} is over: {why}; stopping the program")
+        complain(f"round {round} is over: {why}; stopping the program")
         return None, why
     finally:
         changed.cancel()

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, get_type_hints
 
-import msgspec
 import typer
 
 from ..config.settings import Settings
@@ -20,6 +19,7 @@ from ..errors import NotFound, SettingsError
 from ..operate import commands
 from . import options
 from .options import ask, no_such_run, settings_for
+from .output import json_text, say
 
 Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
 ASKED = "asked for by an operator"
@@ -40,7 +40,7 @@ def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callab
     ) -> None:
         settings = settings_for(endpoint, run_id, given)
         done, text, fields = ask(settings, lambda session: act(session, settings, **own))
-        typer.echo(msgspec.json.encode({"done": done, "run_id": settings.run_id, **fields}).decode() if json else text)
+        say(json_text({"done": done, "run_id": settings.run_id, **fields}) if json else text)
 
     endpoint, run_id, given, json, _ = inspect.signature(command).parameters.values()
     _, _, *own = inspect.signature(act).parameters.values()

@@ -81,12 +81,17 @@ def settings_for(endpoint: str, run_id: str, given: Given) -> Settings:
 
 
 def ask(settings: Settings, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-    """Run the work on a session, in an event loop of its own. Raises Unreachable at once, without a retry."""
+    """Run the work on a session, in an event loop of its own. Raises Unreachable at once, without a retry, or NotFound."""
 
     async def asking() -> T:
         driver = open_driver(settings)
         try:
-            session = await driver.connect()
+            try:
+                session = await driver.connect()
+            except Unreachable as error:
+                if not error.other_run:
+                    raise
+                raise NotFound(settings.run_id, f"engine {settings.endpoint} keeps another run: {error.problem}") from None
             try:
                 return await work(session)
             except EngineReset:

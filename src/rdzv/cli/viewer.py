@@ -7,7 +7,6 @@ import sys
 import time
 
 import msgspec
-import typer
 from rich.console import Console
 
 from ..config.settings import Settings
@@ -18,6 +17,7 @@ from ..operate.run_viewer import RunViewer
 from . import options
 from .exit_codes import ExitCode
 from .options import ask, no_such_run, settings_for
+from .output import json_text, say
 from .watch import Watcher, status_table
 
 
@@ -29,9 +29,9 @@ def status(endpoint: options.Endpoint, run_id: options.RunId, given: options.Giv
     if seen is None:
         raise no_such_run(settings)
     if json:
-        typer.echo(msgspec.json.encode(seen).decode())
+        say(json_text(seen))
     else:
-        typer.echo(str(seen))
+        say(str(seen))
         if seen.members:
             Console().print(status_table(seen))
 
@@ -60,7 +60,7 @@ def journal(
     if not histories:
         raise no_such_run(settings)
     for history in histories:
-        typer.echo("\n".join(_json_lines(history) if json else _text_lines(settings.run_id, history)))
+        say("\n".join(_json_lines(history) if json else _text_lines(settings.run_id, history)))
 
 
 def _json_lines(history: RunHistory) -> list[str]:
@@ -75,7 +75,7 @@ def _json_lines(history: RunHistory) -> list[str]:
             duration = fields.pop(name)
             fields[f"{name}_s"], fields[f"{name}_exact"] = duration["seconds"], duration["exact"]
         lines.append({"event": "restart", "run": history.run, **fields})
-    return [msgspec.json.encode(line).decode() for line in lines]
+    return [json_text(line) for line in lines]
 
 
 def _text_lines(run_id: str, history: RunHistory) -> list[str]:
@@ -113,5 +113,5 @@ async def _examine(settings: Settings, as_json: bool) -> int:
         number = f" [{finding.code}]" if finding.code else ""
         remedy = f"\n{'':21}-> {finding.remedy}" if finding.remedy else ""
         text = f"{finding.level:8} {finding.topic:10}  {finding.text}{number}{remedy}"
-        typer.echo(msgspec.json.encode(finding).decode() if as_json else text)
+        say(json_text(finding) if as_json else text)
     return code

@@ -22,6 +22,7 @@ from ..drivers import open_driver
 from ..engines.port import Driver, EngineReset, Session
 from ..errors import RdzvError, Unreachable
 from ..operate.run_viewer import RunViewer
+from ..printable import shown
 from .exit_codes import ExitCode
 from .launcher import Printer
 
@@ -167,7 +168,7 @@ def status_table(status: Status, since: Mapping[str, str] | None = None) -> Tabl
     for member in rows[:ROWS_MAX]:
         rank = str(member.rank) if member.rank >= 0 else ""
         state = f"[{_COLORS[member.state]}]{member.state}[/]" if member.state in _COLORS else member.state
-        info = escape(" ".join(f"{name}={value}" for name, value in member.info.items()))
+        info = escape(shown(" ".join(f"{name}={value}" for name, value in member.info.items())))
         age = [since.get(member.id, "")] if since is not None else []
         table.add_row(escape(member.name), escape(member.host), rank, state, *age, info)
     if len(rows) > ROWS_MAX:

@@ -1,8 +1,10 @@
-"""Cut texts from outside to what a record may hold: one line of bounded encoded size."""
+"""Make texts from outside fit to be shown and stored: one line, printable, of bounded encoded size."""
 
 from __future__ import annotations
 
 import msgspec
+
+from ..printable import clean
 
 NAME_MAX = 128
 REASON_MAX = 1000
@@ -11,17 +13,14 @@ as many names. With these bounds both stay below their limits in wire.py."""
 
 
 def clip(text: str, size_max: int = REASON_MAX) -> str:
-    """Replace line breaks and the like by spaces, and cut the text to at most `size_max` bytes of JSON."""
+    """Clean the text, and cut the text to at most `size_max` bytes of JSON."""
     # A record that is too large to write would stop the leader that must write it, and then each of its successors. So
     # texts are cut when they come in.
     #
     # One character takes at least one byte, so a longer text is cut anyway; this bounds the work.
-    clean = text[: 2 * size_max]
-    if not clean.isprintable():
-        clean = "".join(sign if sign.isprintable() else " " for sign in clean)
-    cut = clean
+    cut = plain = clean(text[: 2 * size_max])
     # Escapes and multi-byte characters make the encoded size hard to predict, so cut and measure. The ellipsis takes
     # three bytes.
-    while len(msgspec.json.encode(cut)) - 2 > size_max - 3 * (len(cut) < len(clean)):
+    while len(msgspec.json.encode(cut)) - 2 > size_max - 3 * (len(cut) < len(plain)):
         cut = cut[: min(size_max, len(cut) * 9 // 10)]
-    return cut if len(cut) == len(clean) and len(text) == len(clean) else cut + "…"
+    return cut if len(cut) == len(plain) == len(text) else cut + "…"

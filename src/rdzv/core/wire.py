@@ -2,6 +2,9 @@
 
 # JSON, because an operator with `etcdctl` should be able to read a run. Strict, because an unknown field could change
 # the meaning of the known ones. A record of another version is refused, and the error names both versions.
+#
+# Anyone with access to the engine can write a record, and its texts end up in logs, journals and terminals. So texts
+# are cleaned here, where all of them come in: no reader ever has a line break, a NUL or a terminal escape in its hands.
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import msgspec
 
 from ..errors import Incompatible, LimitExceeded
 from .model import Ban, DrainRequest, Head, JournalEntry, MemberRecord, RankEntry, Record, RunSettings
+from .text import NAME_MAX, REASON_MAX, clip
 
 VERSION = 1
 
@@ -24,6 +28,11 @@ SIZES_MAX: dict[type[Record], int] = {
     JournalEntry: 8 * 1024,
 }
 """Largest encoded size in bytes. Each change of the head goes to every member, so the head must be small."""
+
+PLAIN_MAX = 1024
+"""Bytes of a record whose texts are looked at one by one only if a byte in it is suspicious. Most are far smaller."""
+_NAMES = frozenset({"name", "host", "by", "members", "came", "gone", "flaps"})
+"""Fields that hold names, which are short. Any of them may end up in a head several times."""
 
 R = TypeVar("R", bound=Record)
 
@@ -51,16 +60,54 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[R], data: bytes) -> R:
-    """Return the record in `data`, or raise Incompatible with the reason. Never executes or trusts anything in it."""
+    """Return the record in `data`, or raise Incompatible with the reason. Never executes or trusts anything in it.
+
+    Texts are cleaned and clipped, except for `info`, which programs write for programs.
+    """
     if len(data) > SIZES_MAX[kind]:
         raise Incompatible(_name(kind), f"it has {len(data)} bytes, at most {SIZES_MAX[kind]} are allowed")
     if not data.startswith(_STARTS[kind]):
         raise Incompatible(_name(kind), _why_foreign(data))
     try:
         record: R = _decoders[kind].decode(b"{" + data[len(_VERSION) :])
+        if not _is_plain(data, record):
+            record = msgspec.convert(_clean(msgspec.to_builtins(record)), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(_name(kind), str(error)) from error
     return record
+
+
+def reason_of(kind: type[Ban | DrainRequest], data: bytes) -> str:
+    """Return the reason in an operator's request. A request that cannot be read counts all the same."""
+    try:
+        return decode(kind, data).reason
+    except Incompatible:
+        return "no readable reason"
+
+
+def _is_plain(data: bytes, record: Record) -> bool:
+    """Whether all texts of the record are clean and short, as far as can be told without a look at each."""
+    # JSON has no control characters but as escapes, so a record without a backslash in plain ASCII has none.
+    if len(data) > PLAIN_MAX or b"\\" in data or b"\x7f" in data or not data.isascii():
+        return False
+    if isinstance(record, (MemberRecord, RankEntry)):
+        return len(record.name) <= NAME_MAX and len(record.host) <= NAME_MAX
+    return True
+
+
+def _clean(value: Any, size_max: int = REASON_MAX) -> Any:
+    """Clean and clip all texts of a record as builtins, names of fields and keys included."""
+    if isinstance(value, str):
+        return clip(value, size_max)
+    if isinstance(value, list | tuple):
+        return [_clean(one, size_max) for one in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned = {}
+    for name, one in value.items():
+        limit = NAME_MAX if name in _NAMES else size_max
+        cleaned[clip(name, NAME_MAX)] = one if name == "info" else _clean(one, limit)
+    return cleaned
 
 
 def _why_foreign(data: bytes) -> str:

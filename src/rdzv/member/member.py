@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from ..config import arguments
 from ..config.settings import Settings
 from ..core import member as machine
 from ..core import member_actions as actions
@@ -116,7 +117,8 @@ class Member:
 
     async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
         """Wait for a change and return it; None: the time ran out first, or the member leaves."""
-        deadline = None if timeout_s is None else self._node.now() + timeout_s
+        limit_s = arguments.seconds_or_none("wait_changed", timeout_s)
+        deadline = None if limit_s is None else self._node.now() + limit_s
         while self.state.change is None and self._leaving is None:
             left_s = None if deadline is None else deadline - self._node.now()
             if not await self.bell.wait(left_s, self.bell.rings):
@@ -141,6 +143,7 @@ class Member:
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
         must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
+        wanted_s = arguments.seconds_or_none("join", timeout_s)
         refused = machine.join_refusal(self.state, self._told_of)
         if refused is not None:
             self._told_of = refused
@@ -148,7 +151,7 @@ class Member:
         if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
             await asyncio.wait([self.task])  # The former presence may still be giving back its lease.
         self._on(events.Join())
-        limit_s = self._settings.join_timeout if timeout_s is None else timeout_s
+        limit_s = self._settings.join_timeout if wanted_s is None else wanted_s
         began_at = self._node.now()
         while True:
             rings = self.bell.rings
@@ -175,14 +178,15 @@ class Member:
 
     async def drain(self, reason: str = "asked to go") -> None:
         """Say that this member is about to go, so that the others re-form without waiting for it to be gone."""
+        why = clip(arguments.text("drain", "reason", reason)) or "no reason was given"
         self.check("drain", self.task is not None)
-        why = clip(reason) or "no reason was given"
         self._on(events.Draining(why))
         await self.insist("drain", lambda presence: presence.put_record(drain=why))
         self._notice("drained", reason)
 
     async def close_run(self, reason: str = "finished") -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without this member."""
+        arguments.text("close_run", "reason", reason)
         self.check("close_run", self.task is not None)
         name, holds = self.state.me.name, None if self.state.holds is None else self.state.holds.round
         cause = because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {name})", [name])
@@ -190,11 +194,13 @@ class Member:
             raise RoundOver(holds.number if holds else 0, "the others have gone on, so it is not ours to close the run")
 
     async def leave(self, *, failed: bool = False, reason: str = "") -> None:
-        """Go, for good. The run goes on for the others. Never raises, and takes a few seconds at most.
+        """Go, for good. The run goes on for the others. Takes a few seconds at most, and raises only WrongArgument.
 
         `failed` says that the work cannot be done here: if quorum is then out of reach, the run is closed with this
         reason (unless on_failure=wait).
         """
+        arguments.flag("leave", "failed", failed)
+        arguments.text("leave", "reason", reason)
         if self._leaving is None:
             # A task of its own: a caller that stops waiting must not leave half a member behind.
             leaving = self._leave(failed, reason)

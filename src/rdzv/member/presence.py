@@ -25,7 +25,7 @@ from ..core.member_state import MemberState
 from ..core.model import NO_ROUND, Cause, DrainRequest, Head, MemberRecord, Phase, RankEntry, RoundId, RoundReport
 from ..engines import port
 from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
-from ..errors import Banned, Closed, Evicted, SettingsError, Unreachable
+from ..errors import Banned, Closed, Evicted, Incompatible, SettingsError, Unreachable
 from ..system.node import Node
 from ..system.timers import Wakeup, sleep
 from .head_tracker import HeadTracker
@@ -283,7 +283,7 @@ class Presence:
             if item is None:
                 self.predecessor = ""
         elif key == keys.ask(self.id) and item is not None:
-            self.emit(DrainAsked(wire.decode(DrainRequest, item.value).reason))
+            self.emit(DrainAsked(wire.reason_of(DrainRequest, item.value)))
 
     async def look_again(self) -> None:
         """Read what the watch shows anew, and who came earlier and is still there."""
@@ -295,7 +295,7 @@ class Presence:
         if own is None or own.created != self.created:
             raise await self.why_gone()
         if ask is not None:
-            self.emit(DrainAsked(wire.decode(DrainRequest, ask.value).reason))
+            self.emit(DrainAsked(wire.reason_of(DrainRequest, ask.value)))
         self.predecessor = "" if self.leader is not None else next((item.key for item in seen.reads[3]), "")
         self.since = seen.revision
         self.overlook()
@@ -342,7 +342,11 @@ class Presence:
         item, head, revision = self._shown_entry(table), self.tracker.head, self.since
         if item is None:
             item, head, revision = await self._read(table)
-        return Look(head, item, None if item is None else wire.decode(RankEntry, item.value), revision)
+        entry = None
+        if item is not None:
+            with suppress(Incompatible):  # An entry that cannot be read gives no rank.
+                entry = wire.decode(RankEntry, item.value)
+        return Look(head, item, entry, revision)
 
     def _shown_entry(self, table: str) -> Item | None:
         """Own entry in that table, if the watch has shown everything about head, own key and own entry up to `since`.

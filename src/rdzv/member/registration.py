@@ -21,7 +21,7 @@ from ..core.model import Ban, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
 from ..engines import port
 from ..engines.port import Compare, Empty, Equals, Get, Item, List, Modified, Operation, Order, Outcome, Put
-from ..errors import Banned, SettingsError
+from ..errors import Banned, Incompatible, SettingsError
 from ..system.node import Node
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Registration:
         nobody = seen is None or not seen.reads[_ANYBODY]
         ban = None if seen is None else seen.item(_BAN)
         if ban is not None:
-            raise Banned(self._settings.run_id, self._record.host, wire.decode(Ban, ban.value).reason)
+            raise Banned(self._settings.run_id, self._record.host, wire.reason_of(Ban, ban.value))
         compares: list[Compare] = [Modified(self._keys.settings, settings.modified if settings else 0), *self._welcome]
         writes = self.replace_closed(seen, nobody, compares)
         writes += self._settle(settings, nobody, compares)
@@ -154,7 +154,12 @@ class Registration:
         self._run_lease = settings.lease if settings else 0
         differences = []
         if settings is not None:
-            differences = settings_module.differences(self._agreed, wire.decode(RunSettings, settings.value))
+            try:
+                differences = settings_module.differences(self._agreed, wire.decode(RunSettings, settings.value))
+            except Incompatible as error:
+                if not nobody:
+                    raise
+                differences = [error.sentence]
             if not differences:
                 return []
         if differences and not nobody:

@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 
 class RunMirror:
-    """The decoded records of a run at one revision. One that cannot be read is left out: it must not stop the run."""
+    """The decoded records of a run at one revision. One that cannot be read is left out: it must not stop the run.
 
-    def __init__(self, keys: Keys, items: Iterable[Item], revision: int) -> None:
+    Only the head must be readable, since a member that cannot read it cannot take part. `lenient`: for those who only
+    look; `problem` then says what is wrong with the head.
+    """
+
+    def __init__(self, keys: Keys, items: Iterable[Item], revision: int, *, lenient: bool = False) -> None:
+        self._lenient = lenient
+        self.problem = ""
         self.keys = keys
         self.revision = revision
         self.settings: Item | None = None
@@ -50,15 +56,23 @@ class RunMirror:
             table, _, id = key[len(keys.ranks) :].partition("/")
             self._entry(table, id, item)
         elif key == keys.head:
-            # Not lenient: a member that cannot read the head cannot take part at all.
-            self.head = None if item is None else wire.decode(Head, item.value)
-            self.head_item = item
+            self._head(item)
         elif key == keys.settings:
             self.settings = item
         elif key.startswith(keys.asks):
             self._note(self.asked, key[len(keys.asks) :], item, DrainRequest)
         elif key.startswith(keys.bans):
             self._note(self.banned, keys.host_of_ban(key), item, Ban)
+
+    def _head(self, item: Item | None) -> None:
+        self.problem = ""
+        try:
+            self.head = None if item is None else wire.decode(Head, item.value)
+            self.head_item = item
+        except Incompatible as error:
+            if not self._lenient:
+                raise
+            self.head, self.head_item, self.problem = None, None, error.sentence
 
     def _member(self, id: str, item: Item | None) -> None:
         self.members.pop(id, None)
@@ -82,10 +96,7 @@ class RunMirror:
     def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[DrainRequest | Ban]) -> None:
         notes.pop(name, None)
         if item is not None:
-            try:
-                notes[name] = wire.decode(kind, item.value).reason
-            except Incompatible:
-                notes[name] = "no readable reason"
+            notes[name] = wire.reason_of(kind, item.value)
 
     def view(
         self, *, settings: RunSettings, me: str, durable: bool, known_s: float, ages: tuple[float, float, float],

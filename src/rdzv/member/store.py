@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ..config import arguments
 from ..engines.port import Delete, EngineReset, Gap, Get, Item, LeaseGone, List, Modified, Operation, Outcome, Put
 from ..errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
 from ..system.node import Node
@@ -68,24 +69,29 @@ class AsyncStore:
 
     async def set(self, key: str, value: bytes | str) -> None:
         """Write a key."""
-        await self.multi_set({key: value})
+        await self._write("set", {arguments.text("set", "key", key): value})
 
     async def multi_set(self, values: Mapping[str, bytes | str]) -> None:
         """Write several keys in one transaction: a reader that sees one of them sees all. Limited by the engine."""
+        await self._write("multi_set", values)
+
+    async def _write(self, call: str, values: Mapping[str, bytes | str]) -> None:
+        given = arguments.pairs(call, values)
         room = self._presence.session.writes_max - 1  # One is for the mark.
-        if len(values) > room:
-            problem = f"multi_set: {len(values)} keys, but this engine writes at most {room} at once; use several calls"
+        if len(given) > room:
+            problem = f"multi_set: {len(given)} keys, but this engine writes at most {room} at once; use several calls"
             raise ValueError(problem)
-        data = {self._key(key): _bytes(key, value) for key, value in values.items()}
+        data = {self._key(key): _bounded(key, value) for key, value in given.items()}
         if data:
             await self._once(lambda _: (b"", [self._put(key, value) for key, value in data.items()]))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0, and return the sum. Exactly once, even if an answer was lost."""
+        key, increment = arguments.text("add", "key", key), arguments.whole("add", "amount", amount)
 
         def more(old: bytes | None) -> bytes:
             try:
-                return b"%d" % (int(old or b"0") + amount)
+                return b"%d" % (int(old or b"0") + increment)
             except ValueError:
                 problem = f"add: the value of {key!r} is not a whole number"
                 raise ValueError(problem) from None
@@ -94,37 +100,40 @@ class AsyncStore:
 
     async def append(self, key: str, value: bytes | str) -> None:
         """Append bytes to a value, which starts empty."""
-        data = _bytes(key, value)
+        key, data = arguments.text("append", "key", key), arguments.data("append", key, value)
         await self._change(key, lambda old: (old or b"") + data)
 
     async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         """Write if the value is `expected` (empty: if there is none); return the value there is afterwards."""
-        wanted, new = _bytes(key, expected), _bytes(key, desired)
+        call, key = "compare_set", arguments.text("compare_set", "key", key)
+        wanted, new = (_bounded(key, arguments.data(call, key, value)) for value in (expected, desired))
         return await self._change(key, lambda old: new if (old or b"") == wanted else old or b"")
 
     async def delete(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
-        full = self._key(key)
+        full = self._key(arguments.text("delete", "key", key))
         return bool(await self._once(lambda old: (b"1" if old else b"", [Delete(full)]), full))
 
     # ---- reading
 
     async def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """Return the value, and wait for it if it is not set yet."""
-        return (await self.multi_get([key], timeout_s))[0]
+        found = await self._await("get", [arguments.text("get", "key", key)], timeout_s)
+        return found[self._key(key)].value
 
     async def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
         """Return the values, and wait for those that are not set yet."""
-        found = await self._await(keys, timeout_s)
-        return [found[self._key(key)].value for key in keys]
+        wanted = arguments.keys("multi_get", keys)
+        found = await self._await("multi_get", wanted, timeout_s)
+        return [found[self._key(key)].value for key in wanted]
 
     async def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
         """Wait until all of the keys are set."""
-        await self._await(list(keys), timeout_s)
+        await self._await("wait", arguments.keys("wait", keys), timeout_s)
 
     async def check(self, keys: Iterable[str]) -> bool:
         """Return whether all of the keys are set now."""
-        outcome = await self._read([Get(self._key(key)) for key in keys])
+        outcome = await self._read([Get(self._key(key)) for key in arguments.keys("check", keys)])
         return all(outcome.reads)
 
     async def num_keys(self) -> int:
@@ -133,7 +142,7 @@ class AsyncStore:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long later calls wait if they do not say."""
-        self.timeout_s = timeout_s
+        self.timeout_s = arguments.seconds("set_timeout", timeout_s)
 
     # ---- the round's end
 
@@ -206,7 +215,7 @@ class AsyncStore:
 
         def plan(item: Item | None) -> tuple[bytes, list[Operation]]:
             old = None if item is None else item.value
-            new = _bytes(key, make(old))
+            new = _bounded(key, make(old))
             return new, [] if new == (old or b"") else [self._put(full, new)]
 
         return await self._once(plan, full)
@@ -254,9 +263,9 @@ class AsyncStore:
         finally:
             self._mark_slots.append(slot)
 
-    async def _await(self, keys: Sequence[str], timeout_s: float | None) -> dict[str, Item]:
+    async def _await(self, call: str, keys: Sequence[str], timeout_s: float | None) -> dict[str, Item]:
         """Return all of the keys, and watch for those that are not there yet."""
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else arguments.seconds(call, timeout_s)
         deadline = self._node.now() + limit_s
         found: dict[str, Item] = {}
         while True:
@@ -297,8 +306,7 @@ class AsyncStore:
             await watch.aclose()
 
 
-def _bytes(key: str, value: bytes | str) -> bytes:
-    data = value.encode() if isinstance(value, str) else bytes(value)
-    if len(data) > VALUE_MAX:
-        raise LimitExceeded(f"store value of {key[:40]!r}", len(data), VALUE_MAX)
-    return data
+def _bounded(key: str, value: bytes) -> bytes:
+    if len(value) > VALUE_MAX:
+        raise LimitExceeded(f"store value of {key[:40]!r}", len(value), VALUE_MAX)
+    return value

@@ -5,6 +5,8 @@ Every key has one writer. These functions write only keys of operators, with one
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from ..core import wire
@@ -13,6 +15,7 @@ from ..core.keys import Keys
 from ..core.model import Ban, CauseKind, DrainRequest, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Delete, Get, List, Modified, Put, Session
+from ..errors import Incompatible
 from ..member.head_write import write_head
 from ..system.node import stamp
 
@@ -26,9 +29,15 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
     lease = settings.lease if settings is not None else 0
     asked: dict[str, str] = {}
     for item in listed.reads[0]:
-        record, id = wire.decode(MemberRecord, item.value), item.key[len(keys.members) :]
-        if who in (id, record.name, record.host):
-            asked[id] = record.name
+        id = item.key[len(keys.members) :]
+        try:
+            record = wire.decode(MemberRecord, item.value)
+        except Incompatible:  # What one member wrote must not keep an operator from the others.
+            name = host = clip(id, NAME_MAX)
+        else:
+            name, host = record.name, record.host
+        if who in (id, name, host):
+            asked[id] = name
     value = wire.encode(DrainRequest(reason=clip(reason, REASON_MAX // 2)))
     if asked:
         await session.txn(then=[Put(keys.ask(id), value, lease) for id in asked])
@@ -62,7 +71,10 @@ async def close(session: Session, run_id: str, reason: str, by: str, at: str | N
         head = None if item is None else wire.decode(Head, item.value)
         if item is None or head is None or head.phase is Phase.CLOSED:
             return False
-        closed_for = wire.decode(RunSettings, settings.value).closed_for if settings is not None else 60.0
+        closed_for = CLOSED_FOR_S
+        if settings is not None:
+            with suppress(Incompatible):
+                closed_for = wire.decode(RunSettings, settings.value).closed_for
         closed = close_head(head, because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {by})"))
         journal = journal_line(closed, clip(by, NAME_MAX), reason, stamp=stamp() if at is None else at)
         guard, run_lease = [Modified(keys.head, item.modified)], settings.lease if settings is not None else 0
@@ -71,6 +83,7 @@ async def close(session: Session, run_id: str, reason: str, by: str, at: str | N
             return True
 
 
+CLOSED_FOR_S = 60.0  # How long the id is refused if the run's settings do not say.
 ADOPT_S = 3600.0  # How long members may move. They retry about every half second, but their machine may sleep.
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import ipaddress
-import os
 import re
 import socket
 import ssl
@@ -23,7 +22,7 @@ import msgspec
 from .._version import __version__
 from ..config.settings import Settings
 from ..core.keys import Keys
-from ..drivers import USER_ENV, open_driver
+from ..drivers import etcd_user, open_driver
 from ..engines.embedded.session import DOCTOR
 from ..engines.embedded.trust import Certificates, Trust
 from ..engines.port import Created, Driver, EngineReset, Get, Put, Session
@@ -225,11 +224,12 @@ class Doctor:
         return found[1].decode("latin-1") if found else ""
 
     def _trust(self) -> Finding:
-        trust = Trust.of(self._settings)
-        tls = "with TLS" if trust.certificates is not None or self._endpoint.scheme == "etcds" else "without TLS"
         if self._is_etcd:
-            user = self._endpoint.options("user").get("user", "") or os.environ.get(USER_ENV, "")
+            tls = "with TLS" if self._endpoint.scheme == "etcds" else "without TLS"
+            user = etcd_user(self._endpoint)
             return Finding(OK, "trust", f"this node connects {tls} and {f'as {user!r}' if user else 'without a name'}")
+        trust = Trust.of(self._settings)
+        tls = "with TLS" if trust.certificates is not None else "without TLS"
         if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
             text = f"this node connects {tls} and without a secret: any program that reaches the port can join"
             return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")

@@ -15,9 +15,11 @@ from ..core.keys import Keys
 from ..core.model import CauseKind, RunSettings
 from ..core.status import Status, describe
 from ..engines.port import Gap, List, Session
+from ..errors import Incompatible
 from ..member.head_tracker import HeadTracker
 from ..member.run_mirror import RunMirror
 
+UNKNOWN = RunSettings(min_nodes=1, max_nodes=1)  # In place of settings that cannot be read.
 GONE = "nobody is here: the run was closed, or all have left"
 
 
@@ -34,7 +36,7 @@ class RunViewer:
     async def look(self) -> Status | None:
         """Read the run; return None if the engine keeps none of that id. O(n). Raises Unreachable, EngineReset."""
         listed = await self._session.txn(then=[List(self._keys.group)])
-        self._mirror = RunMirror(self._keys, listed.reads[0], listed.revision)
+        self._mirror = RunMirror(self._keys, listed.reads[0], listed.revision, lenient=True)
         self._head.show(self._mirror.head_item, listed.revision)
         return self.status()
 
@@ -60,8 +62,10 @@ class RunViewer:
         mirror = self._mirror
         if mirror is None or mirror.settings is None:
             return None
+        settings, problem = _read_settings(mirror.settings.value)
+        problem = problem or mirror.problem
         view = mirror.view(
-            settings=wire.decode(RunSettings, mirror.settings.value),
+            settings=settings,
             me="",
             durable=True,  # Only members can judge whether the engine lost its memory a moment ago.
             known_s=0.0,
@@ -69,6 +73,8 @@ class RunViewer:
             late=self._head.late,
         )
         status = describe(self._run_id, view)
+        if problem:
+            return msgspec.structs.replace(status, reason=f"{problem}; members cannot go on with it")
         if view.head is None and not view.members:
             return msgspec.structs.replace(status, reason=GONE)
         return status
@@ -78,3 +84,14 @@ class RunViewer:
         """Whether the run was closed because all members were done."""
         head = self._head.head
         return head is not None and head.cause is not None and head.cause.kind is CauseKind.SUCCESS
+
+
+def _read_settings(data: bytes) -> tuple[RunSettings, str]:
+    """Return the settings and no problem, or others and what is wrong with the run's."""
+    try:
+        settings = wire.decode(RunSettings, data)
+    except Incompatible as error:
+        return UNKNOWN, error.sentence
+    if settings.unit >= 1 and 1 <= settings.min_nodes <= settings.max_nodes:
+        return settings, ""
+    return UNKNOWN, "the run's settings are impossible (min_nodes, max_nodes or unit)"

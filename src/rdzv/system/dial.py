@@ -30,17 +30,20 @@ class DialFailed(Exception):
     """An attempt to connect failed.
 
     `answered`: a program is there, though not the one we want. `passing`: it says that this will soon change. `untrusted`: one
-    of the two does not trust the other, which no further attempt can change. `remedy`: what people can do.
+    of the two does not trust the other, which no further attempt can change. `other_run`: the server there keeps another run
+    only. `remedy`: what people can do.
     """
 
     def __init__(
-        self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False, remedy: str = ""
-    ) -> None:
+        self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False, other_run: bool = False,
+        remedy: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(problem)
         self.problem = problem
         self.answered = answered
         self.passing = passing
         self.untrusted = untrusted
+        self.other_run = other_run
         self.remedy = remedy
 
 

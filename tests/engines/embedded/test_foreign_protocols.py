@@ -75,11 +75,11 @@ def test_one_that_hangs_up_is_named():
 
 def test_another_version_is_named():
     async def later(reader, writer):
-        writer.write(b"RDZV 0002\r\n\r\n")
+        writer.write(b"RDZV 0003\r\n\r\n")
         await reader.read(10)
 
     problem, _ = run(lambda: refused_by(later))
-    assert problem.endswith("it speaks protocol version 2 of rdzv, this is version 1: all need one version of rdzv")
+    assert problem.endswith("it speaks protocol version 3 of rdzv, this is version 2: all need one version of rdzv")
 
 
 def test_a_server_that_greets_and_goes_mad_is_named():
@@ -145,7 +145,7 @@ def test_a_web_browser_is_told_where_it_is(caplog):
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        (b"RDZV 0007\r\n\r\n", "it speaks protocol version 7 of rdzv, this is version 1"),
+        (b"RDZV 0007\r\n\r\n", "it speaks protocol version 7 of rdzv, this is version 2"),
         (b"\x16\x03\x01\x00\xa5\x01", "it speaks TLS, and this side does not"),
         (b"\x00\x00\x00\x01x", "it does not speak rdzv"),
         (PREAMBLE + b"\x00\x00\x00\x01x", "it sent what cannot be read"),

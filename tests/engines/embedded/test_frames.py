@@ -119,7 +119,7 @@ def test_whatever_else_comes_first_is_named(data, step):
         (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH server answers there"),
         (b"\x16\x03\x01\x02\x00", "it speaks TLS"),
         (b"\x15\x03\x03\x00\x02", "it speaks TLS"),
-        (b"RDZV 0002\r\n\r\n", "version 2 of rdzv, this is version 1"),
+        (b"RDZV 0001\r\n\r\n", "version 1 of rdzv, this is version 2"),
         (b"RDZV abcd\r\n\r\n", "version 'abcd' of rdzv"),
         (b"\x00\x01\x02", r"its first bytes are b'\x00\x01\x02'"),
     ],

@@ -182,3 +182,49 @@ def test_a_session_says_why_it_left_a_mad_server(caplog):
     assert "answer 1, Acknowledged, cannot be read: a Txn was asked for" in caplog.text
 
 
+
+
+EVIL = "evil\x1b[2J\nrdzv: all is well\x00\x9b"
+
+
+async def test_what_a_server_says_is_printable_wherever_it_ends():
+    """A rejection, a reason for a lease or a limit, a gap, and what it says about itself."""
+    link = ClientConnection("rdzv://x", 60.0, None)
+    link.connection_made(FakeTransport())
+    feed(link, PREAMBLE + encode(frames.Welcome(EVIL, EVIL, EVIL, 1, 1, EVIL, True, EVIL)))
+    welcome = link._welcome.result()
+    assert all(text.isprintable() for text in (welcome.server, welcome.instance, welcome.place, welcome.reached_at))
+    news = []
+    link.on_news = lambda _watch, what: news.append(what)
+    problems = []
+    link.on_lost = problems.append
+    answers = [frames.LeaseEnded(1, EVIL), frames.LimitReached(2, EVIL, 2, 1), frames.Refused(3, EVIL)]
+    calls = [asyncio.ensure_future(link.call(lambda number: frames.Renew(number, 1))) for _ in answers]
+    await asyncio.sleep(0)
+    for answer in (*answers, frames.WatchGap(1, EVIL), frames.Rejected(EVIL * 200)):
+        feed(link, encode(answer))
+    said = [str(error) for error in await asyncio.gather(*calls, return_exceptions=True)]
+    for text in (*said, str(news[0]), *problems):
+        assert "evil" in text
+        assert text.isprintable()
+        assert len(text) <= 2_000
+
+
+def test_a_rejection_is_logged_and_raised_on_one_line(caplog):
+    async def scenario():
+        async def mad(reader, writer):
+            writer.write(PREAMBLE + encode(frames.Rejected(EVIL)))
+            await reader.read(1000)
+            writer.close()
+
+        server = await asyncio.start_server(mad, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(Unreachable) as caught:
+                await driver_to(port).connect()
+        return str(caught.value)
+
+    with caplog.at_level(logging.DEBUG):
+        assert run(scenario).isprintable()
+    assert any("evil" in record.getMessage() for record in caplog.records)
+    assert all(record.getMessage().isprintable() for record in caplog.records)

@@ -27,7 +27,7 @@ from rdzv.engines.embedded.frames import (
     WatchNews,
     WatchStart,
 )
-from rdzv.engines.embedded.limits import Limits, raise_nofile
+from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.port import Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
@@ -357,3 +357,11 @@ async def test_a_hello_is_said_once():
         raw.write(Hello("job", "s", 2))
         assert "it sent what cannot be read" in (await raw.frame()).text
         await raw.close()
+
+
+def test_what_is_logged_about_a_peer_is_one_clean_line(caplog):
+    Complaints(lambda: 0.0)("10.0.0.1", "it sent \x1b[2J\nWARNING root: all is well\x00" + "x" * 100_000)
+    (line,) = caplog.messages
+    assert line.startswith("peer 10.0.0.1: it sent  [2J WARNING root: all is well ")
+    assert line.isprintable()
+    assert len(line) < 2_000

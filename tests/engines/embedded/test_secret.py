@@ -265,9 +265,11 @@ async def test_a_proof_sent_back_to_where_it_came_from_proves_nothing():
 def test_a_proof_is_for_the_two_numbers_the_role_and_the_version():
     """As documented, so that another implementation can be written."""
     a, b, channel = bytes(32), bytes([1]) * 32, b"c" * 32
-    words = (b"rdzv 1", b"driver", a, b, channel)
+    words = (b"rdzv 2", b"driver", a, b, channel)
     text = b"".join(len(word).to_bytes(4, "big") + word for word in words)
-    expected = hmac.new(TOKEN.encode(), text, "sha256").digest()
+    salt = b"shared secret of rdzv, handshake 2"
+    key = hashlib.scrypt(TOKEN.encode(), salt=salt, n=32768, r=8, p=1, maxmem=2**26, dklen=32)
+    expected = hmac.new(key, text, "sha256").digest()
     assert Handshake(Secret(TOKEN), a, b, channel).proof(DRIVER) == expected
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import rdzv
 from rdzv.config import secret as secrets_of_ours
-from rdzv.config.secret import Secret, find, put_aside
+from rdzv.config.secret import Secret, find, password_put_aside, put_aside
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
 from rdzv.engines.embedded.trust import Trust
@@ -33,6 +33,7 @@ TLS = {"tls_ca": ca_file(), "tls_cert": issue().tls_cert, "tls_key": issue().tls
 @pytest.fixture(autouse=True)
 def _nothing_was_said_before(monkeypatch):
     monkeypatch.setattr(secrets_of_ours, "_put_aside", {})
+    monkeypatch.setattr(secrets_of_ours, "_passwords", {})
     monkeypatch.setattr(secrets_of_ours, "_warned", set())
     monkeypatch.delenv("RDZV_TOKEN", raising=False)
 
@@ -119,15 +120,15 @@ def test_an_environment_without_a_secret_is_refused_and_cleaned(text):
 
 
 def test_what_everybody_can_read_or_guess_is_warned_about_once(token_file, caplog):
-    token_file.write_text("short")
+    token_file.write_text("tiny")
     token_file.chmod(0o644)
     for _ in range(3):
         find(None, str(token_file))
     assert [record.message for record in caplog.records] == [
         f"token_file {str(token_file)!r} can be read by every user of this machine: take that right away (chmod o-r)",
-        "the secret has fewer than 16 bytes and can be guessed: make one with `openssl rand -hex 32`",
+        "the secret is short, or regular, or made of words, and can be guessed: make one with `openssl rand -hex 32`",
     ]
-    assert "short" not in caplog.text
+    assert "tiny" not in caplog.text
 
 
 # ---- where it is not
@@ -320,7 +321,7 @@ def quick():
 
 
 def test_the_shell_tools_take_secret_and_certificates_and_children_do_not_see_it(token_file):
-    """A server and two members, each told of the secret in another way."""
+    """A server and two members, each told of the secret in another way. The password for etcd is no program's either."""
     files = [word for name, value in TLS.items() for word in (f"--{name.replace('_', '-')}", value)]
     server = rdzv_command("serve", "--bind", "127.0.0.1:0", "--token-file", token_file, *files)
     members = []
@@ -329,7 +330,7 @@ def test_the_shell_tools_take_secret_and_certificates_and_children_do_not_see_it
         run = ["run", place, "--run-id", "t", "--nnodes", "2", *quick(), *files]
         program = ["--", sys.executable, "-c", PROGRAM]
         members = [
-            rdzv_command(*run, "--conf", "slot=a", *program, RDZV_TOKEN=TOKEN),
+            rdzv_command(*run, "--conf", "slot=a", *program, RDZV_TOKEN=TOKEN, RDZV_ETCD_PASSWORD="4711 too"),
             rdzv_command(*run, "--conf", "slot=b", "--token-file", token_file, *program, RDZV_TOKEN="4711 of another"),
         ]
         for member in members:
@@ -353,9 +354,11 @@ def test_the_shell_tools_take_secret_and_certificates_and_children_do_not_see_it
 def test_the_environment_is_clean_once_a_member_was_made(monkeypatch):
     """For children of every kind, and although its settings were wrong."""
     monkeypatch.setenv("RDZV_TOKEN", TOKEN)
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "a password")
     with pytest.raises(SettingsError):
         rdzv.aio.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=1)
-    look = "import os; print('RDZV_TOKEN' in os.environ)"
+    look = "import os; print('RDZV_TOKEN' in os.environ or 'RDZV_ETCD_PASSWORD' in os.environ)"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "False\n"
     assert subprocess.run(["env"], capture_output=True, text=True, check=True).stdout.count(TOKEN) == 0
     assert find(None, "") == Secret(TOKEN)
+    assert password_put_aside() == "a password"

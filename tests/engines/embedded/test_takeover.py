@@ -124,3 +124,38 @@ def test_when_the_serving_process_is_killed_another_one_takes_its_place(environ,
             member.end()
 
 
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks for listeners in /proc")
+def test_from_a_serving_process_that_is_stopped_nobody_takes_over_before_it_is_dead(tmp_path):
+    """It keeps its port, so the others wait and keep their round. Continued, it goes on; killed, it is replaced.
+
+    A takeover while it may come back would split the run: tests/sim/test_interleavings_restart.py tells how.
+    """
+    file = tmp_path / "member.py"
+    file.write_text(MEMBER)
+    port = free_port()
+    members = [Process(file, f"127.0.0.1:{port}", slot) for slot in "abc"]
+
+    async def scenario():
+        await asyncio.gather(*(member.world() for member in members))
+        (serving_one,) = [member for member in members if member.serves(port)]
+        rest = [member for member in members if member is not serving_one]
+        serving_one.process.send_signal(signal.SIGSTOP)
+        following = [asyncio.ensure_future(member.world()) for member in rest]
+        await asyncio.sleep(8.0)  # Longer than lease, linger and read_timeout together.
+        assert [member.serves(port) for member in members].count(True) == 1
+        assert serving_one.serves(port)
+        serving_one.process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(3.0)
+        assert not any(future.done() for future in following), "the round went on"
+        serving_one.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        serving_one.process.send_signal(signal.SIGKILL)
+        worlds = await asyncio.gather(*following)
+        assert {(world["round"], world["size"]) for world in worlds} == {(2, 2)}
+        assert [member.serves(port) for member in rest].count(True) == 1
+
+    try:
+        run(scenario)
+    finally:
+        for member in members:
+            member.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import os
 import re
 import socketserver
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rdzv.config import secret as secrets_of_ours
 from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
@@ -222,7 +224,35 @@ def settings(endpoint: str, run_id: str = "job", **more: str) -> Settings:
         ),
         (
             {"endpoint": "etcd://a", "tls_ca": "ca.pem"},
-            "endpoint 'etcd://a:2379' is without TLS and tls_ca or tls_cert is set: write etcds://",
+            "endpoint 'etcd://a:2379' is without TLS and tls_ca is set: write etcds://",
+        ),
+        ({"endpoint": "etcd://a", "tls": True}, "endpoint 'etcd://a:2379' is without TLS and tls is set: write etcds://"),
+        (
+            {"endpoint": "etcds://a", "tls": False},
+            "endpoint 'etcds://a:2379' is with TLS and tls is false: write etcd://, or leave it out",
+        ),
+        (
+            {"endpoint": "etcds://a", "tls_server_name": "b"},
+            "tls_server_name is for the embedded server, and etcd cannot honour it: leave it out",
+        ),
+        (
+            {"endpoint": "etcds://a", "tls_mutual": True, "tls_ca": "ca.pem"},
+            "tls_mutual is for the embedded server, and etcd cannot honour it: leave it out",
+        ),
+        (
+            {"endpoint": "etcds://a?user=me", "token": "a secret"},
+            "token is set, and etcd has users and passwords instead: name a token_file with the password",
+        ),
+        (
+            {"endpoint": "etcd://a?user=me", "token_file": "f"},
+            (
+                "endpoint 'etcd://a:2379?user=me' is without TLS, so the password of 'me' could be read on its way: "
+                "write etcds://, or, if you trust the network, add plaintext=true (?user=name&plaintext=true)"
+            ),
+        ),
+        (
+            {"endpoint": "etcd://a?user=me&plaintext=perhaps"},
+            "endpoint 'etcd://a:2379?user=me&plaintext=perhaps': plaintext must be true or false",
         ),
         (
             {"endpoint": "etcds://a", "token_file": "f"},
@@ -241,10 +271,25 @@ def test_settings_that_cannot_work_on_etcd_are_refused(given, sentence, monkeypa
 def test_user_and_password_come_from_the_environment_and_are_not_shown(monkeypatch):
     monkeypatch.setenv("RDZV_ETCD_USER", "trainer")
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "s3cr3t")
-    driver = open_driver(settings("etcd://a/x"))
-    assert isinstance(driver, EtcdDriver)
-    assert driver.credentials.login() == ("trainer", "s3cr3t")
+    monkeypatch.setattr(secrets_of_ours, "_passwords", {})
+    with pytest.raises(SettingsError, match="is without TLS, so the password of 'trainer' could be read on its way"):
+        open_driver(settings("etcd://a/x"))
+    assert "RDZV_ETCD_PASSWORD" not in os.environ, "a worker would inherit it"
+    for endpoint in ("etcds://a/x", "etcd://a/x?plaintext=true"):
+        driver = open_driver(settings(endpoint))
+        assert isinstance(driver, EtcdDriver)
+        assert driver.credentials.login() == ("trainer", "s3cr3t")
     assert "s3cr3t" not in f"{driver.credentials!r} {driver.credentials} {driver.endpoint}"
+
+
+def test_a_secret_in_the_environment_that_etcd_does_not_know_is_warned_about(monkeypatch, caplog):
+    monkeypatch.setattr(secrets_of_ours, "_put_aside", {})
+    monkeypatch.setattr(secrets_of_ours, "_warned", set())
+    monkeypatch.setenv("RDZV_TOKEN", "a secret")
+    open_driver(settings("etcd://a"))
+    assert [record.message for record in caplog.records] == [
+        "RDZV_TOKEN is set, and etcd does not know it: it has users and passwords (docs/etcd.md)"
+    ]
 
 
 def test_the_error_without_grpcio_has_the_command_that_installs_it(monkeypatch):

@@ -327,7 +327,8 @@ class RemoteDriver:
             return Untrusted(self.endpoint, failed.problem)
         if failed.answered and not failed.passing:
             self.warn(failed.problem)
-        return Unreachable(self.endpoint, failed.problem, applied=False, remedy=failed.remedy)
+        problem, remedy, other_run = failed.problem, failed.remedy, failed.other_run
+        return Unreachable(self.endpoint, problem, applied=False, remedy=remedy, other_run=other_run)
 
     def warn(self, problem: str) -> None:
         """Log a problem unless it is the last one again, at most once per second: rubbish must not fill the log as well."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from ...errors import Incompatible, LimitExceeded, Unreachable
+from ...printable import shown
 from ...system.dial import DialFailed
 from ..port import Batch, Gap, LeaseGone
 from . import frames
@@ -73,10 +76,10 @@ class ClientProtocol(FrameStream):
         """Give up waiting for the server's greeting."""
         self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s", remedy=STRANGER)
 
-    def _fail_greeting(self, problem: str, *, passing: bool = False, untrusted: bool = False, remedy: str = "") -> None:
+    def _fail_greeting(self, problem: str, **how: Any) -> None:
+        """Give up the greeting; `how`: as for DialFailed."""
         if not self._welcome.done():
-            failed = DialFailed(problem, answered=True, passing=passing, untrusted=untrusted, remedy=remedy)
-            self._welcome.set_exception(failed)
+            self._welcome.set_exception(DialFailed(problem, answered=True, **how))
 
     # ---- asking
 
@@ -177,7 +180,8 @@ class ClientProtocol(FrameStream):
             decoder = frames.challenge_decoder if self._handshake is None else frames.proven_decoder
         answer: frames.Welcome | Challenge | Proof | frames.Rejected = decode(decoder, payload)
         if isinstance(answer, frames.Rejected):
-            self._fail_greeting(_refusal(answer), passing=answer.passing, untrusted=answer.untrusted)
+            how = {"passing": answer.passing, "untrusted": answer.untrusted, "other_run": answer.other_run}
+            self._fail_greeting(_refusal(answer), **how)
         elif isinstance(answer, Challenge):
             self._challenged(answer)
         elif isinstance(answer, Proof):
@@ -185,7 +189,9 @@ class ClientProtocol(FrameStream):
             if not self._is_proven:
                 self._fail_greeting(SERVER_DID_NOT_PROVE, untrusted=True)
         else:
-            self._welcome.set_result(answer)
+            # A server is no more to be trusted with a terminal than a member is.
+            texts = {name: shown(getattr(answer, name)) for name in ("server", "instance", "place", "only_run", "reached_at")}
+            self._welcome.set_result(msgspec.structs.replace(answer, **texts))
 
     def _challenged(self, challenge: Challenge) -> None:
         """Send our proof and the hello together: waiting for the server's proof first would cost a second round trip.
@@ -202,7 +208,7 @@ class ClientProtocol(FrameStream):
         if isinstance(answer, frames.WatchNews):
             self.on_news(answer.watch, answer.batch)
         elif isinstance(answer, frames.WatchGap):
-            self.on_news(answer.watch, Gap(answer.text))
+            self.on_news(answer.watch, Gap(shown(answer.text)))
         elif isinstance(answer, frames.Rejected):
             self.lose(_refusal(answer))
         else:
@@ -221,8 +227,8 @@ class ClientProtocol(FrameStream):
 
 
 def _refusal(rejected: frames.Rejected) -> str:
-    # One line only: the text may come from a stranger, and goes into logs.
-    return " ".join(rejected.text.split()) or "the server hung up without a reason"
+    # The text may come from a stranger, and goes into logs.
+    return " ".join(shown(rejected.text).split()) or "the server hung up without a reason"
 
 
 def _fits(question: Frame, answer: frames.Reply) -> bool:
@@ -241,8 +247,8 @@ def _settle(waiter: Waiter, answer: frames.Reply) -> None:
     elif isinstance(answer, frames.Acknowledged):
         waiter.set_result(None)
     elif isinstance(answer, frames.LeaseEnded):
-        waiter.set_exception(LeaseGone(answer.text))
+        waiter.set_exception(LeaseGone(shown(answer.text)))
     elif isinstance(answer, frames.LimitReached):
         waiter.set_exception(LimitExceeded(answer.what, answer.size, answer.size_max))
     else:
-        waiter.set_exception(ValueError(answer.text))
+        waiter.set_exception(ValueError(shown(answer.text)))

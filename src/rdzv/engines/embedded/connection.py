@@ -96,7 +96,7 @@ async def dial(
         connecting.append(loop.create_task(_connect(address, former, timeout_s), name="rdzv dials"))
     problems: dict[str, None] = {}
     remedies: dict[str, None] = {}
-    answered, passing, untrusted = False, True, True
+    answered, passing, untrusted, other_run = False, True, True, True
     taken: socket.socket | None = None
     try:
         for connected in asyncio.as_completed(connecting):
@@ -110,6 +110,7 @@ async def dial(
                 answered = answered or failed.answered
                 passing = passing and (failed.passing or not failed.answered)
                 untrusted = untrusted and (failed.untrusted or not failed.answered)
+                other_run = other_run and (failed.other_run or not failed.answered)
     finally:
         for task in connecting:
             if not task.done():
@@ -117,8 +118,8 @@ async def dial(
             elif not task.cancelled() and task.exception() is None and task.result() is not taken:
                 task.result().close()
     problem = "; ".join(problems) or "its name has no address"
-    remedy = "; ".join(remedies)
-    raise DialFailed(problem, answered=answered, passing=passing, untrusted=answered and untrusted, remedy=remedy)
+    how = {"untrusted": answered and untrusted, "other_run": answered and other_run}
+    raise DialFailed(problem, answered=answered, passing=passing, remedy="; ".join(remedies), **how)
 
 
 async def greet(

@@ -23,7 +23,7 @@ import msgspec
 from ...errors import Incompatible, LimitExceeded
 from ..port import Batch, Case, Compare, Operation, Outcome
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"RDZV "
 PREAMBLE = b"%s%04d\r\n\r\n" % (MAGIC, VERSION)
 FRAME_MAX = 16 * 1024 * 1024
@@ -178,6 +178,8 @@ class Rejected(Frame, frozen=True, tag=2):
     """The reason will soon be gone, so it is not logged."""
     untrusted: bool = False
     """The reason will never be gone: one of the two sides must be configured otherwise."""
+    other_run: bool = False
+    """The server keeps another run than the client's, and no further one."""
 
 
 class TxnDone(Frame, frozen=True, tag=3):

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
+from ...printable import shown
 from .frames import FRAME_MAX
 
 logger = logging.getLogger("rdzv.server")
@@ -92,4 +93,4 @@ class Complaints:
         while len(self._said) > PEERS_REMEMBERED:
             self._said.popitem(last=False)
         more = f" ({silent} more were not logged)" if silent else ""
-        logger.warning("peer %s: %s%s", peer, problem, more)
+        logger.warning("peer %s: %s%s", peer, shown(problem), more)

@@ -102,7 +102,7 @@ class ServerCore(ABC):
         """Take in a session by its first frame, or say why not."""
         if problem := self._why_not(hello):
             self.complain(peer.host, problem)
-            peer.reject(problem)
+            peer.reject(problem, other_run=self._is_of_another_run(hello))
             return
         if not self.is_open and not hello.probe:
             text = "this server has just started and does not know yet whether the endpoint means it: try again"
@@ -137,7 +137,7 @@ class ServerCore(ABC):
         return run
 
     def _why_not(self, hello: Hello) -> str:
-        if self.only_run and hello.run != self.only_run:
+        if self._is_of_another_run(hello):
             return (
                 f"this server is hosted by an agent of run {self.only_run!r} and serves that run only, not {hello.run!r}: "
                 "give one of the runs another port, or start a server for both with `rdzv serve`"
@@ -145,6 +145,9 @@ class ServerCore(ABC):
         if not hello.probe and hello.run not in self.runs and len(self.runs) >= self.limits.runs:
             return f"this server has {len(self.runs)} runs, which is all it can have"
         return ""
+
+    def _is_of_another_run(self, hello: Hello) -> bool:
+        return bool(self.only_run) and hello.run != self.only_run
 
     def _welcome(self, instance: str) -> Welcome:
         most = self.limits.operations

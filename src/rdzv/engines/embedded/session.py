@@ -102,9 +102,9 @@ class ServerSession(FrameStream):
         """Drop the connection: the client's session has come back by another one."""
         self.transport.abort()
 
-    def reject(self, text: str, *, passing: bool = False, untrusted: bool = False) -> None:
+    def reject(self, text: str, *, passing: bool = False, untrusted: bool = False, other_run: bool = False) -> None:
         """Send the reason and hang up. The client may still read earlier answers."""
-        rejected = encode(frames.Rejected(text[:8000], passing, untrusted))
+        rejected = encode(frames.Rejected(text[:8000], passing, untrusted, other_run))
         self.send(rejected if self._greeted else PREAMBLE + rejected)
         self.transport.close()
 

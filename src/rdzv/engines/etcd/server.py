@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ...config import arguments
 from ...errors import NotStarted, SettingsError
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ class EtcdServer:
     """A single etcd on this node. A `data_dir` is kept; without one, the data is deleted when the server stops."""
 
     def __init__(self, data_dir: str = "", *, binary: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
+        for name, value in (("data_dir", data_dir), ("binary", binary), ("host", host)):
+            arguments.text("EtcdServer", name, value)
+        arguments.whole("EtcdServer", "port", port)
         self._data_dir = data_dir
         self._binary = binary
         self._host = host
@@ -140,7 +144,7 @@ class EtcdServer:
         if self._process is not None:
             return
         binary = find_etcd(self._binary)
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + arguments.seconds("start", timeout_s)
         problem = ""
         for _ in range(1 + (num_retries if not self._wanted_port else 0)):
             problem = self._start_once(binary, deadline, timeout_s, stderr)

@@ -18,6 +18,8 @@ from .document import STATE_MAX
 LOCK_S = 5.0
 """Longest wait for the lock, which its holder needs for one read and one write."""
 RETRY_S = 0.005
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW
+"""No symbolic link is followed: in a directory that others can write to, it could lead to any file of ours."""
 
 
 class FileBackend:
@@ -43,7 +45,10 @@ class FileBackend:
             present = self.get_state()
             if (present[0] if present else None) != token:
                 return (*present, False) if present else None
-            descriptor = os.open(self._new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            # A file that a writer left when it was killed is removed. One that comes between the two lines is another
+            # user's, or a link that leads elsewhere: it must not be written through.
+            self._new_path.unlink(missing_ok=True)
+            descriptor = os.open(self._new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(state)
                 file.flush()
@@ -53,7 +58,7 @@ class FileBackend:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | _SAFELY, 0o600)
         try:
             deadline = time.monotonic() + LOCK_S
             while True:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import grpc
 
+from ....printable import shown
+
 
 class EtcdError(Exception):
     """The base class. `problem` is the message of etcd or gRPC."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+        self.problem = shown(problem)  # It need not be etcd's own.
+        super().__init__(self.problem)
 
 
 class Unanswered(EtcdError):
