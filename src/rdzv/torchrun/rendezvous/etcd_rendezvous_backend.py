@@ -58,7 +58,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        return "etcd-v3"
+        """Torch's name: programs compare it, and a registry refuses a handler of another name."""
+        return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None. Raises RendezvousConnectionError, RendezvousStateError."""
@@ -127,8 +128,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Store]:
     """Make a backend and a store on the etcd that the parameters name.
 
-    Keys: read_timeout (60 s), protocol (http or https), ssl_cert, ssl_cert_key, ca_cert, token_file.
+    Keys: read_timeout (60 s), protocol (http or https), ssl_cert, ssl_cert_key, ca_cert, token_file. Connects at once. Raises
+    ValueError for a wrong parameter, and RendezvousConnectionError if etcd does not answer or refuses this client.
     """
     client = client_of(params)
+    try:
+        client.connect()
+    except (Unreachable, SettingsError) as error:
+        client.close()
+        raise RendezvousConnectionError(str(error)) from error
     backend = EtcdRendezvousBackend(client, params.run_id, key_prefix="torch/elastic/rendezvous")
     return backend, EtcdStore(client, f"torch/elastic/store/{params.run_id}")
