@@ -47,7 +47,7 @@ IMPORTS = {
     "config": "core errors",
     "engines": "errors",
     "engines.embedded": "engines config system errors",
-    "engines.etcd.client": "errors",
+    "engines.etcd.client": "system errors",
     "engines.etcd": "engines engines.etcd.client config system errors",
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
