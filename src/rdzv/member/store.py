@@ -23,7 +23,7 @@ import msgspec
 from ..engines.port import Delete, EngineReset, Gap, Get, Item, LeaseGone, List, Modified, Operation, Outcome, Put
 from ..errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
 from ..system.node import Node
-from ..system.timers import Wakeup, sleep
+from ..system.timers import OutOfTime, TimeLimit, Wakeup, sleep
 from .presence import Presence
 
 T = TypeVar("T")
@@ -31,6 +31,8 @@ T = TypeVar("T")
 KEY_MAX = 1024
 VALUE_MAX = 1024 * 1024
 TIMEOUT_S = 300.0
+LAST_S = 1.0
+"""Time of the last attempt of a call whose time is over, so that a call with no time to wait can be answered."""
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -163,13 +165,16 @@ class AsyncStore:
         return f"{self._values}{key}="
 
     async def _until_sure(self, attempt: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T:
-        """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat."""
+        """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat or give up."""
         limit_s = self.timeout_s if limit_s is None else limit_s
         deadline = self._node.now() + limit_s
         while True:
             self._check()
             try:
-                return await attempt()
+                with TimeLimit(self._node, max(deadline - self._node.now(), LAST_S)):
+                    return await attempt()
+            except OutOfTime:
+                raise Unreachable("of this run", "no answer", limit_s) from None
             except (Unreachable, EngineReset) as error:
                 if self._node.now() >= deadline:
                     if isinstance(error, Unreachable):

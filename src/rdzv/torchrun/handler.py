@@ -130,14 +130,17 @@ class Handler(RendezvousHandler):
         return int(self.is_over())
 
     def set_closed(self) -> None:
-        """End the run for all members."""
+        """End the run for all members. Raises RendezvousConnectionError if the engine is away for `close_timeout`."""
         try:
-            self._rendezvous.close_run("closed by its program")
+            self._rendezvous.close_run("closed by its program", self._conf.close_timeout_s)
         except RdzvError as error:
             self._raise(error)
 
     def shutdown(self) -> bool:
-        """Leave the run, without ending it for others. Never raises: torch would show that instead of the workers' failure."""
+        """Leave the run, without ending it for others, and return whether the others could be told.
+
+        Never raises: torch would show that instead of the workers' failure.
+        """
         # A member that reached the last barrier has succeeded, whatever exception is being handled.
         failed = failure_reason(None if self._finished or self._not_needed else sys.exc_info()[1], self._outer_error)
         try:
@@ -145,12 +148,16 @@ class Handler(RendezvousHandler):
             self._bootstrap = None
             self._recorder.record(failed or "leaves", NodeState.FAILED if failed else NodeState.SUCCEEDED)
             # If this process serves the run, the call returns only when the other members have left.
-            self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
+            told = self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
         except (SignalException, KeyboardInterrupt) as error:
             logger.warning("interrupted while leaving (%s): ends at once", error)
         except Exception:  # noqa: BLE001
             logger.exception("could not leave run %r properly", self._conf.run_id)
             return False
+        else:
+            if not told:
+                logger.warning("left run %r while its engine is away: its lease's end will tell the others", self._conf.run_id)
+            return told
         return True
 
     def is_closed(self) -> bool:
@@ -170,16 +177,10 @@ class Handler(RendezvousHandler):
     def finish(self, timeout_s: float) -> None:
         """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
         self._finished = True
-
-        def report_done() -> None:
-            try:
-                self._rendezvous.done()
-            except RdzvError as error:
-                logger.warning("the others could not be told that this agent is done: %s", error)
-
-        report = threading.Thread(target=report_done, name="rdzv done", daemon=True)
-        report.start()
-        report.join(timeout_s)
+        try:
+            self._rendezvous.done(timeout_s)
+        except RdzvError as error:
+            logger.warning("the others could not be told that this agent is done: %s", error)
 
     def _join_reason(self) -> str:
         """Why there is a next round, as this agent knows it."""
@@ -207,9 +208,7 @@ class Handler(RendezvousHandler):
 
     def _raise(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
-        # An agent that came after the run had ended was never a spare of it.
-        spare = isinstance(error, Closed) and error.success and self._present.is_set()
-        if spare or isinstance(error, Drained):
+        if self._is_spare(error) or isinstance(error, Drained):
             self._not_needed = True
             self._recorder.record(str(error), NodeState.SUCCEEDED)
             logger.warning("this agent is not needed any more: %s", error)
@@ -219,6 +218,10 @@ class Handler(RendezvousHandler):
             raise SystemExit(0)
         self._recorder.record(str(error), NodeState.FAILED)
         raise torch_error(error) from error
+
+    def _is_spare(self, error: RdzvError) -> bool:
+        """Whether the run has ended well without this agent. One that came after the end was never a spare of it."""
+        return isinstance(error, Closed) and error.success and self._present.is_set()
 
     def _on_signal(self, name: str) -> None:
         """Drain this member, so that the others re-form without waiting for its workers to stop. In the listener's thread."""

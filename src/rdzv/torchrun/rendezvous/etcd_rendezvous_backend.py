@@ -6,6 +6,7 @@ write whose reply was lost is not applied twice: the state holds the id of the w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from ...core.keys import ROOT
 from ...engines.port import EngineReset, Get, Item, LeaseGone, Modified, Put
 from ...errors import SettingsError, Unreachable
+from ...member.member import CONNECT_S
 from ...system.node import LocalNode
 from ...system.timers import sleep
 from .etcd_client import EtcdClient, client_of
@@ -42,7 +44,10 @@ _decode = msgspec.msgpack.Decoder(_StoredState).decode
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
-    """The backend. The state outlives its last write by `ttl` seconds (2 hours)."""
+    """The backend. The state outlives its last write by `ttl` seconds (2 hours).
+
+    A call raises RendezvousConnectionError after the client's read timeout; one that has to connect, up to ten seconds later.
+    """
 
     _DEFAULT_TTL = 7200
 
@@ -82,8 +87,12 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return found.state, item.modified, found.operation == stored.operation
 
     def _run(self, work: Coroutine[Any, Any, Item | None]) -> Item | None:
+        """Run a call, for `read_timeout` and the time to connect at most."""
+        limit_s = self._client.read_timeout_s + CONNECT_S
         try:
-            return self._client.run(work)
+            return self._client.run(asyncio.wait_for(work, limit_s))
+        except asyncio.TimeoutError:
+            raise RendezvousConnectionError(f"engine {self._client.endpoint} did not answer within {limit_s:g} s") from None
         except EngineReset:
             self._client.drop_session()
             self._lease = 0
