@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -126,8 +126,12 @@ class Handler(RendezvousHandler):
             self._raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local, never raises."""
-        return int(self.is_over())
+        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local, never raises.
+
+        It is the number of nodes that came to join, at most 8, and 1 if the round is over for another reason.
+        """
+        change = self._rendezvous.changed
+        return int(self.is_over()) if change is None else max(1, change.newcomers)
 
     def set_closed(self) -> None:
         """End the run for all members. Raises RendezvousConnectionError if the engine is away for `close_timeout`."""
@@ -220,8 +224,17 @@ class Handler(RendezvousHandler):
         raise torch_error(error) from error
 
     def _is_spare(self, error: RdzvError) -> bool:
-        """Whether the run has ended well without this agent. One that came after the end was never a spare of it."""
-        return isinstance(error, Closed) and error.success and self._present.is_set()
+        """Whether this agent was not needed: the run ended well without it, or was full without it when it was closed.
+
+        An agent that came after the end was never a spare of the run.
+        """
+        if not isinstance(error, Closed) or not self._present.is_set():
+            return False
+        if error.success:
+            return True
+        with suppress(RdzvError):
+            return self._world is None and self._rendezvous.status().size >= self._conf.max_nodes
+        return False
 
     def _on_signal(self, name: str) -> None:
         """Drain this member, so that the others re-form without waiting for its workers to stop. In the listener's thread."""

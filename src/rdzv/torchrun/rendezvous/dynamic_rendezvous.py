@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import Store
@@ -20,7 +19,7 @@ from ...config.endpoint import Endpoint
 from ...config.settings import DEFAULTS
 from ...engines.register.backend import BlockingRegister
 from ...engines.register.driver import RegisterDriver
-from ...errors import Closed, NotJoined, RdzvError, Unreachable
+from ...errors import NotJoined, Unreachable
 from ...operate import commands
 from ...system.node import LocalNode
 from ...system.portal import Portal
@@ -127,16 +126,6 @@ class DynamicRendezvousHandler(Handler):
             portal.run(close_in_time())
         finally:
             portal.close()
-
-    def _is_spare(self, error: RdzvError) -> bool:
-        """Whether this node was not needed: as in torch, also if the run was closed while it was full without this node."""
-        if super()._is_spare(error):
-            return True
-        if not isinstance(error, Closed) or self._world is not None or not self._present.is_set():
-            return False
-        with suppress(RdzvError):
-            return self._rendezvous.status().size >= self._conf.max_nodes
-        return False
 
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
