@@ -38,7 +38,7 @@ COMMON = {
     "read_timeout": 3,
 }  # fmt: skip
 """Keys of torch's, in the values that both packages get."""
-QUICK = {"settle": "1", "grow_every": "0"}
+QUICK = {"grow_every": "0"}
 """Settings of ours that torch does not have."""
 
 
@@ -116,100 +116,76 @@ class Kit:
         return self.module("registry").get_rendezvous_handler(params)
 
 
-class Kits:
-    """The reference and all engines of ours, with the servers that they need."""
+class Servers:
+    """The servers of all engines. Use in a `with` block."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Servers:  # noqa: PYI034  Self came with 3.11.
         from rdzv.torchrun.rendezvous import EtcdServer
 
-        self.folder = folder
-        self.forker = NodeForker()
-        self._stack = ExitStack()
-        self._stack.callback(self.forker.close)
         self._tcp = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         served = self._stack.enter_context(ServeProcess())
         etcd = EtcdServer()
         etcd.start()
         self._stack.callback(etcd.stop)
         tcp, client = f"127.0.0.1:{self._tcp.port}", {"is_host": "false"}
-        kits = [
+        self.kits = [
             Kit("torch", TORCH, "c10d", tcp, client),
             Kit("embedded", OURS, "rdzv", served.endpoint, {**QUICK, **client}),
             Kit("c10d", OURS, "c10d", tcp, {**QUICK, **client}),
-            Kit("file", OURS, "c10d", f"{folder}/{{run_id}}", {**QUICK, "store_type": "file"}),
+            Kit("file", OURS, "c10d", f"{self.folder}/{{run_id}}", {**QUICK, "store_type": "file"}),
             Kit("etcd", OURS, "etcd-v2", etcd.get_endpoint(), QUICK),
         ]
-        self.all = {kit.name: kit for kit in kits}
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 
-NODE = """
-import json, os, sys, time
-sys.path[:0] = json.loads(sys.argv[1])
-from support.conformance import Kit
-import rdzv.torchrun.handler, rdzv.torchrun.rendezvous.dynamic_rendezvous
-import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
-print(json.dumps(["ready", 0]), flush=True)
-for line in sys.stdin:
-    if os.fork() == 0:
-        kit, node = json.loads(line)
-        handler = Kit(**kit).handler(**node)
-        info = handler.next_rendezvous()
-        print(json.dumps([node["run_id"], os.getpid()]), flush=True)
-        time.sleep(600)
-"""
-
-
 class NodeForker:
-    """A process that has imported torch, and forks nodes that can be killed."""
+    """A process that was forked before this one had threads, and forks nodes that can be killed."""
 
     def __init__(self) -> None:
-        path = json.dumps([str(Path(__file__).parents[1]), *sys.path])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", NODE, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self._lock = threading.Condition()
-        self._pids: dict[str, int] = {}
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            run_id, pid = json.loads(line)
-            with self._lock:
-                self._pids[run_id] = pid
-                self._lock.notify_all()
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.setsid()
+            os.close(self._commands)
+            for line in os.fdopen(commands):
+                if os.fork() == 0:
+                    about, node = json.loads(line)
+                    handler = Kit(**about).handler(**node)
+                    info = handler.next_rendezvous()
+                    os.write(answers, b"%d %d\n" % (os.getpid(), info.rank))
+                    time.sleep(600)
+            os._exit(0)
 
     def start(self, kit: Kit, **node: Any) -> None:
         """Start a node, which joins the run."""
-        config = {key: value for key, value in kit.config.items() if key not in COMMON}
-        about = {"name": kit.name, "package": kit.package, "backend": kit.backend, "endpoint": kit.endpoint, "config": config}
-        assert self._process.stdin is not None
-        with self._lock:
-            assert self._lock.wait_for(lambda: "ready" in self._pids, LONG_S), "torch could not be imported"
-            self._process.stdin.write(json.dumps([about, node]) + "\n")
-            self._process.stdin.flush()
+        about = {"name": kit.name, "package": kit.package, "backend": kit.backend, "endpoint": kit.endpoint}
+        os.write(self._commands, json.dumps([{**about, "config": kit.config}, node]).encode() + b"\n")
 
-    def kill(self, run_id: str) -> None:
-        """Kill the node of that run, once it has joined."""
-        with self._lock:
-            assert self._lock.wait_for(lambda: run_id in self._pids, LONG_S), f"the node of {run_id} did not join"
-        os.kill(self._pids[run_id], signal.SIGKILL)
+    def kill(self) -> None:
+        """Kill the node, once it has joined."""
+        os.kill(int(os.read(self._answers, 100).split()[0]), signal.SIGKILL)
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(LONG_S)
+            os.killpg(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
 
 class Stage:
     """One run of one kit, and its nodes."""
 
-    def __init__(self, kits: Kits, kit: Kit, behaviour: str) -> None:
-        self.kits = kits
+    def __init__(self, kit: Kit, forker: NodeForker, folder: Path, behaviour: str) -> None:
         self.kit = kit
+        self.forker = forker
+        self.folder = folder
         self.run_id = f"{kit.name}-{behaviour}"
         self._handlers: list[Any] = []
         self._pool = ThreadPoolExecutor(8)
@@ -312,11 +288,12 @@ def a_closed_run(stage: Stage) -> dict[str, Any]:
 def closed_before_the_first_round(stage: Stage) -> dict[str, Any]:
     """A handler closes a run that nobody has joined."""
     one, two = stage.node("127.0.0.1", 1, 1), stage.node("127.0.0.2", 1, 1, join_timeout=2)
-    seen = {"set_closed()": outcome(one.set_closed)}
-    if seen["set_closed()"] is None:
-        seen["is_closed() there"] = soon(one.is_closed, True, 2.0)
-        seen["next_rendezvous() there"] = place(outcome(one.next_rendezvous))
-    return {**seen, "is_closed() of another handler": soon(two.is_closed, True, 2.0)}
+    return {
+        "set_closed()": outcome(one.set_closed),
+        "is_closed() there": soon(one.is_closed, True, 2.0),
+        "is_closed() of another handler": soon(two.is_closed, True, 2.0),
+        "next_rendezvous() there": place(outcome(one.next_rendezvous)),
+    }
 
 
 def too_few_nodes(stage: Stage) -> dict[str, Any]:
@@ -340,9 +317,9 @@ def a_node_that_leaves(stage: Stage) -> dict[str, Any]:
 def a_node_that_is_killed(stage: Stage) -> dict[str, Any]:
     """The process of one of two nodes is killed."""
     one = stage.node("127.0.0.1", 2, 2)
-    stage.kits.forker.start(stage.kit, run_id=stage.run_id, address="127.0.0.2", low=2, high=2)
+    stage.forker.start(stage.kit, run_id=stage.run_id, address="127.0.0.2", low=2, high=2)
     seen = {"places": place(stage.form(one)[0])}
-    stage.kits.forker.kill(stage.run_id)
+    stage.forker.kill()
     return {**seen, "num_nodes_waiting() of the other": soon(one.num_nodes_waiting, 1, SOON_S)}
 
 
@@ -405,7 +382,7 @@ def a_backend_that_is_away(stage: Stage) -> dict[str, Any]:
     backend.is_away = True
     time.sleep(1.1)  # torch remembers the last state for a second.
     at_once: list[Any] = []
-    quick = took_at_most(0.5, lambda: at_once.append(outcome(node.set_closed)))
+    quick = took_at_most(0.9, lambda: at_once.append(outcome(node.set_closed)))
     return {
         "is_closed()": outcome(node.is_closed),
         "num_nodes_waiting()": outcome(node.num_nodes_waiting),
@@ -424,21 +401,34 @@ def a_backend_that_keeps_nothing(stage: Stage) -> dict[str, Any]:
     return {"next_rendezvous()": place(outcome(users_handler(stage, backend).next_rendezvous))}
 
 
+executed: list[str] = []
+"""The packages that have executed a pickle from a backend."""
+
+
 class Executed:
-    """A pickle that notes in the environment that it was executed."""
+    """An object whose pickle notes that it was executed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
 
     def __reduce__(self) -> Any:
-        return os.putenv, ("RDZV_PICKLE_RAN", "1")
+        return note_execution, (self.package,)
+
+
+def note_execution(package: str) -> str:
+    executed.append(package)
+    return package
 
 
 def a_foreign_state(stage: Stage) -> dict[str, Any]:
     """The backend's key holds bytes that no handler has written."""
     seen: dict[str, Any] = {}
-    for label, state in (("garbage", b"garbage"), ("nothing", b""), ("a pickle of another class", pickle.dumps(Executed()))):
+    evil = pickle.dumps(Executed(stage.kit.package))
+    for label, state in (("garbage", b"garbage"), ("nothing", b""), ("a foreign pickle", evil)):
         backend = UsersBackend()
         backend.state = state
         seen[f"next_rendezvous() with {label}"] = place(outcome(users_handler(stage, backend).next_rendezvous))
-    return seen
+    return {**seen, "the pickle was executed": stage.kit.package in executed}
 
 
 def endpoints(stage: Stage) -> dict[str, Any]:
@@ -474,7 +464,6 @@ def wrong_parameters(stage: Stage) -> dict[str, Any]:
         {"store_type": "disk"}, {"store_type": " TCP "}, {"store_type": "file", "endpoint": ""}, {"read_timeout": "0"},
         {"read_timeout": "x"}, {"is_host": "perhaps"}, {"endpoint": "h:x"},
         {"endpoint": f"127.0.0.1:{free_port()}", "is_host": "false", "read_timeout": "1"},
-        {"store_type": "file", "endpoint": "/no/such/folder/file"},
     ]  # fmt: skip
     return seen | {
         f"create_backend({ {**one, 'endpoint': 'nobody'} if one.get('is_host') == 'false' else one })": outcome(
@@ -489,7 +478,7 @@ def a_backend_in_a_store(stage: Stage) -> dict[str, Any]:
     kind = stage.kit.module("c10d_rendezvous_backend").C10dRendezvousBackend
     seen: dict[str, Any] = {"an empty run id": outcome(lambda: kind(HashStore(), ""))}
     server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    file = FileStore(str(stage.kits.folder / f"{stage.run_id}.store"))
+    file = FileStore(str(stage.folder / f"{stage.run_id}.store"))
     for label, store in (("HashStore", HashStore()), ("TCPStore", server), ("FileStore", file)):
         backend = kind(store, "run")
         steps = [backend.name, backend.get_state()]
@@ -541,10 +530,51 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-def observe(kits: Kits, kit: Kit, behaviour: Callable[[Stage], dict[str, Any]]) -> dict[str, Any]:
-    """Run a behaviour on a stage of its own."""
-    stage = Stage(kits, kit, behaviour.__name__)
+# ---- running them
+
+
+def observe_all(kit: Kit, folder: Path) -> dict[str, dict[str, Any]]:
+    """Run all behaviours of a kit, those with several nodes at once, and return what was observed."""
+    forker = NodeForker()
+
+    def observe(behaviour: Callable[[Stage], dict[str, Any]]) -> dict[str, Any]:
+        stage = Stage(kit, forker, folder, behaviour.__name__)
+        try:
+            return behaviour(stage)
+        finally:
+            stage.close()
+
     try:
-        return behaviour(stage)
+        with ThreadPoolExecutor(len(HANDLERS)) as pool:
+            found = dict(zip([one.__name__ for one in HANDLERS], pool.map(observe, HANDLERS), strict=True))
+        if kit.name in FUNCTION_KITS:
+            found |= {one.__name__: observe(one) for one in FUNCTIONS}
+        return found
     finally:
-        stage.close()
+        forker.close()
+
+
+FUNCTION_KITS = ("torch", "c10d")
+
+
+def start(kit: Kit, folder: Path) -> subprocess.Popen[str]:
+    """Run all behaviours of a kit in a process of its own: torch's errors hold up all threads of a process for seconds."""
+    about = [kit.name, kit.package, kit.backend, kit.endpoint, kit.config, str(folder)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    return subprocess.Popen(
+        [sys.executable, "-m", "support.conformance", json.dumps(about)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "FATAL"},
+    )  # fmt: skip
+
+
+def main() -> None:
+    *about, folder = json.loads(sys.argv[1])
+    found = observe_all(Kit(*about), Path(folder))
+    sys.stdout.write(json.dumps(found, default=lambda value: value.decode() if isinstance(value, bytes) else repr(value)))
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may sit in calls that do not return.
+
+
+if __name__ == "__main__":
+    main()
