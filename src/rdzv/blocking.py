@@ -339,3 +339,6 @@ class Store:
         """Return how many keys this round has."""
         return self._handle.run(self._store.num_keys())
 
+    def list_keys(self) -> list[str]:
+        """Return the names of this round's keys, sorted."""
+        return self._handle.run(self._store.list_keys())

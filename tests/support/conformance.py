@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import FileStore, HashStore, TCPStore
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
@@ -323,9 +323,45 @@ def a_node_that_is_killed(stage: Stage) -> dict[str, Any]:
     return {**seen, "num_nodes_waiting() of the other": soon(one.num_nodes_waiting, 1, SOON_S)}
 
 
+def the_store_of_a_round(stage: Stage) -> dict[str, Any]:
+    """`info.store` is a Store of torch: every call of it, directly and from C++ through a PrefixStore."""
+    store = stage.form(stage.node("127.0.0.1", 1, 1))[0].store
+    seen: dict[str, Any] = {"it is a Store": isinstance(store, Store)}
+    seen["its underlying_store is a Store"] = isinstance(store.underlying_store, Store)
+    for label, one in (("store", store), ("PrefixStore over it", PrefixStore("deep", store))):
+        one.set_timeout(timedelta(seconds=0.3))
+        calls: dict[str, Callable[[], Any]] = {
+            "timeout": lambda one=one: one.timeout.total_seconds(),
+            "set, get": lambda one=one: (one.set("a", "text"), one.set("b", b"bytes"), one.get("a"), one.get("b")),
+            "add": lambda one=one: (one.add("n", 2), one.add("n", -3), one.get("n")),
+            "compare_set": lambda one=one: [one.compare_set("c", *pair) for pair in ("xy", ("", "1"), "23", "12")],
+            "check": lambda one=one: (one.check(["a", "b"]), one.check(["a", "missing"])),
+            "delete_key": lambda one=one: (one.delete_key("b"), one.delete_key("b"), one.check(["b"])),
+            "append": lambda one=one: (one.append("d", "1"), one.append("d", "2"), one.get("d")),
+            "multi_set, multi_get": lambda one=one: (one.multi_set(["e", "f"], ["1", "2"]), one.multi_get(["f", "e"])),
+            "has_extended_api": one.has_extended_api,
+            "get of a missing key": lambda one=one: one.get("missing"),
+            "wait for a missing key": lambda one=one: one.wait(["missing"], timedelta(seconds=0.1)),
+            "wait": lambda one=one: one.wait(["a"]),
+            "clone": lambda one=one: one.clone().get("a"),
+            "num_keys": lambda one=one: one.num_keys() > 3,
+            "barrier of one": lambda one=one: one.barrier("all", 1),
+            "barrier of two": lambda one=one: one.barrier("both", 2, timedelta(seconds=0.1)),
+            "list_keys": lambda one=one: "a" in one.list_keys(),
+            "queues": lambda one=one: (
+                one.queue_push("q", "1"), one.queue_push("q", "2"), one.queue_len("q"), one.queue_pop("q"), one.queue_pop("q"),
+                one.queue_len("q"),
+            ),
+            "queue_pop of an empty queue": lambda one=one: one.queue_pop("empty", False),
+            "queue_pop that waits": lambda one=one: one.queue_pop("empty"),
+        }  # fmt: skip
+        seen |= {f"{label}: {name}": outcome(call) for name, call in calls.items()}
+    return seen
+
+
 HANDLERS = (
-    a_full_run, late_nodes, a_newcomer_that_sorts_first, a_redundant_node, a_closed_run, closed_before_the_first_round,
-    too_few_nodes, a_node_that_leaves, a_node_that_is_killed,
+    a_full_run, the_store_of_a_round, late_nodes, a_newcomer_that_sorts_first, a_redundant_node, a_closed_run,
+    closed_before_the_first_round, too_few_nodes, a_node_that_leaves, a_node_that_is_killed,
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 pytest.importorskip("grpc", reason="grpcio is not installed: the extra `etcd` brings it")
 
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
 import rdzv
@@ -49,7 +49,7 @@ SLACK_S = 3.0
 QUICK = {"last_call": "0", "lease": "3", "read_timeout": "1", "outage_grace": "2", "join_timeout": "1", "close_timeout": "1"}
 SERVER = """
 import sys, time
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, wait_for_workers=False)
 print("serves", flush=True)
 time.sleep(600)
@@ -229,6 +229,7 @@ def member_calls(held: rdzv.Rendezvous, world: blocking.World, fresh: list[rdzv.
         "Store.compare_set": Call(READ_S, lambda: store.compare_set("k", "v", "w")),
         "Store.delete": Call(READ_S, lambda: store.delete("k")),
         "Store.num_keys": Call(READ_S, store.num_keys),
+        "Store.list_keys": Call(READ_S, store.list_keys),
     }
     return {**given, **fresh_calls(fresh)}
 
@@ -240,8 +241,9 @@ def fresh_calls(fresh: list[rdzv.Rendezvous]) -> dict[str, Call]:
     }
 
 
-def handler_calls(handler: RendezvousHandler) -> dict[str, Call]:
-    """Return all calls of a handler but the two that end its round."""
+def handler_calls(handler: RendezvousHandler, store: Store) -> dict[str, Call]:
+    """Return all calls of a handler but the two that end its round, and some of its store."""
+    store.set_timeout(timedelta(seconds=READ_S))
     return {
         "Handler.get_backend": Call(AT_ONCE_S, handler.get_backend),
         "Handler.get_run_id": Call(AT_ONCE_S, handler.get_run_id),
@@ -249,6 +251,12 @@ def handler_calls(handler: RendezvousHandler) -> dict[str, Call]:
         "Handler.num_nodes_waiting": Call(AT_ONCE_S, handler.num_nodes_waiting),
         "Handler.is_closed": Call(READ_S, handler.is_closed),
         "Handler.set_closed": Call(READ_S, handler.set_closed),
+        "info.store.set": Call(READ_S, lambda: store.set("k", "v")),
+        "info.store.get": Call(READ_S, lambda: store.get("missing")),
+        "info.store.wait": Call(READ_S, lambda: store.wait(["missing"], timedelta(seconds=READ_S))),
+        "info.store.queue_pop": Call(READ_S, lambda: store.queue_pop("queue")),
+        "info.store.barrier": Call(READ_S, lambda: store.barrier("all", 2, timedelta(seconds=READ_S))),
+        "PrefixStore.add": Call(READ_S, lambda: PrefixStore("p", store).add("n", 1)),
     }
 
 
@@ -264,9 +272,9 @@ def walk(name: str, fault: str, folder: Path) -> dict[str, Timed]:
         handler = engine.handler("handler")
         world = held.join(10.0)
         world.store.set_timeout(READ_S)
-        handler.next_rendezvous()
+        info = handler.next_rendezvous()
         (engine.stop if fault == "stopped" else engine.kill)()
-        made = make_calls({**member_calls(held, world, fresh), **handler_calls(handler), **engine.others()})
+        made = make_calls({**member_calls(held, world, fresh), **handler_calls(handler, info.store), **engine.others()})
         again = {
             "Rendezvous.join": Call(READ_S + EXPLAIN_S, lambda: held.join(READ_S)),
             "Handler.next_rendezvous": Call(READ_S + EXPLAIN_S, handler.next_rendezvous),

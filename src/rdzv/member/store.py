@@ -133,6 +133,11 @@ class AsyncStore:
         """Return how many keys this round has."""
         return len((await self._read([List(self._values)])).reads[0])
 
+    async def list_keys(self) -> list[str]:
+        """Return the names of this round's keys, sorted."""
+        found = (await self._read([List(self._values)])).reads[0]
+        return sorted(item.key[len(self._values) : -1] for item in found)
+
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long later calls wait if they do not say."""
         self.timeout_s = timeout_s

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -36,10 +37,13 @@ from ..member.notices import Notice
 from .agent_store import AgentStore
 from .conf import Conf
 from .events import Recorder, WaitReporter, logger, warn_without_restarts
+from .info_store import InfoStore
 from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
+STORES_MAX = 8
+"""Stores of past rounds that are kept alive for C++ code that may still hold them."""
 _NO_MESSAGE = "To enable traceback"  # The beginning of torch's text for a worker that left no message.
 
 # Our errors for each of torch's; the first match counts.
@@ -84,6 +88,7 @@ class Handler(RendezvousHandler):
         weakref.finalize(self, self._signals.close)
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
+        self._stores: deque[InfoStore] = deque(maxlen=STORES_MAX)
         self._restart_reason = ""
         self._finished = False
         self._not_needed = False
@@ -150,6 +155,7 @@ class Handler(RendezvousHandler):
         try:
             self._signals.close()
             self._bootstrap = None
+            self._stores.clear()
             self._recorder.record(failed or "leaves", NodeState.FAILED if failed else NodeState.SUCCEEDED)
             # If this process serves the run, the call returns only when the other members have left.
             told = self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
@@ -208,7 +214,9 @@ class Handler(RendezvousHandler):
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
         logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
         info = torch_api.RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
-        return RendezvousInfo(AgentStore(world, self), world.rank, world.size, info)
+        store = InfoStore(AgentStore(world, self), world.store)
+        self._stores.append(store)
+        return RendezvousInfo(store, world.rank, world.size, info)
 
     def _raise(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
