@@ -48,7 +48,7 @@ IMPORTS = {
     "config": "core errors",
     "engines": "errors",
     "engines.embedded": "engines config system errors printable",
-    "engines.etcd.client": "errors printable",
+    "engines.etcd.client": "system errors printable",
     "engines.etcd": "engines engines.etcd.client config system errors",
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",

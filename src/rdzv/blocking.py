@@ -27,6 +27,7 @@ from .core.member_rules import Change, ChangeKind
 from .core.status import Status
 from .engines.port import Driver
 from .errors import ForkedChild, LeftAlready
+from .member.member import CALL_S
 from .member.notices import Observer
 from .member.store import AsyncStore
 from .member.world import AsyncWorld, Peer
@@ -82,26 +83,27 @@ class _MemberHandle:
                 _present[self._member] = self._stay
             return portal
 
-    def leave(self, failed: bool, reason: str) -> None:
+    def leave(self, failed: bool, reason: str) -> bool:
         """End the member, and all calls that are under way. A forked child has nothing to leave."""
         if self.is_forked:
-            return
+            return True
         with Portal.lock:
             self._left = True
             if self._stay is None or not self._stay.alive:
-                return
+                return True
             portal = Portal.open()
         try:
             # Not cancelled when the caller stops waiting: half a leave would be a member that nothing looks after.
-            portal.run(self._leave(self._stay, failed, reason), cancel=False)
+            return portal.run(self._leave(self._stay, failed, reason), cancel=False)
         finally:
             portal.close()
 
-    async def _leave(self, stay: _Stay, failed: bool, reason: str) -> None:
-        await self._member.leave(failed=failed, reason=reason)
+    async def _leave(self, stay: _Stay, failed: bool, reason: str) -> bool:
+        told = await self._member.leave(failed=failed, reason=reason)
         held = stay.detach()  # Only one of several calls at once gets it.
         if held is not None:
             _gone(*held[2])
+        return told
 
 
 def _gone(portal: Portal, member: aio.AsyncRendezvous) -> None:
@@ -183,7 +185,8 @@ class Rendezvous:
         """Wait until a round is sealed with this member in it. The call says that no worker of an earlier round runs.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. `lasts` is called in this thread about once a second while it waits, for progress output.
+        must. While the engine is away the time counts, too; finding out the reason takes at most two seconds more.
+        `lasts` is called in this thread about once a second while it waits, for progress output.
         Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         arguments.function("join", "lasts", lasts)
@@ -205,23 +208,38 @@ class Rendezvous:
         return self._handle.run(self._aio.wait_changed(timeout_s))
 
     def status(self) -> Status:
-        """Return the state of the whole run, with the reason for what it waits for. Remote; raises Unreachable."""
+        """Return the state of the whole run, with the reason for what it waits for. Remote.
+
+        Raises Unreachable after `read_timeout`; a member that has not joined may need ten seconds more, to connect.
+        """
         return self._handle.run(self._aio.status())
 
-    def done(self) -> None:
-        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success."""
-        self._handle.run(self._aio.done())
+    def done(self, timeout_s: float | None = None) -> None:
+        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success.
 
-    def drain(self, reason: str = "asked to go") -> None:
-        """Say that this member is about to go, so that the others re-form without waiting for it to be gone."""
-        self._handle.run(self._aio.drain(reason))
+        Raises Unreachable if the engine is away for `timeout_s` (default: `outage_grace`).
+        """
+        self._handle.run(self._aio.done(timeout_s))
 
-    def close_run(self, reason: str = "finished") -> None:
-        """End the run for everybody. Raises RoundOver if the others have gone on without this member."""
-        self._handle.run(self._aio.close_run(reason))
+    def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S) -> None:
+        """Say that this member is about to go, so that the others re-form without waiting for it to be gone.
 
-    def leave(self, *, failed: bool = False, reason: str = "") -> None:
+        Raises Unreachable if the engine is away for `timeout_s`.
+        """
+        self._handle.run(self._aio.drain(reason, timeout_s))
+
+    def close_run(self, reason: str = "finished", timeout_s: float = CALL_S) -> None:
+        """End the run for everybody. Raises RoundOver if the others have gone on without this member.
+
+        Raises Unreachable if the engine is away for `timeout_s`. The run may be closed all the same.
+        """
+        self._handle.run(self._aio.close_run(reason, timeout_s))
+
+    def leave(self, *, failed: bool = False, reason: str = "") -> bool:
         """Go, for good. The run goes on for the others. Takes a few seconds at most, and raises only WrongArgument.
+
+        Returns False if the engine is away, so that the others learn of it by the end of the lease only. A process that
+        serves the run stays for up to `serve_on` seconds.
 
         `failed` says that the work cannot be done here: if quorum is then out of reach, the run is closed with this
         reason (unless on_failure=wait). Calls under way in other threads end with LeftAlready. In a forked child it
@@ -229,7 +247,7 @@ class Rendezvous:
         """
         # Checked here too: without a member in the portal there would be no call that checks.
         failed, reason = arguments.flag("leave", "failed", failed), arguments.text("leave", "reason", reason)
-        self._handle.leave(failed, reason)
+        return self._handle.leave(failed, reason)
 
 
 class World:
@@ -257,7 +275,7 @@ class World:
         return self.bootstrap.take_socket()
 
     def members(self) -> list[Peer]:
-        """List all members of the round in rank order. Remote; raises RoundOver, Unreachable."""
+        """List all members of the round in rank order. Remote; raises RoundOver, and Unreachable after `read_timeout`."""
         return self._handle.run(self._world.members())
 
 
@@ -265,7 +283,7 @@ class Store:
     """The round's key-value store, for trainers and agents. Values are bytes; text is encoded as UTF-8.
 
     Every call raises RoundOver once the round is broken or over, and calls that wait end with it. Calls that wait raise
-    StoreTimeout, and all calls raise Unreachable if the engine stays away for `timeout_s`.
+    StoreTimeout, and all calls raise Unreachable if the engine stays away for `timeout_s` (but at least a second).
     """
 
     def __init__(self, handle: _MemberHandle, store: AsyncStore) -> None:
@@ -325,3 +343,6 @@ class Store:
         """Return how many keys this round has."""
         return self._handle.run(self._store.num_keys())
 
+    def list_keys(self) -> list[str]:
+        """Return the names of this round's keys, sorted."""
+        return self._handle.run(self._store.list_keys())

@@ -10,6 +10,7 @@ from rdzv.core.model import NO_ROUND, Call, Cause, CauseKind, Era, Head, Phase, 
 from support.views import ERA, entry, told
 
 LOST = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
+CAME = Cause(kind=CauseKind.GROWTH, text="d and e came to join", members=("d", "e"))
 
 
 def head(phase=Phase.SEALED, **fields):
@@ -108,6 +109,7 @@ HOLDS = told(rank=0)
         (head(Phase.BROKEN, run="r2"), Change(ChangeKind.EVICTED, "the run id has begun a new life without us")),
         # T10.5
         (head(Phase.BROKEN, cause=LOST), Change(ChangeKind.ROUND, "c lost")),
+        (head(Phase.BROKEN, cause=CAME), Change(ChangeKind.ROUND, "d and e came to join", newcomers=2)),
         (head(Phase.BROKEN), Change(ChangeKind.ROUND, "round 3 is broken")),
         # T10.6
         (head(number=4, table="t4"), Change(ChangeKind.ROUND, "round 4 has replaced round 3")),

@@ -19,10 +19,10 @@ from rdzv.engines.embedded.frames import Renew
 from rdzv.engines.port import Put
 from rdzv.errors import Evicted, JoinTimeout, Unreachable
 from rdzv.member import member as member_module
-from rdzv.member import notices
+from rdzv.member import notices, run_status
 from rdzv.member.leader import Leader
-from rdzv.member.member import EXPLAIN_S
 from rdzv.member.presence import Presence
+from rdzv.member.run_status import EXPLAIN_S
 from rdzv.system.timers import sleep
 from rdzv.testing.driver import SimSession
 from support.scripted_members import KEYS, leading
@@ -380,7 +380,7 @@ async def test_who_comes_a_moment_before_the_engine_is_in_a_moment_after_it(hand
 
 
 def an_explanation_is_waited_for():
-    return [(member_module, "EXPLAIN_S", 60.0)]
+    return [(run_status, "EXPLAIN_S", 60.0)]
 
 
 @by_hand(min_nodes=2, max_nodes=2, catches={an_explanation_is_waited_for: "took too long to explain itself"})

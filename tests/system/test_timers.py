@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv.system.node import LocalNode
-from rdzv.system.timers import CoalescingTimer, Wakeup, sleep, with_timeout
+from rdzv.system.timers import CoalescingTimer, OutOfTime, TimeLimit, Wakeup, sleep, with_timeout
 
 LONG_S = 60.0
 """A wait that is never waited out: a test that gets there has failed."""
@@ -164,6 +164,44 @@ async def test_what_takes_too_long_is_cancelled_and_gives_nothing():
     with pytest.raises(asyncio.TimeoutError):
         await with_timeout(node, 5.0, asyncio.wait_for(asyncio.sleep(LONG_S), 0.001), "work")
     assert all(timer.cancelled for _, _, timer in node.timers)
+
+
+async def limited(node, limit_s, work):
+    with TimeLimit(node, limit_s):
+        return await work
+
+
+async def test_a_block_that_takes_too_long_is_cancelled_and_raises():
+    node = ManualNode()
+    assert await limited(node, 5.0, asyncio.sleep(0, "done")) == "done"
+    late = asyncio.create_task(limited(node, 5.0, asyncio.sleep(LONG_S)))
+    await asyncio.sleep(0)
+    node.pass_time(5.0)
+    with pytest.raises(OutOfTime):
+        await late
+    assert all(timer.cancelled for _, _, timer in node.timers)
+
+
+async def test_a_limited_block_that_another_task_cancels_or_that_fails_says_so():
+    node = ManualNode()
+    cancelled = asyncio.create_task(limited(node, 5.0, asyncio.sleep(LONG_S)))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    with pytest.raises(asyncio.TimeoutError):
+        await limited(node, 5.0, asyncio.wait_for(asyncio.sleep(LONG_S), 0.001))
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(LONG_S)
+        except asyncio.CancelledError:
+            return "ends well all the same"
+
+    ending = asyncio.create_task(limited(node, 5.0, stubborn()))
+    await asyncio.sleep(0)
+    node.pass_time(5.0)
+    assert await ending == "ends well all the same"
 
 
 async def test_sleep_lasts_as_long_as_the_nodes_clock_says():

@@ -351,7 +351,7 @@ def test_an_error_while_closing_is_torchs_error(monkeypatch):
         with pytest.raises(RendezvousError, match="has not joined"):
             handler.set_closed()
 
-        def away(reason):
+        def away(reason, timeout_s):
             raise Unreachable("e", "it is away")
 
         monkeypatch.setattr(handler._rendezvous, "close_run", away)

@@ -14,6 +14,8 @@ class Change(msgspec.Struct, frozen=True):
 
     kind: ChangeKind
     reason: str
+    newcomers: int = 0
+    """How many members came to join, if that is the reason. At most CAUSE_MEMBERS_MAX are counted."""
 
 
 class ChangeKind(str, Enum):
@@ -72,7 +74,10 @@ def change_for(holds: RoundReport, head: Head | None) -> Change | None:
     if head.run != holds.run:
         return Change(ChangeKind.EVICTED, "the run id has begun a new life without us")
     if head.phase is BROKEN and head.table == holds.table:
-        return Change(ChangeKind.ROUND, head.cause.text if head.cause else f"round {head.number} is broken")
+        if head.cause is None:
+            return Change(ChangeKind.ROUND, f"round {head.number} is broken")
+        newcomers = len(head.cause.members) if head.cause.kind is CauseKind.GROWTH else 0
+        return Change(ChangeKind.ROUND, head.cause.text, newcomers)
     if head.round != holds.round or head.table != holds.table:
         return Change(ChangeKind.ROUND, f"round {head.number} has replaced round {holds.number}")
     return None

@@ -15,8 +15,8 @@ from .presence import Presence
 from .run_mirror import read_run
 
 
-async def say_goodbye(presence: Presence, failed: bool, why: str) -> None:
-    """T11.6: mark the entry and end the key. If the engine is away, the end of the lease tells the others."""
+async def say_goodbye(presence: Presence, failed: bool, why: str) -> bool:
+    """T11.6: mark the entry and end the key. False: the engine is away, and the end of the lease tells the others."""
     state, done = presence.state, presence.record.done
     mark = {"done": True} if done else {"gave_up": why} if failed else {"went": why}
     entry = None if state.entry is None else msgspec.structs.replace(state.entry, **mark)
@@ -27,6 +27,8 @@ async def say_goodbye(presence: Presence, failed: bool, why: str) -> None:
         await presence.session.revoke(presence.lease)
         if done:
             await _close_if_last(presence)
+        return True
+    return False
 
 
 async def _close_if_last(presence: Presence) -> None:

@@ -21,9 +21,9 @@ attributes are for the parts of the member and for tests, and may change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..config import arguments
 from ..config.settings import Settings
@@ -35,25 +35,27 @@ from ..core.keys import Keys
 from ..core.member_rules import Change, ChangeKind
 from ..core.member_state import Holding, Identity, MemberState, Standing
 from ..core.model import SEALED, CauseKind
-from ..core.status import Status, describe
+from ..core.status import Status
 from ..core.text import REASON_MAX, clip
 from ..engines.port import Driver, EngineReset, Get, Session
-from ..errors import Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver, Unreachable, Untrusted
+from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system import bootstrap
 from ..system.bootstrap import Bootstrap
 from ..system.node import Node
-from ..system.timers import CoalescingTimer, Wakeup, backoff_s, sleep, with_timeout
+from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
 from .notices import Notifier, Observer
 from .presence import Look, Presence
 from .registration import member_name, record_for
-from .run_mirror import read_run
+from .run_status import read_status, read_status_from_outside, timed_out, unanswered
 from .world import AsyncWorld
 
 T = TypeVar("T")
 
-EXPLAIN_S = 2.0
-"""How long a join that has failed may take to find out why, beyond the time it was given."""
+CALL_S = 30.0
+"""How long `drain` and `close_run` try if they are not told: torch's bound for closing a run."""
+CONNECT_S = 10.0
+"""How long `status` of a member that is not present may take to connect, beyond the time for one answer."""
 LEAVE_S = 5.0
 """How long leaving may take. The end of the lease tells the others what could not be said by then."""
 STOP_S = 2.0
@@ -99,7 +101,7 @@ class Member:
         """The read that the machine is being told of."""
         self._boot: Bootstrap | None = None
         self._pauses = 0
-        self._leaving: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[bool] | None = None
 
     # ---- calls of the holder
 
@@ -141,23 +143,26 @@ class Member:
         """Wait until a round is sealed with this member in it. The call says that no worker of an earlier round runs.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
+        must. While the engine is away the time counts, too; finding out the reason takes at most two seconds more.
+        Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         wanted_s = arguments.seconds_or_none("join", timeout_s)
         refused = machine.join_refusal(self.state, self._told_of)
         if refused is not None:
             self._told_of = refused
             raise refused
-        if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
-            await asyncio.wait([self.task])  # The former presence may still be giving back its lease.
-        self._on(events.Join())
         limit_s = self._settings.join_timeout if wanted_s is None else wanted_s
+        if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
+            ending = asyncio.wait([self.task])  # The former presence may still be giving back its lease.
+            if await with_timeout(self._node, limit_s, ending, "rdzv ends a presence") is None:
+                raise unanswered(self._settings, limit_s)
+        self._on(events.Join())
         began_at = self._node.now()
         while True:
             rings = self.bell.rings
             self.check("join")
             # If there is a world already, another join that is under way was given it, for all of them.
-            world = self.world or await self._try_take()
+            world = self.world or await self._try_take(began_at, limit_s)
             if world is not None:
                 return world
             heard, now = self.state.heard, self._node.now()
@@ -165,36 +170,47 @@ class Member:
                 began_at = now
             waited_s = now - began_at
             if waited_s >= limit_s:
-                raise await self._timed_out(waited_s)
+                raise await timed_out(self._settings, self._node, self.state, self.presence, waited_s)
             self._alarm.be_set(limit_s - waited_s + 0.001)
             await self.bell.wait(None, rings)
 
-    async def done(self) -> None:
-        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success."""
+    async def done(self, timeout_s: float | None = None) -> None:
+        """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success.
+
+        Raises Unreachable if the engine is away for `timeout_s` (default: `outage_grace`).
+        """
         self.check("done", self.state.holding is Holding.HOLDING)
         self._on(events.WorkDone())
-        await self.insist("done", lambda presence: presence.put_record(done=True))
+        limit_s = self._settings.outage_grace if timeout_s is None else timeout_s
+        await self._within(limit_s, self.insist("done", lambda presence: presence.put_record(done=True)))
         self._notice("done", "its work succeeded")
 
-    async def drain(self, reason: str = "asked to go") -> None:
-        """Say that this member is about to go, so that the others re-form without waiting for it to be gone."""
+    async def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S) -> None:
+        """Say that this member is about to go, so that the others re-form now. Unreachable: away for `timeout_s`."""
         why = clip(arguments.text("drain", "reason", reason)) or "no reason was given"
         self.check("drain", self.task is not None)
         self._on(events.Draining(why))
-        await self.insist("drain", lambda presence: presence.put_record(drain=why))
+        await self._within(timeout_s, self.insist("drain", lambda presence: presence.put_record(drain=why)))
         self._notice("drained", reason)
 
-    async def close_run(self, reason: str = "finished") -> None:
-        """End the run for everybody. Raises RoundOver if the others have gone on without this member."""
+    async def close_run(self, reason: str = "finished", timeout_s: float = CALL_S) -> None:
+        """End the run for everybody. Raises RoundOver if the others have gone on without this member.
+
+        Raises Unreachable if the engine is away for `timeout_s`. The run may be closed all the same.
+        """
         arguments.text("close_run", "reason", reason)
         self.check("close_run", self.task is not None)
         name, holds = self.state.me.name, None if self.state.holds is None else self.state.holds.round
         cause = because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {name})", [name])
-        if not await self.insist("close_run", lambda presence: presence.close_run(cause, holds)):
+        closing = self.insist("close_run", lambda presence: presence.close_run(cause, holds))
+        if not await self._within(timeout_s, closing):
             raise RoundOver(holds.number if holds else 0, "the others have gone on, so it is not ours to close the run")
 
-    async def leave(self, *, failed: bool = False, reason: str = "") -> None:
+    async def leave(self, *, failed: bool = False, reason: str = "") -> bool:
         """Go, for good. The run goes on for the others. Takes a few seconds at most, and raises only WrongArgument.
+
+        Returns False if the engine is away, so that the others learn of it by the end of the lease only. A process that
+        serves the run stays for up to `serve_on` seconds.
 
         `failed` says that the work cannot be done here: if quorum is then out of reach, the run is closed with this
         reason (unless on_failure=wait).
@@ -206,16 +222,18 @@ class Member:
             leaving = self._leave(failed, reason)
             self._leaving = asyncio.get_running_loop().create_task(leaving, name=f"rdzv leave {self.state.me.name}")
         await asyncio.wait([self._leaving])
+        return self._leaving.result()
 
     async def status(self) -> Status:
-        """The whole run, with the reason for what it waits for. Remote, O(n). Raises Unreachable."""
-        if self.presence is not None:
-            return await self._status(self.presence.session, self.presence)
-        session = await self.driver.connect()
-        try:
-            return await self._status(session, None)
-        finally:
-            await session.close()
+        """The whole run, with the reason for what it waits for. Remote, O(n).
+
+        Raises Unreachable after `read_timeout`; a member that has not joined may need ten seconds more, to connect.
+        """
+        present = self.presence
+        if present is not None:
+            return await self._within(self._settings.read_timeout, read_status(self._settings, present.session, present))
+        asking = read_status_from_outside(self._settings, self.driver)
+        return await self._within(self._settings.read_timeout + CONNECT_S, asking)
 
     # ---- carrying out
 
@@ -380,13 +398,15 @@ class Member:
         self._pauses += 1
         await sleep(self._node, pause_s)
 
-    async def _leave(self, failed: bool, reason: str) -> None:
+    async def _leave(self, failed: bool, reason: str) -> bool:
+        """Go, and return whether the others could be told, or had nothing to be told of."""
         present = self.presence
+        told = present is None and not (self.task is not None and self.state.standing is Standing.AWAY)
         self._on(events.Leave())
         if present is not None:
             goodbye = say_goodbye(present, failed, clip(reason) or "no reason was given")
             with suppress(Exception):
-                await with_timeout(self._node, LEAVE_S, goodbye, "rdzv goodbye")
+                told = bool(await with_timeout(self._node, LEAVE_S, goodbye, "rdzv goodbye"))
         if self.task is not None:
             self.task.cancel()
             timer = self._node.call_later(STOP_S, self.task.cancel)
@@ -401,21 +421,25 @@ class Member:
         self._alarm.cancel()
         self._release_boot()
         self._on(events.Left())
+        return told
 
     # ---- T3, T4: waiting
 
-    async def _try_take(self) -> AsyncWorld | None:
-        """Do what a waiting join does now. Returns the world, if it is this member's to take."""
+    async def _try_take(self, began_at: float, limit_s: float) -> AsyncWorld | None:
+        """Do what a waiting join does now, within its time. Returns the world, if it is this member's to take."""
         wanted, presence = machine.next_step(self.state, self._node.now()), self.presence
         if type(wanted) is actions.Raise:
             raise wanted.error
         if wanted is None or presence is None:
             return None
         try:
-            if type(wanted) is actions.Examine:
-                await self._examine(presence, wanted.table)
-            else:
-                await self._put_ready(presence)
+            with TimeLimit(self._node, max(began_at + limit_s - self._node.now(), 0.0)):
+                if type(wanted) is actions.Examine:
+                    await self._examine(presence, wanted.table)
+                else:
+                    await self._put_ready(presence)
+        except OutOfTime:
+            raise unanswered(self._settings, self._node.now() - began_at) from None
         except (EngineReset, Unreachable):
             await sleep(self._node, 0.1 + 0.1 * self._node.jitter())
             self.bell.ring()
@@ -443,30 +467,16 @@ class Member:
         if presence is self.presence:
             self._on(events.ReadyPut(left))
 
-    async def _timed_out(self, waited_s: float) -> JoinTimeout:
-        """The error, with who is here and what is missing if the engine can be asked at all."""
-        reason, present, remedy = f"the engine is away: {self.state.trouble}", [], ""
-        if self._settings.endpoint.scheme == "rdzv" and self.state.heard is not None:
-            where = self._settings.endpoint
-            reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
-        if self.presence is not None and not machine.away_s(self.state, self._node.now()):
-            reason, status = f"the engine does not answer: it was asked for {EXPLAIN_S:g} s who is here", None
-            try:
-                asking = self._status(self.presence.session, self.presence)
-                status = await with_timeout(self._node, EXPLAIN_S, asking, "rdzv asks why")
-            except RdzvError as error:
-                reason = f"the engine does not answer: {error.sentence}"
-            except EngineReset as reset:
-                reason = f"the engine was restarted: {reset}"
-            if status is not None:
-                reason = status.reason
-                present = [member.name for member in status.members if member.state != "lost"]
-                remedy = "start the missing nodes"
-                if self._settings.endpoint.hosts:
-                    remedy += f", or run `rdzv doctor {self._settings.endpoint}` on them"
-        return JoinTimeout(self.run_id, waited_s, reason, present, self._settings.summary(), remedy)
-
     # ---- helpers
+
+    async def _within(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work of one call. Raises Unreachable when its time is over: the engine did not answer."""
+        try:
+            with TimeLimit(self._node, limit_s):
+                return await work
+        except OutOfTime:
+            problem = "no answer" if self.presence is not None else f"away all the time; {self.state.trouble}"
+            raise Unreachable(self.driver.endpoint, problem, limit_s) from None
 
     def check(self, call: str, joined: bool = True) -> None:
         """Raise, before any call is answered, if the member has left, was evicted or met something final."""
@@ -491,6 +501,3 @@ class Member:
                 await sleep(self._node, 0.1 + 0.2 * self._node.jitter())
             except Evicted:
                 pass  # The machine knows, and the next check raises it.
-
-    async def _status(self, session: Session, presence: Presence | None) -> Status:
-        return describe(self.run_id, await read_run(session, self._settings, presence))

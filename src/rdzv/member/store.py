@@ -24,7 +24,7 @@ from ..config import arguments
 from ..engines.port import Delete, EngineReset, Gap, Get, Item, LeaseGone, List, Modified, Operation, Outcome, Put
 from ..errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
 from ..system.node import Node
-from ..system.timers import Wakeup, sleep
+from ..system.timers import OutOfTime, TimeLimit, Wakeup, sleep
 from .presence import Presence
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ T = TypeVar("T")
 KEY_MAX = 1024
 VALUE_MAX = 1024 * 1024
 TIMEOUT_S = 300.0
+LAST_S = 1.0
+"""Time of the last attempt of a call whose time is over, so that a call with no time to wait can be answered."""
 
 
 class _Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +142,11 @@ class AsyncStore:
         """Return how many keys this round has."""
         return len((await self._read([List(self._values)])).reads[0])
 
+    async def list_keys(self) -> list[str]:
+        """Return the names of this round's keys, sorted."""
+        found = (await self._read([List(self._values)])).reads[0]
+        return sorted(item.key[len(self._values) : -1] for item in found)
+
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long later calls wait if they do not say."""
         self.timeout_s = arguments.seconds("set_timeout", timeout_s)
@@ -173,13 +180,16 @@ class AsyncStore:
         return f"{self._values}{key}="
 
     async def _until_sure(self, attempt: Callable[[], Awaitable[T]], limit_s: float | None = None) -> T:
-        """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat."""
+        """Try until the engine answers, the round ends or the time is up. `attempt` must be safe to repeat or give up."""
         limit_s = self.timeout_s if limit_s is None else limit_s
         deadline = self._node.now() + limit_s
         while True:
             self._check()
             try:
-                return await attempt()
+                with TimeLimit(self._node, max(deadline - self._node.now(), LAST_S)):
+                    return await attempt()
+            except OutOfTime:
+                raise Unreachable("of this run", "no answer", limit_s) from None
             except (Unreachable, EngineReset) as error:
                 if self._node.now() >= deadline:
                     if isinstance(error, Unreachable):

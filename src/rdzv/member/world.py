@@ -11,6 +11,7 @@ from ..core.ranks import digest
 from ..engines.port import EngineReset, List
 from ..errors import Incompatible, RoundOver, Unreachable
 from ..system.bootstrap import Bootstrap
+from ..system.timers import OutOfTime, TimeLimit
 from .presence import Presence
 from .run_mirror import RunMirror
 from .store import AsyncStore
@@ -55,10 +56,14 @@ class AsyncWorld:
         return self.bootstrap.take_socket()
 
     async def members(self) -> list[Peer]:
-        """List all members of the round in rank order. Remote, O(n). Raises RoundOver, Unreachable."""
-        keys = self._presence.keys
+        """List all members of the round in rank order. Remote, O(n). Raises RoundOver; Unreachable after `read_timeout`."""
+        presence, keys = self._presence, self._presence.keys
+        limit_s = presence.settings.read_timeout
         try:
-            listed = await self._presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
+            with TimeLimit(presence.node, limit_s):
+                listed = await presence.session.txn(then=[List(keys.table(self.table)), List(keys.members)])
+        except OutOfTime:
+            raise Unreachable("of this run", "no answer", limit_s) from None
         except EngineReset:
             raise Unreachable("of this run", "it was restarted a moment ago") from None
         mirror = RunMirror(keys, [*listed.reads[0], *listed.reads[1]], listed.revision)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -128,3 +130,38 @@ async def with_timeout(node: Node, limit_s: float, work: Coroutine[Any, Any, T],
         timer.cancel()
         task.cancel()
     return None if task.cancelled() else task.result()
+
+
+class OutOfTime(Exception):
+    """The block of a `TimeLimit` did not end in time."""
+
+
+class TimeLimit:
+    """A block of the running task that is cancelled, and raises OutOfTime, after `limit_s` on this node's clock.
+
+    Cheaper than `with_timeout`, which needs a task: nearly every limited call ends in time.
+    """
+
+    def __init__(self, node: Node, limit_s: float) -> None:
+        self._node = node
+        self._limit_s = limit_s
+        self._is_over = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "only a task can be limited"
+        self._task = task
+        self._timer = self._node.call_later(self._limit_s, self._expire)
+
+    def _expire(self) -> None:
+        self._is_over = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
+        if not self._is_over:
+            return
+        # Python 3.10 cannot tell whether another caller has cancelled the task, too.
+        cancelled_by_others = sys.version_info >= (3, 11) and self._task.uncancel() > 0
+        if not cancelled_by_others and kind is asyncio.CancelledError:
+            raise OutOfTime from None

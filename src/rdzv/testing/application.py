@@ -51,6 +51,9 @@ class Stage(Protocol):
 
     def driver(self, node: SimNode) -> Driver: ...
 
+PATIENT_S = 86_400.0
+"""How long it insists on what it has to say: longer than any simulation."""
+
 
 def ring_at_close(server: SimServer, living: Callable[[], Iterable[Application]]) -> None:
     """Wake the applications that linger when the run is closed on that server."""
@@ -203,15 +206,15 @@ class Application:
                 return True
             if ending in ("done", "finish"):
                 self.act("done")
-                await member.done()
+                await member.done(timeout_s=PATIENT_S)
                 await self._linger()
             elif ending == "close":
                 self.act("closing")
-                await member.close_run("finished after a long sleep")
+                await member.close_run("finished after a long sleep", timeout_s=PATIENT_S)
                 self.act("closed")
             elif ending == "drain":
                 self.act("drained")
-                await member.drain("SIGTERM")
+                await member.drain("SIGTERM", timeout_s=PATIENT_S)
                 await Wakeup(self.node).wait(self.life.stop_s)
             elif ending == "give up":
                 self.act("failed")

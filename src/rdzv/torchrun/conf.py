@@ -18,6 +18,7 @@ from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
 from ..engines.port import Driver
 from ..errors import SettingsError
+from ..member.member import CALL_S
 from ..member.notices import Observer
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ TORCH: dict[str, Setting] = {
         f"times keep_alive_interval: lease (alone: {KEEP_ALIVE_INTERVAL_S:.0f} s times it)", low=1, high=10_000
     ),
     "heartbeat_timeout": seconds("accepted and not needed: a renewal has the lease's time"),
-    "close_timeout": seconds("accepted and not needed: leaving takes a few seconds at most"),
+    "close_timeout": seconds(f"how long set_closed tries while the engine is away ({CALL_S:.0f} s)"),
 }  # torch's keys that are no synonym of one setting.
 
 OWN: dict[str, Setting] = {
@@ -78,6 +79,7 @@ class Conf(msgspec.Struct, frozen=True):
     max_nodes: int
     settings: dict[str, Any]  # The other arguments of a Rendezvous.
     spare_exit: str = "auto"
+    close_timeout_s: float = CALL_S
 
     def member(self, observer: Observer | None = None, driver: Driver | None = None) -> Rendezvous:
         nodes = {"min_nodes": self.min_nodes, "max_nodes": self.max_nodes}
@@ -115,6 +117,8 @@ def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: Mapping[
     for key in config:
         _check_key(key)
     own = {key: _value(key, config[key], OWN[key]) for key in OWN if key in config}
+    if "close_timeout" in config:
+        own["close_timeout_s"] = _value("close_timeout", config["close_timeout"], TORCH["close_timeout"])
     settings = translate({key: value for key, value in config.items() if key not in OWN})
     if parameters.local_addr:
         settings["local_addr"] = parameters.local_addr

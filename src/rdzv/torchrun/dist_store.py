@@ -5,23 +5,26 @@
     torch.distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
 
 torch calls a store from C++ under other names than Python code uses (`deleteKey` and `delete_key`), so both exist. torch sets
-two limits: queues and `list_keys` never reach a store written in Python, and `timeout` is kept on the C++ side, so every call
-that waits reads it there.
+two limits. Called from C++, as by a PrefixStore, queues and `list_keys` never reach a store written in Python. And `timeout` is
+kept on the C++ side, so every call that waits reads it there.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar
 
-from torch.distributed import DistNetworkError, DistStoreError, Store  # From C++.
+from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError, Store  # From C++.
 
 from .. import blocking
 from ..errors import RoundOver, StoreTimeout, Unreachable
 
 NO_LIMIT_S = 86_400.0  # Used for torch's "no timeout" (zero): no wait is endless.
+QUEUES = "rdzv queue/"  # The keys of queues, which `list_keys` does not show.
 BATCH = 100  # Keys per write: fewer than every engine's limit. torch does not promise that `multi_set` is atomic.
 
 
@@ -37,7 +40,15 @@ class DistStore(Store):
         self._space = space
         if timeout is not None:
             self.set_timeout(timeout)
+        self._keep()
+
+    def _keep(self) -> None:
         self._kept.append(self)
+
+    @property
+    def underlying_store(self) -> Store:
+        """This store: it has no prefix. torch's `info.store` is a PrefixStore, which has this attribute."""
+        return self
 
     def set(self, key: str, value: bytes | str) -> None:
         with _torch_errors():
@@ -96,6 +107,40 @@ class DistStore(Store):
 
     getNumKeys = num_keys  # noqa: N815  The name that C++ calls.
 
+    def list_keys(self) -> list[str]:
+        with _torch_errors():
+            return [key for key in self._space.list_keys() if not key.startswith(QUEUES)]
+
+    def queue_push(self, key: str, value: bytes | str) -> None:
+        """Append to a queue, which starts empty."""
+        number = self.add(f"{QUEUES}{key}/pushed", 1)
+        self.set(f"{QUEUES}{key}/{number}", value)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value. If there is none, wait for one, or raise QueueEmptyError if `block` is false."""
+        deadline = time.monotonic() + _seconds(self.timeout)
+        while True:
+            taken = self._value(f"{QUEUES}{key}/taken")
+            number = _number(taken) + 1
+            item = f"{QUEUES}{key}/{number}"
+            if number > _number(self._value(f"{QUEUES}{key}/pushed")):
+                if not block:
+                    raise QueueEmptyError(f"queue {key!r} is empty")
+                self.wait([item], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            # The random part tells whose write it was: two takers may write the same number.
+            mine = f"{number} {secrets.token_hex(8)}".encode()
+            if self.compare_set(f"{QUEUES}{key}/taken", taken, mine) == mine:
+                value = self.get(item)  # The number comes before the value, so the value may still be on its way.
+                self.delete_key(item)
+                return value
+
+    def queue_len(self, key: str) -> int:
+        pushed, taken = (_number(self._value(f"{QUEUES}{key}/{name}")) for name in ("pushed", "taken"))
+        return pushed - taken
+
+    def _value(self, key: str) -> bytes:
+        return self.get(key) if self.check([key]) else b""
+
     def has_extended_api(self) -> bool:
         """Return True: `append`, `multi_get` and `multi_set` are more than loops."""
         return True
@@ -114,6 +159,10 @@ def _torch_errors() -> Iterator[None]:
         raise DistStoreError(str(error)) from error
     except Unreachable as error:
         raise DistNetworkError(str(error)) from error
+
+
+def _number(value: bytes) -> int:
+    return int(value.partition(b" ")[0] or b"0")
 
 
 def _seconds(timeout: timedelta) -> float:

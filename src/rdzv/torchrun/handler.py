@@ -12,8 +12,9 @@ import socket
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -36,10 +37,13 @@ from ..member.notices import Notice
 from .agent_store import AgentStore
 from .conf import Conf
 from .events import Recorder, WaitReporter, logger, warn_without_restarts
+from .info_store import InfoStore
 from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
+STORES_MAX = 8
+"""Stores of past rounds that are kept alive for C++ code that may still hold them."""
 _NO_MESSAGE = "To enable traceback"  # The beginning of torch's text for a worker that left no message.
 
 # Our errors for each of torch's; the first match counts.
@@ -84,6 +88,7 @@ class Handler(RendezvousHandler):
         weakref.finalize(self, self._signals.close)
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
+        self._stores: deque[InfoStore] = deque(maxlen=STORES_MAX)
         self._restart_reason = ""
         self._finished = False
         self._not_needed = False
@@ -126,31 +131,43 @@ class Handler(RendezvousHandler):
             self._raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local, never raises."""
-        return int(self.is_over())
+        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local, never raises.
+
+        It is the number of nodes that came to join, at most 8, and 1 if the round is over for another reason.
+        """
+        change = self._rendezvous.changed
+        return int(self.is_over()) if change is None else max(1, change.newcomers)
 
     def set_closed(self) -> None:
-        """End the run for all members."""
+        """End the run for all members. Raises RendezvousConnectionError if the engine is away for `close_timeout`."""
         try:
-            self._rendezvous.close_run("closed by its program")
+            self._rendezvous.close_run("closed by its program", self._conf.close_timeout_s)
         except RdzvError as error:
             self._raise(error)
 
     def shutdown(self) -> bool:
-        """Leave the run, without ending it for others. Never raises: torch would show that instead of the workers' failure."""
+        """Leave the run, without ending it for others, and return whether the others could be told.
+
+        Never raises: torch would show that instead of the workers' failure.
+        """
         # A member that reached the last barrier has succeeded, whatever exception is being handled.
         failed = failure_reason(None if self._finished or self._not_needed else sys.exc_info()[1], self._outer_error)
         try:
             self._signals.close()
             self._bootstrap = None
+            self._stores.clear()
             self._recorder.record(failed or "leaves", NodeState.FAILED if failed else NodeState.SUCCEEDED)
             # If this process serves the run, the call returns only when the other members have left.
-            self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
+            told = self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
         except (SignalException, KeyboardInterrupt) as error:
             logger.warning("interrupted while leaving (%s): ends at once", error)
         except Exception:  # noqa: BLE001
             logger.exception("could not leave run %r properly", self._conf.run_id)
             return False
+        else:
+            if not told:
+                logger.warning("left run %r while its engine is away: its lease's end will tell the others", self._conf.run_id)
+            return told
         return True
 
     def is_closed(self) -> bool:
@@ -170,16 +187,10 @@ class Handler(RendezvousHandler):
     def finish(self, timeout_s: float) -> None:
         """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
         self._finished = True
-
-        def report_done() -> None:
-            try:
-                self._rendezvous.done()
-            except RdzvError as error:
-                logger.warning("the others could not be told that this agent is done: %s", error)
-
-        report = threading.Thread(target=report_done, name="rdzv done", daemon=True)
-        report.start()
-        report.join(timeout_s)
+        try:
+            self._rendezvous.done(timeout_s)
+        except RdzvError as error:
+            logger.warning("the others could not be told that this agent is done: %s", error)
 
     def _join_reason(self) -> str:
         """Why there is a next round, as this agent knows it."""
@@ -203,13 +214,13 @@ class Handler(RendezvousHandler):
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
         logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
         info = torch_api.RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
-        return RendezvousInfo(AgentStore(world, self), world.rank, world.size, info)
+        store = InfoStore(AgentStore(world, self), world.store)
+        self._stores.append(store)
+        return RendezvousInfo(store, world.rank, world.size, info)
 
     def _raise(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
-        # An agent that came after the run had ended was never a spare of it.
-        spare = isinstance(error, Closed) and error.success and self._present.is_set()
-        if spare or isinstance(error, Drained):
+        if self._is_spare(error) or isinstance(error, Drained):
             self._not_needed = True
             self._recorder.record(str(error), NodeState.SUCCEEDED)
             logger.warning("this agent is not needed any more: %s", error)
@@ -219,6 +230,19 @@ class Handler(RendezvousHandler):
             raise SystemExit(0)
         self._recorder.record(str(error), NodeState.FAILED)
         raise torch_error(error) from error
+
+    def _is_spare(self, error: RdzvError) -> bool:
+        """Whether this agent was not needed: the run ended well without it, or was full without it when it was closed.
+
+        An agent that came after the end was never a spare of the run.
+        """
+        if not isinstance(error, Closed) or not self._present.is_set():
+            return False
+        if error.success:
+            return True
+        with suppress(RdzvError):
+            return self._world is None and self._rendezvous.status().size >= self._conf.max_nodes
+        return False
 
     def _on_signal(self, name: str) -> None:
         """Drain this member, so that the others re-form without waiting for its workers to stop. In the listener's thread."""

@@ -12,6 +12,7 @@ import pytest
 from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from rdzv.engines.embedded import hosting as hosting_module
 from rdzv.engines.embedded.hosting import HostingDriver
 from rdzv.engines.port import Get, Put
 from rdzv.errors import SettingsError, Unreachable
@@ -371,3 +372,22 @@ async def test_another_process_takes_over_and_sessions_find_it():
         await session.close()
     await first.close()
     await second.close()
+
+
+async def test_drivers_of_several_servers_that_leave_together_stop_each_server_once():
+    """Each stop waits, and the others change the table of servers meanwhile. A KeyError skipped the rest of leaving."""
+    drivers, sessions = [], []
+    for _ in range(3):
+        endpoint = f"127.0.0.1:{free_port()}"
+        for driver in (hosting(endpoint), hosting(endpoint)):
+            drivers.append(driver)
+            sessions.append(await driver.connect())
+    ports = [driver.server.port for driver in drivers if driver.server is not None]
+    for session in sessions:
+        await session.close()
+    await asyncio.gather(*(driver.close() for driver in drivers))
+    assert len(ports) == 3
+    for port in ports:
+        with socket.socket() as one:
+            assert one.connect_ex(("127.0.0.1", port)) != 0
+    assert not hosting_module._users

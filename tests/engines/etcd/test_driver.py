@@ -108,7 +108,8 @@ async def test_a_session_survives_an_etcd_that_is_away_for_a_while():
         await session.close()
 
 
-def test_a_forked_child_is_refused_and_its_parent_goes_on(one):
+def test_a_forked_child_makes_its_own_connection_and_its_parent_goes_on(one):
+    """gRPC does not survive a fork: the child's calls go through a helper process, which ends with its last session."""
     program = f"""if True:
         import asyncio, os, sys
         from rdzv.engines.port import Put
@@ -131,8 +132,23 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(one):
             assert await refused(session.txn(then=[Put("k", b"child")]))
             assert await refused(anext(watch))
             assert await refused(anext(aiter(session.watch(["k"], 1))))
-            assert await refused(driver().connect())
             await session.close()
+            own = await driver().connect()
+            lease = await own.grant(60)
+            revision = (await own.txn(then=[Put("k", b"child", lease)])).revision
+            seen = aiter(own.watch(["k"], revision - 1))
+            assert (await anext(seen)).events[0].item.value == b"child"
+            await own.renew(lease)
+            waiting = asyncio.ensure_future(anext(seen))
+            await own.revoke(lease)
+            assert (await waiting).events[0].item is None
+            await own.close()
+            try:
+                os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pass
+            else:
+                raise AssertionError("the helper process is still there")
 
         async def main():
             session = await driver().connect()
@@ -149,7 +165,8 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(one):
                 os._exit(0)
             assert await asyncio.to_thread(os.waitpid, pid, 0) == (pid, 0)
             await session.txn(then=[Put("k", b"parent")])
-            assert (await anext(watch)).events[0].item.value == b"parent"
+            seen = [(await anext(watch)).events[0].item for _ in range(3)]
+            assert [item and item.value for item in seen] == [b"child", None, b"parent"]
             await session.close()
 
         asyncio.run(main())
@@ -159,6 +176,20 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(one):
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, env=os.environ, check=False
     )
     assert done.stdout.split() == ["well"], done.stdout + done.stderr
+
+
+def test_the_end_of_an_event_loop_is_not_reported_by_grpcs_poller(one, caplog):
+    """gRPC has one poller for all loops. What came too late for a closed loop was logged as an error of the next loop."""
+
+    async def be_member(slot, leaves):
+        member = AsyncRendezvous(one.endpoint("loops"), run_id=f"job{slot}", min_nodes=1, max_nodes=1, last_call=0)
+        (await member.join()).bootstrap.release()
+        if leaves:
+            await member.leave()
+
+    for slot in range(10):
+        asyncio.run(be_member(slot, leaves=slot % 3 > 0))
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_all_keys_of_a_run_have_a_lease(one):

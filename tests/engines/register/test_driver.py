@@ -252,6 +252,19 @@ async def test_a_backend_that_fails_is_an_outage_and_says_what_it_knows():
             assert bool((await session.txn(then=[Get(mood)])).reads[0]) is there
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_a_register_that_keeps_nothing_is_refused_after_a_few_writes(says_so):
+    class Forgetful(CellBackend):
+        def set_state(self, state, token=None):
+            self.swaps[1] += 1
+            return (state, 1, True) if says_so else None
+
+    backend = Forgetful()
+    with pytest.raises(Incompatible, match="still empty after 5 writes: its set_state does not store the state"):
+        await Process(backend, 1).driver.connect()
+    assert backend.swaps == [0, 5]
+
+
 async def test_a_backend_that_does_not_say_what_it_did_is_asked():
     backend = Moody()
     async with Process(backend, 1) as session:

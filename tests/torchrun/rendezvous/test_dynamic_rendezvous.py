@@ -124,6 +124,20 @@ def test_a_node_beyond_the_maximum_is_a_spare_and_exits_when_all_are_done(tcp):
             spare.result(LONG_S)
 
 
+def test_a_spare_of_a_full_run_exits_gracefully_when_it_is_closed_and_a_waiting_node_does_not(tcp):
+    """As in torch: a node beyond the maximum was not needed; a node that had room would have been."""
+    for high, error in ((1, RendezvousGracefulExitError), (2, RendezvousClosedError)):
+        with Nodes(tcp, 1, high, grow="never") as nodes:
+            first = nodes.add("127.0.0.1")
+            ranks(nodes.join(first))
+            (waiting,) = nodes.join(nodes.add("127.0.0.2"))
+            wait_for(lambda first=first: len(first._rendezvous.status().members) == 2)
+            first.set_closed()
+            with pytest.raises(error, match="closed by its program"):
+                waiting.result(LONG_S)
+        tcp.server.delete_key("torch.rendezvous.run")
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "tcp"])
 def test_closing_ends_the_run_for_all_members(kind, request):
     with Nodes(request.getfixturevalue(kind), 2, 2) as nodes:

@@ -6,6 +6,7 @@ test_dist_store.py and test_c10d_rendezvous_backend.py test the contracts that s
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import time
 import urllib.request
@@ -33,10 +34,10 @@ from rdzv.engines.etcd.server import EtcdServer as Server
 from rdzv.engines.etcd.server import free_ports
 from rdzv.engines.port import List, Put
 from rdzv.errors import SettingsError
-from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend
+from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, etcd_store
 from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of
 from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
-from rdzv.torchrun.rendezvous.etcd_server import EtcdServer
+from rdzv.torchrun.rendezvous.etcd_server import EtcdServer, find_free_port, stop_etcd
 from rdzv.torchrun.rendezvous.etcd_store import EtcdSpace, EtcdStore
 from support.torchrun_jobs import wait_for
 
@@ -163,7 +164,7 @@ def until_answered(ask: Callable[[], Any]) -> Any:
 
 def test_a_backend_of_another_run_or_a_foreign_token_has_no_effect(client, prefix):
     backend = EtcdRendezvousBackend(client, "run", key_prefix=prefix)
-    assert backend.name == "etcd-v3"
+    assert backend.name == "etcd-v2"
     assert backend.set_state(b"x", token=7) is None, "there is no state, so no token can match"
     state, token, _ = backend.set_state(b"first")
     assert backend.set_state(b"late", "no token") == (state, token, False)
@@ -196,6 +197,27 @@ def test_a_backend_whose_etcd_is_away_raises_torchs_error(monkeypatch):
                 call.result(DEADLINE_S)
             assert str(caught.value).startswith("engine etcd://127.0.0.1:1 is unreachable after 1 s: ")
     client.close()
+
+
+def test_a_backend_is_made_only_where_etcd_answers(monkeypatch):
+    monkeypatch.setitem(EtcdDriver.__init__.__kwdefaults__, "connect_timeout_s", 1.0)
+    with pytest.raises(RendezvousConnectionError, match=r"engine etcd://127\.0\.0\.1:1 is unreachable"):
+        etcd_rendezvous_backend.create_backend(RendezvousParameters("etcd-v2", "127.0.0.1:1", "run", 1, 1))
+
+
+def test_helpers_with_torchs_names(tmp_path):
+    with find_free_port() as held, socket.socket() as one:
+        assert one.connect_ex(held.getsockname()) == 0
+    folder = tmp_path / "data"
+    folder.mkdir()
+    process = subprocess.Popen(["sleep", "60"])
+    stop_etcd(process, str(folder))
+    assert (process.returncode, folder.exists()) == (-15, False)
+    stop_etcd(process)
+    stop_etcd(None)
+    began_at = time.monotonic()
+    etcd_store.cas_delay()
+    assert time.monotonic() - began_at < 1.0
 
 
 def parameters(server: EtcdServer, run_id: str, **config: object) -> RendezvousParameters:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
@@ -34,6 +37,16 @@ def test_our_registry_has_torchs_names_and_the_plug_ins():
     with pytest.raises(ValueError, match="nothing"):
         get_rendezvous_handler(params("nothing"))
     assert rendezvous_handler_registry is not torchs.rendezvous_handler_registry
+
+
+def test_the_import_of_the_package_fills_the_registry():
+    program = (
+        "import rdzv.torchrun.rendezvous as package\n"
+        "given = package.RendezvousParameters('static', 'h:1', 'run', 1, 1, rank='0')\n"
+        "print(package.rendezvous_handler_registry.create_handler(given).get_backend())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("static\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("name", ["etcd", "etcd-v2"])

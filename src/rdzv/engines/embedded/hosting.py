@@ -67,11 +67,15 @@ class HostingDriver(RemoteDriver):
         self._closed = True
         async with self._hosting:
             server, self.server = self.server, None
-            for shared, users in tuple(_users.items()):
-                users.discard(self)
-                if not users:
-                    del _users[shared]
-                    await self._stop(shared)
+            # All changes of the table come before the first wait: others leave during it, and change the table too.
+            used = [shared for shared, users in tuple(_users.items()) if self in users]
+            for shared in used:
+                _users[shared].discard(self)
+            unused = [shared for shared in used if not _users[shared]]
+            for shared in unused:
+                del _users[shared]
+            for shared in unused:
+                await self._stop(shared)
             if server is not None and not server.is_open:
                 await server.stop()
 
@@ -117,7 +121,7 @@ class HostingDriver(RemoteDriver):
             )
         if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
             await self._give_up_server()  # The endpoint means another server after all.
-        for server, users in _users.items():
+        for server, users in tuple(_users.items()):
             if server.id == welcome.server and server.loop is asyncio.get_running_loop():
                 users.add(self)
         return link, welcome

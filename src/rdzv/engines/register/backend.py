@@ -29,6 +29,7 @@ WAIT_S = 6 * 3600.0
 STOP_S = 0.02
 STOPS_MAX = 50
 """Interval and number of calls that tell a waiting backend to stop."""
+CLOSE_S = 2.0
 
 
 class Backend(Protocol):
@@ -138,8 +139,14 @@ class BlockingRegister:
         await self._call(self._backend.drop_beat, name)
 
     async def close(self) -> None:
-        """Let both threads end after their current calls."""
+        """Let both threads end after their current calls. Waits for CLOSE_S at most: a backend may hang."""
         self._waits.close()
+        stopping = asyncio.ensure_future(self._stop_waiting())
+        await asyncio.wait([stopping], timeout=CLOSE_S)
+        stopping.cancel()
+        self._calls.close()
+
+    async def _stop_waiting(self) -> None:
         # Told to stop more than once: the thread may have been just about to wait.
         for _ in range(STOPS_MAX):
             if not self._waits.busy:
@@ -147,7 +154,6 @@ class BlockingRegister:
             with suppress(Unreachable):
                 await self._call(self._backend.stop_waiting)
             await asyncio.sleep(STOP_S)
-        self._calls.close()
 
     async def _call(self, work: Callable[..., T], *args: object, waits: bool = False, applied: bool | None = None) -> T:
         thread, timeout_s = (self._waits, 2 * WAIT_S) if waits else (self._calls, self._timeout_s)

@@ -21,8 +21,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...errors import Unreachable
+from ...errors import Incompatible, Unreachable
 from ...system.node import Node
+from ...system.timers import backoff_s, sleep
 from ..port import Case, Compare, Operation, Outcome, leases_of
 from .backend import Register
 from .document import ELSEWHERE, StoredLease, encode, first_document
@@ -30,6 +31,10 @@ from .swap_loop import Act, RegisterWatch, SwapLoop
 
 TXN_MAX = 100_000
 """A number for callers that split their transactions; the size of the state is the real limit."""
+FIRST_WRITES_MAX = 5
+"""How often the first state is written before the register counts as one that keeps nothing."""
+FIRST_WRITE_PAUSE_S = (0.05, 0.5)
+"""First and longest pause between two of these writes."""
 
 
 class RegisterDriver:
@@ -43,15 +48,25 @@ class RegisterDriver:
         self._timeout_s = timeout_s
 
     async def connect(self) -> RegisterSession:
-        """Connect, and make the engine if the register is empty."""
+        """Connect, and make the engine if the register is empty. Raises Incompatible if it stays empty."""
         register, node = self._register, self._node
         try:
             version = await register.read()
-            while version is None:
+            for write in range(FIRST_WRITES_MAX):
+                if version is not None:
+                    break
+                if write:  # Another process may have emptied it, or a slow copy of it was read.
+                    await sleep(node, backoff_s(write - 1, FIRST_WRITE_PAUSE_S, node.jitter()))
                 await register.swap(encode(first_document(node.token(), node.token())), None)
                 version = await register.read()
         except Unreachable as error:
             raise Unreachable(self.endpoint, error.problem, error.waited_s, applied=False) from error.__cause__
+        if version is None:
+            raise Incompatible(
+                "the state in the register",
+                f"{self.endpoint} is still empty after {FIRST_WRITES_MAX} writes: its set_state does not store the state, "
+                "or its get_state reads another place",
+            )
         return RegisterSession(SwapLoop.enter(register, node, version, self._timeout_s), register, node)
 
     async def close(self) -> None:

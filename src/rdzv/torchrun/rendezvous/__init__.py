@@ -2,13 +2,15 @@
 
 Modules have torch's module names, and every public name can also be imported from here. Types that torch's agent and launcher
 must recognise (handlers, errors, parameters, settings, the base class of backends) are torch's own; the implementations are
-ours. docs/torch-names.md lists every name. A module is loaded when one of its names is first used, because a backend's module
-may need packages that are not installed.
+ours. docs/torch-names.md lists every name. The import of this package fills its registry, as torch's does. A backend's module
+is loaded when one of its names is first used, because it may need packages that are not installed.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+
+from . import registry  # noqa: F401  Its import fills the registry.
 
 _MODULES = {
     "api": (

@@ -14,9 +14,13 @@ import tempfile
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 from torch.distributed import DistStoreError, FileStore, Store, TCPStore
@@ -37,13 +41,17 @@ T = TypeVar("T")
 
 DEFAULT_PORT = 29400
 READ_TIMEOUT_S = 60
+MARGIN_S = 1.0  # Time beyond `read_timeout` in which a TCPStore should report by itself why it cannot connect.
 STATE_MAX = 4 << 20  # Bytes of base64 that are decoded at most.
 _ABSENT = b"Y2FuaW1hZGFt"  # The value that torch's backend writes for "no state". A store with it is still empty.
 _MARKS_MAX = 16  # Marker keys kept for waiters that start late.
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """A register in any store of torch. The token is the value itself, because the store compares values."""
+    """A register in any store of torch. The token is the value itself, because the store compares values.
+
+    A call lasts as long as the store's: a TCPStore whose server is stopped does not return. The handler has a limit of its own.
+    """
 
     def __init__(self, store: Store, run_id: str) -> None:
         """Raises ValueError if the run id is empty. Sends no request yet."""
@@ -179,13 +187,30 @@ def connect(host: str, port: int, timeout_s: float, is_host: bool | None) -> TCP
     problem: Exception | None = None
     for serve in (True, False) if serves and is_host is None else (serves,):
         try:
-            return TCPStore(host, port, None, serve, **options)
+            return _in_time(partial(TCPStore, host, port, None, serve, **options), timeout_s + MARGIN_S)
         except (ValueError, RuntimeError, TimeoutError) as error:
             problem = problem or error
     raise RendezvousConnectionError(
         f"the store at {host}:{port} could not be {'served' if serves else 'reached'} within {timeout_s:g} s: "
         f"{' '.join(str(problem).split())}"
     ) from problem
+
+
+def _in_time(make: Callable[[], T], limit_s: float) -> T:
+    """Return what `make` does, or raise TimeoutError: a TCPStore waits without limit for a server that is stopped."""
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:  # noqa: BLE001  The caller judges it.
+            made.set_exception(error)
+
+    Thread(target=run, name="rdzv connects a TCPStore", daemon=True).start()
+    try:
+        return made.result(limit_s)
+    except FutureTimeout:
+        raise TimeoutError("it accepts connections and does not answer") from None
 
 
 def is_local(host: str) -> bool:

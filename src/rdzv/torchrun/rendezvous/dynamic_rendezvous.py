@@ -5,6 +5,7 @@ A backend written for torch works unchanged: it is a compare-and-set register, w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 
@@ -18,7 +19,7 @@ from ...config.endpoint import Endpoint
 from ...config.settings import DEFAULTS
 from ...engines.register.backend import BlockingRegister
 from ...engines.register.driver import RegisterDriver
-from ...errors import NotJoined
+from ...errors import NotJoined, Unreachable
 from ...operate import commands
 from ...system.node import LocalNode
 from ...system.portal import Portal
@@ -61,7 +62,8 @@ class DynamicRendezvousHandler(Handler):
         timeout_s = float(str(given.get("read_timeout", DEFAULTS["read_timeout"])))
         register = BlockingRegister(backend, str(endpoint), timeout_s=timeout_s, corrupt=(RendezvousStateError,))
         self._driver = RegisterDriver(register, LocalNode(), timeout_s=timeout_s)
-        conf = Conf(endpoint, settings.run_id, settings.min_nodes, settings.max_nodes, given, spare_exit="error")
+        close_s = settings.timeout.close.total_seconds()
+        conf = Conf(endpoint, settings.run_id, settings.min_nodes, settings.max_nodes, given, "error", close_s)
         super().__init__(backend.name, conf, self._driver)
 
     @classmethod
@@ -92,10 +94,13 @@ class DynamicRendezvousHandler(Handler):
             return self._rendezvous.status().phase == "closed"
 
     def set_closed(self) -> None:
-        """End the run for all members. The caller need not be a member."""
+        """End the run for all members. The caller need not be a member.
+
+        Raises RendezvousConnectionError if the backend is away for `RendezvousTimeout.close`.
+        """
         with torch_errors():
             try:
-                self._rendezvous.close_run("closed by its program")
+                self._rendezvous.close_run("closed by its program", self._conf.close_timeout_s)
             except NotJoined:
                 self._close_from_outside()
         self._was_closed = True
@@ -108,10 +113,17 @@ class DynamicRendezvousHandler(Handler):
             finally:
                 await session.close()
 
+        async def close_in_time() -> None:
+            limit_s = self._conf.close_timeout_s
+            try:
+                await asyncio.wait_for(close(), limit_s)
+            except asyncio.TimeoutError:
+                raise Unreachable(self._driver.endpoint, "no answer", limit_s) from None
+
         with Portal.lock:
             portal = Portal.open()
         try:
-            portal.run(close())
+            portal.run(close_in_time())
         finally:
             portal.close()
 
@@ -119,8 +131,8 @@ class DynamicRendezvousHandler(Handler):
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """Make a handler from torch's parameters, in whole seconds, and any settings of rdzv.
 
-    Defaults: join_timeout 600, last_call_timeout 30, keep_alive_interval 5, keep_alive_max_attempt 3. close_timeout and
-    heartbeat_timeout are checked but not used. Raises ValueError for a wrong parameter.
+    Defaults: join_timeout 600, last_call_timeout 30, close_timeout 30, keep_alive_interval 5, keep_alive_max_attempt 3.
+    heartbeat_timeout is checked but not used. Raises ValueError for a wrong parameter.
     """
     given = [params.get_as_int(f"{name}_timeout") for name in ("join", "last_call", "close", "heartbeat")]
     timeout = RendezvousTimeout(*(None if seconds is None else timedelta(seconds=seconds) for seconds in given))
@@ -129,6 +141,8 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
     settings = RendezvousSettings(params.run_id, params.min_nodes, params.max_nodes, timeout, interval, attempts)
     own = {key: value for key, value in params.config.items() if key in KEYS and key not in {*TORCH, *_BACKENDS}}
     own.pop("join_timeout", None)
+    if "read_timeout" in params.config:  # The backend's time for one answer is the handler's, too.
+        own["read_timeout"] = params.config["read_timeout"]
     for key in params.config.keys() - set(KEYS) - _BACKENDS:
         logger.warning("parameter %r is not known here; its backend may know it", key)
     return DynamicRendezvousHandler(settings, backend, store, params.local_addr, **translate(own))

@@ -63,6 +63,10 @@ class EtcdClient:
             portal = self._portal
         return portal.run(coroutine)
 
+    def connect(self) -> None:
+        """Connect now, and not with the first call. Raises Unreachable, SettingsError."""
+        self.run(self.session())
+
     async def session(self) -> Session:
         """Return the session, connecting if needed. Runs in the background thread. Raises Unreachable, SettingsError."""
         if self._session is None:

@@ -36,6 +36,13 @@ PREFIX = "torchelastic/p2p"  # torch's default for `etcd_prefix`.
 TIMEOUT_S = 600
 LAST_CALL_S = 30
 
+# The lifetimes of torch's keys in etcd, in seconds, for programs that read them. A member here has leases instead.
+CONST_ETCD_SETUP_TTL = 5
+CONST_ETCD_FROZEN_TTL = 10
+CONST_ETCD_JOINABLE_EPHEMERAL_TTL = 10
+CONST_WORKER_KEEPALIVE_TTL = 10
+CONST_RUNID_SUBROOT_TTL = 7200
+
 
 class EtcdRendezvousRetryableFailure(Exception):
     """Kept for programs that catch it. rdzv never raises it, because a member retries by itself."""

@@ -6,6 +6,7 @@ write whose reply was lost is not applied twice: the state holds the id of the w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from ...core.keys import ROOT
 from ...engines.port import EngineReset, Get, Item, LeaseGone, Modified, Put
 from ...errors import SettingsError, Unreachable
+from ...member.member import CONNECT_S
 from ...system.node import LocalNode
 from ...system.timers import sleep
 from .etcd_client import EtcdClient, client_of
@@ -42,7 +44,10 @@ _decode = msgspec.msgpack.Decoder(_StoredState).decode
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
-    """The backend. The state outlives its last write by `ttl` seconds (2 hours)."""
+    """The backend. The state outlives its last write by `ttl` seconds (2 hours).
+
+    A call raises RendezvousConnectionError after the client's read timeout; one that has to connect, up to ten seconds later.
+    """
 
     _DEFAULT_TTL = 7200
 
@@ -58,7 +63,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        return "etcd-v3"
+        """Torch's name: programs compare it, and a registry refuses a handler of another name."""
+        return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None. Raises RendezvousConnectionError, RendezvousStateError."""
@@ -81,8 +87,12 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return found.state, item.modified, found.operation == stored.operation
 
     def _run(self, work: Coroutine[Any, Any, Item | None]) -> Item | None:
+        """Run a call, for `read_timeout` and the time to connect at most."""
+        limit_s = self._client.read_timeout_s + CONNECT_S
         try:
-            return self._client.run(work)
+            return self._client.run(asyncio.wait_for(work, limit_s))
+        except asyncio.TimeoutError:
+            raise RendezvousConnectionError(f"engine {self._client.endpoint} did not answer within {limit_s:g} s") from None
         except EngineReset:
             self._client.drop_session()
             self._lease = 0
@@ -127,8 +137,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Store]:
     """Make a backend and a store on the etcd that the parameters name.
 
-    Keys: read_timeout (60 s), protocol (http or https), ssl_cert, ssl_cert_key, ca_cert, token_file.
+    Keys: read_timeout (60 s), protocol (http or https), ssl_cert, ssl_cert_key, ca_cert, token_file. Connects at once. Raises
+    ValueError for a wrong parameter, and RendezvousConnectionError if etcd does not answer or refuses this client.
     """
     client = client_of(params)
+    try:
+        client.connect()
+    except (Unreachable, SettingsError) as error:
+        client.close()
+        raise RendezvousConnectionError(str(error)) from error
     backend = EtcdRendezvousBackend(client, params.run_id, key_prefix="torch/elastic/rendezvous")
     return backend, EtcdStore(client, f"torch/elastic/store/{params.run_id}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 import weakref
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,12 @@ TTL_S = 7200  # How long unused keys stay. torch uses the same value for the sta
 BATCH_KEYS = 100
 BATCH_BYTES = 1024 * 1024  # Bytes per transaction; etcd's default limit is 1.5 MiB.
 RETRY_S = 0.2
+CAS_DELAY_S = 0.1
+
+
+def cas_delay() -> None:
+    """Sleep for a random time up to 0.1 s, for programs that pause before a write. Stores here need no such pause."""
+    time.sleep(random.random() * CAS_DELAY_S)  # noqa: S311
 
 
 class EtcdStore(DistStore):

@@ -17,15 +17,18 @@ requests from an earlier one are given up after LEADER_CHANGE_S. The same loss t
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from .channels import open_channel
 from .credentials import Credentials
 from .errors import EtcdError, Forked, LeaderChanged, TokenInvalid, Unanswered, error_of
 from .messages import Header, RangeRequest, decode_header, decode_login, encode_login
@@ -36,43 +39,21 @@ PROBE_TIMEOUT_S = 0.8
 LEADER_CHANGE_S = 0.5  # Time that a pending request has left once a later term of etcd's leader is seen.
 BACKOFF_S = (0.02, 0.5)
 """First and longest pause after all members have failed. Jitter shortens each pause to as little as half."""
-REPLY_MAX = 256 * 1024 * 1024
-"""Bytes. A list of ten thousand members has 5 MB; a reply above this limit cannot be rdzv's data."""
-CONNECT_MS = 1000  # Timeout of one attempt to connect to one member; `call` tries the others.
-KEEPALIVE_MS = 10_000
-"""Interval of HTTP/2 pings. etcd treats pings more often than every 5 s, or without a pending call, as an attack."""
-
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", REPLY_MAX),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # A cluster's control plane is reached directly; an HTTP proxy for downloads would not let it through.
-    ("grpc.enable_http_proxy", 0),
-]
+ENDING_S = 0.1  # How long a client that closes waits for the end of calls that it has cancelled. They take a millisecond.
 _PROBE = RangeRequest(b"\0", limit=1, serializable=True, keys_only=True).encode()
 
 
 class ClusterMember:
     """One member of the cluster, as this client sees it."""
 
-    def __init__(self, host: str, port: int, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, host: str, port: int, open_channel: Callable[[str], Any]) -> None:
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.address = (host, port)
         self.replied_at = 0.0
         self.failed_at = -1.0
         self.term = 0  # The term of etcd's leader in this member's last reply.
         self.pending: set[Any] = set()  # Calls that are cancelled when the client switches to another member.
-        if credentials is None:
-            self.channel = grpc.aio.insecure_channel(self.name, options=_OPTIONS)
-        else:
-            self.channel = grpc.aio.secure_channel(self.name, credentials, options=_OPTIONS)
+        self.channel = open_channel(self.name)
         self._stubs: dict[str, Any] = {}
 
     def unary(self, method: str) -> Any:
@@ -98,8 +79,13 @@ class Cluster:
         self.forked = False
         self.closed = False
         self.loop = asyncio.get_running_loop()
-        channel_credentials = credentials.for_channel()
-        self.members = [ClusterMember(host, port, channel_credentials) for host, port in hosts]
+        files = credentials.files()
+        opener: Callable[[str], Any] = partial(open_channel, files=files)
+        if _fork_guard.forked:
+            from .relay import Relay, RelayChannel  # noqa: PLC0415  Seldom needed.
+
+            opener = partial(RelayChannel, Relay(files))
+        self.members = [ClusterMember(host, port, opener) for host, port in hosts]
         # Random, so that clients that start together do not all begin with the member that is named first.
         self.current = random.choice(self.members)  # noqa: S311
         self.current.replied_at = self.loop.time()
@@ -302,6 +288,23 @@ class Cluster:
             self._login.cancel()
         for member in self.members:
             await member.channel.close()
+        # gRPC has one poller for all event loops. If this loop were closed before the poller has told it how the calls ended,
+        # the poller would raise in another loop.
+        ending = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "").startswith("_AioCall.")]
+        if ending:
+            await asyncio.wait(ending, timeout=ENDING_S)
+
+
+class _PollerFilter(logging.Filter):
+    """Drops what asyncio logs when gRPC's poller has news for an event loop that its owner closed too early."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        is_late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        return not (is_late and "PollerCompletionQueue" in record.getMessage())
+
+
+logging.getLogger("asyncio").addFilter(_PollerFilter())
 
 
 def _is_cancelled() -> bool:
@@ -314,7 +317,10 @@ def _is_cancelled() -> bool:
 
 
 class _ForkGuard:
-    """Keeps a forked child from gRPC, whose threads a fork does not copy: in five of five trials it hung or crashed."""
+    """Keeps a forked child from gRPC, whose threads a fork does not copy: in five of five trials it hung or crashed.
+
+    Clients of the parent fail in the child. Those that the child makes use a helper process (`relay`).
+    """
 
     def __init__(self) -> None:
         self.used = False
@@ -324,15 +330,13 @@ class _ForkGuard:
         """Clusters of the parent, never freed: freeing a channel would write to the parent's connection."""
 
     def register(self, cluster: Cluster) -> None:
-        """Add a cluster of this process. Raises Forked."""
-        if self.forked:
-            raise Forked
+        """Add a cluster of this process."""
         self.used = True
         self.clusters.add(cluster)
 
     def after_fork(self) -> None:
         """Disable, in the child, all clusters of the parent."""
-        self.forked = self.used
+        self.forked = self.forked or self.used
         for cluster in self.clusters:
             cluster.forked = True
         self.inherited.extend(self.clusters)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-import grpc
 import msgspec
 
 from ....errors import SettingsError
+from .channels import Files
 
 PASSWORD_MAX = 4096  # Bytes. A larger file is hardly a password: more likely the wrong file was named.
 
@@ -29,16 +29,13 @@ class Credentials(msgspec.Struct, frozen=True):
 
     __str__ = __repr__
 
-    def for_channel(self) -> grpc.ChannelCredentials | None:
-        """Return the credentials of a gRPC channel; None without TLS. Raises SettingsError."""
+    def files(self) -> Files | None:
+        """Return what a gRPC channel needs; None without TLS. Raises SettingsError."""
         if not self.tls:
             return None
         # The default roots of gRPC are a list of its own, without the authorities that an operator added to the node's.
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca or ssl.get_default_verify_paths().cafile or "", "tls_ca"),
-            private_key=_read(self.key, "tls_key"),
-            certificate_chain=_read(self.cert, "tls_cert"),
-        )
+        ca = _read(self.ca or ssl.get_default_verify_paths().cafile or "", "tls_ca")
+        return Files(ca, _read(self.key, "tls_key"), _read(self.cert, "tls_cert"))
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return the same for the standard library, whose errors say better what is wrong."""

@@ -28,12 +28,11 @@ class LeaderChanged(Unanswered):
 
 
 class Forked(Unanswered):
-    """The process was forked from one that used gRPC, whose threads do not survive a fork."""
+    """The client belongs to the process that this one was forked from: gRPC's threads do not survive a fork."""
 
     def __init__(self) -> None:
         super().__init__(
-            "gRPC was used in the process that this one was forked from and does not work here; "
-            "start it by 'spawn' or 'forkserver', or fork before joining",
+            "this connection to etcd belongs to the process that this one was forked from; make a new one in this process",
             applied=False,
         )
 
