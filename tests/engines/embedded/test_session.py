@@ -143,6 +143,28 @@ def test_a_member_whose_connection_broke_lingers_and_the_lease_decides_if_the_se
     assert len(core.runs["job"].engine.leases) == left
 
 
+def test_a_client_whose_buffer_fills_while_it_is_told_of_gaps_is_held_back_again():
+    """Found by attack: a client that read a little from time to time was owed 243 MB where 1 MiB was promised."""
+    pair = Pair(Core())
+    session, transport = pair.session, pair.session.transport
+    session.pause_writing()
+    session._cut.append(1)
+    write = transport.write
+
+    def fill(data):
+        write(data)
+        session.pause_writing()
+
+    transport.write = fill
+    session.resume_writing()
+    assert session.is_held
+    assert not transport.reading
+    transport.write = write
+    session.resume_writing()
+    assert not session.is_held
+    assert transport.reading
+
+
 def test_a_session_that_is_back_replaces_its_former_connection_and_keeps_its_lease():
     core = Core()
     former = Pair(core)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import os
 import shutil
 import ssl
+import weakref
 from pathlib import Path
 
 import pytest
@@ -213,6 +215,30 @@ async def test_one_that_never_finishes_its_handshake_is_closed_and_costs_nothing
         await until(lambda: not server.peers)
         for one in (raw, half):
             await one.close()
+
+
+@pytest.mark.parametrize(
+    "says", [b"\x16\x03\x01\x02\x00\x01", PREAMBLE, b"\x16" * 100, b""],
+    ids=["half a hello", "in the clear", "rubbish", "nothing"],
+)  # fmt: skip
+async def test_a_connection_that_ended_needs_no_garbage_collector(says):
+    """Found by attack: half-open connections that were closed kept 1.2 GB until a full collection."""
+    async with serving(trust=full(), limits=Limits(greeting_s=30.0)) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            raws = [await Raw.connect(server.port) for _ in range(5)]
+            await until(lambda: len(server.peers) == 5)
+            left = [weakref.ref(peer) for peer in server.peers]
+            for raw in raws:
+                raw.write(says)
+            await asyncio.sleep(0.05)
+            for raw in raws:
+                await raw.close()
+            await until(lambda: not server.peers)
+            await until(lambda: not any(one() for one in left), "the end of all of them")
+        finally:
+            gc.enable()
 
 
 async def test_a_proof_is_bound_to_the_servers_certificate():

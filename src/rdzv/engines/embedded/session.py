@@ -154,7 +154,9 @@ class ServerSession(FrameStream):
         cut, self._cut = self._cut, []
         for number in cut:
             self.send(encode(WatchGap(number, "the watch was cut off, because what it was told was not read in time")))
-        self.go_on()
+        # News that waited went with the first of these, and may have filled the buffer again.
+        if self.slow_s == math.inf:
+            self.go_on()
 
     def keeps_some(self) -> None:
         self._core.keeps(self)
