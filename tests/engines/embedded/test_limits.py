@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -27,7 +30,7 @@ from rdzv.engines.embedded.frames import (
     WatchNews,
     WatchStart,
 )
-from rdzv.engines.embedded.limits import Limits, raise_nofile
+from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.port import Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
@@ -139,6 +142,81 @@ async def test_one_that_has_gone_silent_is_closed(monkeypatch):
         raw = await Raw.member(server.port)
         assert await raw.frame() == Rejected("it has said nothing for 0.3 s")
         await raw.close()
+
+
+async def test_a_crowd_of_strangers_is_bounded_and_the_oldest_is_dropped():
+    async with serving(limits=Limits(strangers=5)) as server:
+        member = await Raw.member(server.port)
+        strangers = [await Raw.connect(server.port) for _ in range(20)]
+        await until(lambda: len(server.peers) == 6)
+        assert b"did not say hello before this server was full" in await strangers[0].rest()
+        member.write(Ping(1))
+        assert await member.frame() == Acknowledged(1)
+        for raw in (member, *strangers):
+            raw.writer.transport.abort()
+
+
+async def test_one_run_leaves_connections_to_the_others():
+    async with serving(limits=Limits(connections=80)) as server:
+        crowd = [await Raw.member(server.port, session=f"s{number}") for number in range(78)]
+        with pytest.raises(Unreachable, match="run 'job' has 78 connections, and the rest of this server's are for other runs"):
+            await driver_to(server.port).connect()
+        async with session_to(server.port, "other") as session:
+            await session.txn()
+        for raw in crowd:
+            raw.writer.transport.abort()
+
+
+async def test_a_few_connections_are_accepted_in_each_turn():
+    async with serving(limits=Limits(accepts=3)) as server:
+        opened = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(10)]
+        counts = []
+        while len(server.peers) < 10:
+            counts.append(len(server.peers))
+            await asyncio.sleep(0)
+        assert max(after - before for before, after in itertools.pairwise([*counts, 10])) <= 3
+        for one in opened:
+            one.close()
+
+
+async def test_a_server_without_descriptors_drops_a_stranger_or_lets_the_caller_go_and_says_so_once(caplog, monkeypatch):
+    refusals, plainly = 0, socket.socket.accept
+
+    def accept(listener):
+        nonlocal refusals
+        if not refusals:
+            return plainly(listener)
+        refusals -= 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    async with serving() as server, session_to(server.port) as session:
+        refusals = 1
+        refused = await Raw.connect(server.port)
+        assert await refused.rest() == b""
+        stranger = await Raw.connect(server.port)
+        await until(lambda: len(server.peers) == 2)
+        refusals = 1
+        member = await Raw.member(server.port)
+        assert b"did not say hello" in await stranger.rest()
+        await session.txn()
+        for raw in (refused, stranger, member):
+            await raw.close()
+    assert [record.message for record in caplog.records] == [
+        "peer unknown: its connection cannot be accepted: Too many open files"
+    ]
+
+
+async def test_all_peers_together_fill_one_line_of_the_log_in_a_second(caplog):
+    said_at = 100.0
+    complain = Complaints(lambda: said_at)
+    for number in range(1000):
+        complain(f"10.0.0.{number}", "rubbish")
+    said_at += 1.0
+    complain("10.0.0.1", "rubbish")
+    assert [record.message for record in caplog.records] == [
+        "peer 10.0.0.0: rubbish", "peer 10.0.0.1: rubbish (999 more were not logged)",
+    ]  # fmt: skip
 
 
 # ---- who reads too little

@@ -6,7 +6,7 @@ Each limit is far above what a run of 10,000 members needs. A client that meets 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,19 +18,26 @@ logger = logging.getLogger("rdzv.server")
 
 DESCRIPTORS_SPARED = 64
 """Descriptors left for the rest of the process: its files, its own connections."""
-PEERS_REMEMBERED = 1024
+COMPLAINT_S = 1.0
+"""Time between two warnings about peers."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one server."""
 
     connections: int = 16_000
-    """Fewer if the system allows the process fewer open files."""
+    """Fewer if the system allows the process fewer open files. An eighth is kept from a single run, for the others."""
+    strangers: int = 1_000
+    """Connections that have not said hello yet. Under TLS each costs about 75 KB."""
+    accepts: int = 16
+    """Connections accepted in one turn of the event loop. The rest wait in the kernel."""
     runs: int = 10_000
     keys: int = 1_000_000
     """Keys of one run."""
     bytes: int = 256 * 1024 * 1024
     """Bytes of all keys and values of one run."""
+    memory: int = 512 * 1024 * 1024
+    """Bytes of all runs together, and of what waits for clients."""
     leases: int = 100_000
     """Leases of one run."""
     history: int = 16_384
@@ -75,21 +82,19 @@ def raise_nofile() -> int:
 
 
 class Complaints:
-    """Logs warnings about peers, at most one per second and peer: rubbish must not fill the log as well."""
+    """Logs warnings about peers, at most one per second in total: rubbish must not fill the log as well."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._said: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._said_at = -math.inf
+        self._unsaid = 0
 
     def __call__(self, peer: str, problem: str) -> None:
         """Warn of a peer, named by its address without the port: that is another one each time."""
         now = self._now()
-        at, silent = self._said.pop(peer, (now - 1.0, 0))
-        if now - at < 1.0:
-            self._said[peer] = (at, silent + 1)
+        if now - self._said_at < COMPLAINT_S:
+            self._unsaid += 1
             return
-        self._said[peer] = (now, 0)
-        while len(self._said) > PEERS_REMEMBERED:
-            self._said.popitem(last=False)
-        more = f" ({silent} more were not logged)" if silent else ""
+        more = f" ({self._unsaid} more were not logged)" if self._unsaid else ""
+        self._said_at, self._unsaid = now, 0
         logger.warning("peer %s: %s%s", peer, problem, more)

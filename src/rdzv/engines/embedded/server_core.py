@@ -22,6 +22,8 @@ LINGER_S = 1.0
 SWEEP_S = 1.0
 EMPTY_S = 60.0
 """How long a run in which nothing is left is kept."""
+SMALL = 64
+"""Connections of a server that one run may have to itself. Beyond, an eighth is kept for other runs."""
 
 
 class ServerCore(ABC):
@@ -85,18 +87,27 @@ class ServerCore(ABC):
         self.moved()
         self.peers[peer] = None
         self._strangers[peer] = None
-        if len(self.peers) <= self.connections_max:
+        if len(self.peers) <= self.connections_max and len(self._strangers) <= self.limits.strangers:
             return
-        oldest = next(iter(self._strangers))
-        if oldest is not peer:
-            # Strangers may not keep members out by their number. A member says hello before its turn to be dropped comes.
-            self._strangers.pop(oldest)
-            self._drop(oldest, "it connected and did not say hello before this server was full")
-            oldest.transport.abort()
+        if next(iter(self._strangers)) is not peer:
+            self.drop_oldest_stranger()
         else:
             text = f"this server has {self.connections_max} connections, which is all it can have"
             self.complain(peer.host, text)
             peer.reject(text)
+
+    def drop_oldest_stranger(self) -> bool:
+        """Make room for a newcomer. Return False if every client has said hello.
+
+        Strangers may not keep members out by their number. A member says hello before its turn to be dropped comes.
+        """
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._strangers.pop(oldest)
+        self._drop(oldest, "it connected and did not say hello before this server was full")
+        oldest.transport.abort()
+        return True
 
     def hello(self, peer: ServerSession, hello: Hello) -> None:
         """Take in a session by its first frame, or say why not."""
@@ -144,6 +155,9 @@ class ServerCore(ABC):
             )
         if not hello.probe and hello.run not in self.runs and len(self.runs) >= self.limits.runs:
             return f"this server has {len(self.runs)} runs, which is all it can have"
+        run, room = self.runs.get(hello.run), self.connections_max - max(0, self.connections_max - SMALL) // 8
+        if run is not None and not self.only_run and len(run.sessions) >= room and hello.session not in run.sessions:
+            return f"run {hello.run!r} has {len(run.sessions)} connections, and the rest of this server's are for other runs"
         return ""
 
     def _welcome(self, instance: str) -> Welcome:
