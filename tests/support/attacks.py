@@ -7,6 +7,7 @@ their own, so that what honest clients measure is the server and not the attacke
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import resource
 import ssl
@@ -135,10 +136,10 @@ async def steps(port, ends):
         one.txn(*[List("d/")] * 10),
         one.txn(*(Put(f"d/{number}", b"") for number in range(5000))),
     )
-    while time.monotonic() < ends:
-        for other in others:
-            for request in costly:
-                await other.send(request)
+    for other, request in itertools.cycle(itertools.product(others, costly)):
+        if time.monotonic() > ends:
+            break
+        await other.send(request)
     await clean_up(port, "d/")
 
 
@@ -218,12 +219,13 @@ async def requests(port, ends):
     """Many connections that ask small things as fast as they can."""
     others = [await Attacker(port).connect() for _ in range(30)]
     many = b"".join(encode(Ping(number)) for number in range(5000))
-    while time.monotonic() < ends:
-        for other in others:
-            await other.send(many)
+    for other in itertools.cycle(others):
+        if time.monotonic() > ends:
+            break
+        await other.send(many)
 
 
-ATTACKS = {one.__name__: one for one in (connections, half_open)}
+ATTACKS = {one.__name__: one for one in (answers, steps, requests, connections, half_open)}
 
 
 if __name__ == "__main__":

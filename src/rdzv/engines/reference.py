@@ -8,9 +8,9 @@ end.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .leases import Leases
 from .port import (
@@ -36,109 +36,11 @@ from .port import (
     Outcome,
     Put,
 )
+from .tree import ENTRIES_PER_KEY, Tree
 
-
-class _Directory:
-    """The keys with one directory part (up to the last '/'), in the order of their creation.
-
-    Deletion is cheap: deleted keys stay in the lists until they are the majority. An entry is valid if its `created`
-    equals the existing item's. `created` is sorted, so "the newest before revision r" needs no walk.
-    """
-
-    __slots__ = ("created", "keys", "live")
-
-    def __init__(self) -> None:
-        self.created: list[int] = []
-        self.keys: list[str] = []
-        self.live = 0
-
-    def walk(self, items: dict[str, Item], newest: bool, below: int) -> Iterator[Item]:
-        """Yield the items created before revision `below` (0: all)."""
-        end = bisect_left(self.created, below) if below else len(self.keys)
-        for index in range(end - 1, -1, -1) if newest else range(end):
-            item = items.get(self.keys[index])
-            if item is not None and item.created == self.created[index]:
-                yield item
-
-    def sweep(self, items: dict[str, Item]) -> None:
-        """Drop the entries of deleted keys, if there are many."""
-        if len(self.keys) > 2 * self.live + 16:
-            left = list(self.walk(items, newest=False, below=0))
-            self.created = [item.created for item in left]
-            self.keys = [item.key for item in left]
-
-
-class _Tree:
-    """All items, by key and by directory."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, Item] = {}
-        self._directories: dict[str, _Directory] = {}
-        self._names: list[str] = []
-
-    def put(self, item: Item) -> None:
-        if item.key not in self.items:
-            name = item.key[: item.key.rfind("/") + 1]
-            directory = self._directories.get(name)
-            if directory is None:
-                directory = self._directories[name] = _Directory()
-                insort(self._names, name)
-            directory.created.append(item.created)
-            directory.keys.append(item.key)
-            directory.live += 1
-        self.items[item.key] = item
-
-    def remove(self, key: str) -> None:
-        del self.items[key]
-        name = key[: key.rfind("/") + 1]
-        directory = self._directories[name]
-        directory.live -= 1
-        if directory.live:
-            directory.sweep(self.items)
-        else:
-            del self._directories[name]
-            del self._names[bisect_left(self._names, name)]
-
-    def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
-        """Return the items that a `List` asks for."""
-        # ANY counts as newest: members that each watch one other member should not all watch the oldest.
-        newest = order is Order.NEWEST or order is Order.ANY
-        found: list[Item] = []
-        sources = 0
-        for directory, whole in self._within(prefix):
-            room = limit if order is not Order.KEY else 0
-            for item in directory.walk(self.items, newest, below):
-                if (whole or item.key.startswith(prefix)) and (not after or item.key > after):
-                    found.append(item)
-                    room -= 1
-                    if room == 0:
-                        break
-            sources += 1
-        if order is Order.KEY:
-            found.sort(key=lambda item: item.key)
-        elif sources > 1 and order is not Order.ANY:
-            found.sort(key=lambda item: item.created, reverse=newest)
-        return tuple(found[:limit] if limit else found)
-
-    def empty(self, prefix: str, since: int) -> bool:
-        """Whether no key with that prefix was created after revision `since`."""
-        for directory, whole in self._within(prefix):
-            for item in directory.walk(self.items, newest=True, below=0):
-                if item.created <= since:
-                    break
-                if whole or item.key.startswith(prefix):
-                    return False
-        return True
-
-    def _within(self, prefix: str) -> Iterator[tuple[_Directory, bool]]:
-        """Yield the directories that can hold keys with that prefix, and whether all of their keys have it."""
-        name = prefix[: prefix.rfind("/") + 1]
-        if name != prefix and name in self._directories:
-            yield self._directories[name], False
-        for index in range(bisect_left(self._names, prefix), len(self._names)):
-            if not self._names[index].startswith(prefix):
-                return
-            yield self._directories[self._names[index]], True
+CHANGE_STEPS = 10
+"""Steps that one change of a key counts as, beside those of the watchers that are told. A key that is looked at is one."""
+TELL_STEPS = 5
 
 
 class _Watcher:
@@ -170,17 +72,21 @@ class Engine:
     callback must not raise: the change has happened, and other watchers still wait for it.
     """
 
-    def __init__(self, instance: str, *, history_max: int = 65536) -> None:
-        """Start empty. `history_max`: events kept for watches from the past; a large one counts once per KiB begun."""
+    def __init__(self, instance: str, *, history_max: int = 65536, steps_max: int = sys.maxsize) -> None:
+        """Start empty. `history_max`: events kept for watches from the past; a large one counts once per KiB begun.
+
+        `steps_max`: keys that the compares and reads of one transaction may look at.
+        """
         self.instance = instance
         self.revision = 1
         self.leases = Leases()
         self.observers: list[Callable[[Batch], None]] = []
         """Callbacks for every whole commit, called before the watchers."""
-        self._tree = _Tree()
+        self._tree = Tree()
         self._owned: dict[int, dict[str, None]] = {}
         self._history: deque[Batch] = deque()
         self._history_max = history_max
+        self._steps_max = steps_max
         self._history_size = 0
         self._forgotten = 0
         self._changed: dict[str, int] = {}
@@ -191,6 +97,11 @@ class Engine:
 
     def __len__(self) -> int:
         return len(self._tree.items)
+
+    @property
+    def steps(self) -> int:
+        """Work done since the beginning: keys looked at, changes, watchers told. A step is less than a microsecond."""
+        return self._tree.steps
 
     def load(self, items: Iterable[Item], revision: int) -> None:
         """Start with these items, given in the order of their creation. There must be no watchers yet."""
@@ -217,17 +128,35 @@ class Engine:
         branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
             refuse_double_writes(branch)
+        tree = self._tree
+        tree.steps_end = tree.steps + self._steps_max
         taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
         operations = branches[-1 if taken is None else taken]
+        scans = 0
         for operation in operations:
-            if type(operation) is Put and operation.lease and operation.lease not in self.leases:
-                raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
+            if type(operation) is Put:
+                if operation.lease and operation.lease not in self.leases:
+                    raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
+            elif type(operation) is List or type(operation) is DeletePrefix:
+                scans += 1
+        if scans * ENTRIES_PER_KEY * len(tree.items) > tree.steps_end - tree.steps:
+            self._try_searches(operations)
+        tree.steps_end = sys.maxsize
         events: list[Event] = []
         reads = tuple([self._apply(operation, events) for operation in operations])
         revision = self.revision + 1 if events else self.revision
         outcome = Outcome(taken is not None, revision, reads, taken or 0)
         self._commit(events)
         return outcome
+
+    def _try_searches(self, operations: Sequence[Operation]) -> None:
+        """Raise ValueError if the searches of a branch look at too many keys: once keys have changed, it is too late."""
+        for operation in operations:
+            if type(operation) is List:
+                self._apply(operation, [])
+            elif type(operation) is DeletePrefix:
+                self._tree.find(operation.prefix, Order.ANY)
+            self._tree.check_steps()
 
     def _holds(self, compare: Compare) -> bool:
         items = self._tree.items
@@ -245,7 +174,9 @@ class Engine:
                 (item.created if (item := items.get(key)) else 0) == revision
                 for key, revision in compare.revisions.items()
             )
-        return self._tree.empty(compare.prefix, compare.since)
+        is_empty = self._tree.empty(compare.prefix, compare.since)
+        self._tree.check_steps()
+        return is_empty
 
     def _apply(self, operation: Operation, events: list[Event]) -> tuple[Item, ...]:
         tree = self._tree
@@ -332,6 +263,7 @@ class Engine:
                 index.setdefault(name, {})[watcher] = None
         missed = self._missed(watcher, since)
         if missed:
+            self._tree.steps += len(missed)
             deliver(Batch(self.revision, missed))
         return lambda: self._unsubscribe(watcher)
 
@@ -353,6 +285,7 @@ class Engine:
         for batch in reversed(self._history):
             if batch.revision <= since:
                 break
+            self._tree.steps += len(batch.events)
             missed.extend(event for event in reversed(batch.events) if watcher.wants(event.key))
         return tuple(reversed(missed))
 
@@ -377,6 +310,7 @@ class Engine:
         self.revision += 1
         batch = Batch(self.revision, tuple(events))
         self._history.append(batch)
+        self._tree.steps += CHANGE_STEPS * len(events)
         for event in events:
             self._history_size += _size(event)
             self._changed[event.key] = self._changed[starred(event.key)] = self.revision
@@ -395,28 +329,43 @@ class Engine:
     def _tell(self, batch: Batch) -> None:
         for observer in tuple(self.observers):
             observer(batch)
-        found: dict[_Watcher, dict[int, None]] = {}
-        above: dict[str, list[dict[_Watcher, None]]] = {}
+        matched: dict[str, list[int]] = {}
+        above: dict[str, list[str]] = {}
         for index, event in enumerate(batch.events):
-            for name in (event.key, starred(event.key)):
-                for watcher in self._by_key.get(name, ()):
-                    found.setdefault(watcher, {})[index] = None
+            key, star = event.key, starred(event.key)
+            if key in self._by_key:
+                matched.setdefault(key, []).append(index)
+            if star in self._by_key and star != key:
+                matched.setdefault(star, []).append(index)
             if not self._by_prefix:
                 continue
-            name = event.key[: event.key.rfind("/") + 1]
+            name = key[: key.rfind("/") + 1]
             if name not in above:
-                above[name] = [self._by_prefix[one] for one in _ancestors(name) if one in self._by_prefix]
-            for watchers in above[name]:
-                for watcher in watchers:
-                    found.setdefault(watcher, {})[index] = None
-        parts = {tuple(range(len(batch.events))): batch} if found else {}
-        for watcher, indices in found.items():
+                above[name] = [one for one in _ancestors(name) if one in self._by_prefix]
+            for prefix in above[name]:
+                matched.setdefault(prefix, []).append(index)
+        # Watchers of the same names share the list of their events, so that a large commit costs each of them a look.
+        found: dict[_Watcher, tuple[str, ...]] = {}
+        for name in matched:
+            for watcher in (self._by_prefix if name.endswith("/") else self._by_key)[name]:
+                found[watcher] = (*found.get(watcher, ()), name)
+        parts: dict[tuple[str, ...], Batch] = {}
+        for watcher, names in found.items():
             if not watcher.live or watcher.seen >= batch.revision:
                 continue
-            part = parts.get(chosen := tuple(indices))
+            part = parts.get(names)
             if part is None:
-                part = parts[chosen] = Batch(batch.revision, tuple([batch.events[index] for index in indices]))
+                part = parts[names] = self._part(batch, [matched[name] for name in names])
+            self._tree.steps += TELL_STEPS
             watcher.deliver(part)
+
+    def _part(self, batch: Batch, lists: list[list[int]]) -> Batch:
+        """Return the events at these indices: the batch itself if they are all."""
+        chosen = lists[0] if len(lists) == 1 else sorted(set().union(*lists))
+        self._tree.steps += len(chosen)
+        if len(chosen) == len(batch.events):
+            return batch
+        return Batch(batch.revision, tuple([batch.events[index] for index in chosen]))
 
 
 def starred(key: str) -> str:

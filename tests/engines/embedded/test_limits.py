@@ -61,6 +61,17 @@ async def test_an_answer_larger_than_a_frame_is_refused_with_a_sentence():
         await raw.close()
 
 
+async def test_a_small_request_with_a_huge_answer_is_refused_before_it_is_encoded():
+    """Found by attack: 1.4 KB asked for 1.65 GB, and stopped the server for 5 s."""
+    async with serving() as server, session_to(server.port) as session:
+        await session.txn(then=[Put("k", bytes(8 * 1024 * 1024))])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for count, shown in (200, "1677.* bytes"), (20_000, "1677.* bytes"):
+            with pytest.raises(ValueError, match=f"the answer would have {shown}, at most 16777216 are allowed"):
+                await session.txn(then=[Get("k")] * count)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB"
+
+
 async def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
     limits = Limits(bytes=1000, keys=5)
     async with serving(limits=limits) as server, session_to(server.port) as session:

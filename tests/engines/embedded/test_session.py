@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rdzv.engines.embedded import client_protocol, frames, limits, run, server_core, session
+from rdzv.engines.embedded import client_protocol, frames, limits, run, server_core, session, turns
 from rdzv.engines.embedded.client_protocol import PING_S, ClientProtocol
 from rdzv.engines.embedded.frames import Hello, LeaseGrant, Renew, Txn, WatchStart
 from rdzv.engines.embedded.server_core import ServerCore
@@ -23,7 +23,7 @@ class Core(ServerCore):
     time_s = 100.0
 
     def __init__(self):
-        self.turn = []
+        self.turn, self.later = [], []
         super().__init__()
 
     def now(self):
@@ -31,6 +31,9 @@ class Core(ServerCore):
 
     def call_soon(self, callback):
         self.turn.append(callback)
+
+    def call_later(self, delay_s, callback):
+        self.later.append((delay_s, callback))
 
 
 class Waiter:
@@ -78,7 +81,7 @@ def come(pair, lease=7):
     return pair.ask(lambda number: Txn(number, (), (Put("k", b"v", lease),), (), (), (LeaseGrant(lease, 10.0),)))
 
 
-@pytest.mark.parametrize("module", [client_protocol, frames, limits, run, server_core, session])
+@pytest.mark.parametrize("module", [client_protocol, frames, limits, run, server_core, session, turns])
 def test_what_the_simulator_runs_does_no_io_by_itself(module):
     imported = re.findall(r"^ *(?:import|from) (\w+)", inspect.getsource(module), re.MULTILINE)
     assert not {"asyncio", "socket", "threading", "time"} & set(imported)

@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     accepts: int = 16
     """Connections accepted in one turn of the event loop. The rest wait in the kernel."""
     runs: int = 10_000
-    keys: int = 1_000_000
+    keys: int = 100_000
     """Keys of one run."""
     bytes: int = 256 * 1024 * 1024
     """Bytes of all keys and values of one run."""
@@ -53,8 +53,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Watches of one connection."""
     targets: int = 10_000
     """Keys and prefixes of all watches of one connection."""
-    operations: int = 100_000
+    operations: int = 25_000
     """Compares, and operations of each branch, of one transaction."""
+    steps: int = 250_000
+    """Keys that one transaction may look at. That takes a tenth of a second."""
+    turn: int = 50_000
+    """Steps that a run may spend before other runs have their turn (`turns.py`)."""
     greeting_s: float = 5.0
     """Time within which a client must say hello."""
     slow_s: float = 30.0

@@ -26,6 +26,7 @@ from ..reference import Engine
 from .frames import KEY_MAX
 from .lease_clock import STEP_MAX_S
 from .limits import Limits
+from .turns import Share
 
 if TYPE_CHECKING:
     from .session import ServerSession
@@ -36,8 +37,8 @@ ABANDONED_S = 3600.0
 """After this time without a word no member will come back, and the leases may run out."""
 TTL_MAX_S = 10 * 366 * 86_400.0
 PREFIXES_MAX = 1000
-"""Prefixes in one transaction. Each is compared with all keys of the run and all writes of the transaction."""
-PAIRS_MAX = 10_000_000
+"""Prefixes in one transaction. Each is compared with all writes of the transaction."""
+PAIRS_MAX = 250_000
 
 
 class _Presence(msgspec.Struct):
@@ -52,7 +53,8 @@ class Run:
 
     def __init__(self, name: str, instance: str, limits: Limits, now: float) -> None:
         self.name = name
-        self.engine = Engine(instance, history_max=limits.history)
+        self.engine = Engine(instance, history_max=limits.history, steps_max=limits.steps)
+        self.share = Share(settled_at=now)
         self.engine.observers.append(self._count)
         self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0

@@ -209,6 +209,13 @@ class Server(ServerCore):
         assert self.loop is not None, "there are clients"
         self.loop.call_soon(callback)
 
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        assert self.loop is not None, "there are clients"
+        if delay_s:
+            self.loop.call_later(delay_s, callback)
+        else:
+            self.loop.call_soon(callback)
+
     @property
     def stalled(self) -> bool:
         return self._clock.stalled

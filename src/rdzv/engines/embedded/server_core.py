@@ -17,11 +17,14 @@ from .limits import Complaints, Limits
 from .run import Run
 from .session import LINGER_MAX_S, ServerSession
 from .trust import Trust
+from .turns import Turns
 
 LINGER_S = 1.0
 SWEEP_S = 1.0
 EMPTY_S = 60.0
 """How long a run in which nothing is left is kept."""
+ACTIVE_S = 1.0
+"""How long a run that was heard counts as one that others compete with."""
 SMALL = 64
 """Connections of a server that one run may have to itself. Beyond, an eighth is kept for other runs."""
 
@@ -49,6 +52,7 @@ class ServerCore(ABC):
         # Dictionaries, not sets: the order of a set of objects differs between processes, and a seed must mean one history.
         self.peers: dict[ServerSession, None] = {}
         self.complain = Complaints(self.now)
+        self.turns = Turns(self.limits.turn, lambda: self.now(), self.call_later)  # noqa: PLW0108  `now` is replaced.
         self._strangers: dict[ServerSession, None] = {}
         self._slow: dict[ServerSession, None] = {}
         self._halves: dict[ServerSession, None] = {}
@@ -68,6 +72,10 @@ class ServerCore(ABC):
     @abstractmethod
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call back when all that has arrived has been served."""
+
+    @abstractmethod
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call back after that time; 0: when all that has arrived has been served."""
 
     @property
     @abstractmethod
@@ -259,8 +267,11 @@ class ServerCore(ABC):
         """Let time pass for all runs, and now and then look for clients that are gone."""
         self.awake_s += elapsed_s
         now = self.now()
+        active = 1 if self._strangers else 0
         for run in self.runs.values():
             run.pass_time(elapsed_s, now)
+            active += now - run.heard_at < ACTIVE_S
+        self.turns.active = max(1, active)
         if self.awake_s - self._swept_s >= SWEEP_S:
             self._swept_s = self.awake_s
             self._sweep()

@@ -11,6 +11,7 @@ next requests wait, and its watches are cut off with a gap instead of growing a 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,18 @@ from .frames import PREAMBLE, Acknowledged, Challenge, Frame, FrameStream, Hello
 from .limits import logger
 from .run import Run, check_key
 from .trust import Handshake, new_nonce
+from .turns import Waiting
 
 if TYPE_CHECKING:
     from .server_core import ServerCore
 
 LINGER_MAX_S = 3600.0
+REQUEST_STEPS = 25
+"""Steps that any request counts as (`turns.py`)."""
+BYTES_PER_STEP = 32
+"""Bytes of a request that are decoded in the time of a step."""
+SENT_PER_STEP = 1024
+"""Bytes that are encoded and written in the time of a step."""
 PREFIXES_MAX = 64
 """Prefixes of one watch. Each is compared with each other, so their number is bounded."""
 
@@ -40,12 +48,12 @@ DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
 """The request by which `rdzv doctor` asks for the time. It is answered like any stranger's, but not logged."""
 
 
-class ServerSession(FrameStream):
+class ServerSession(FrameStream, Waiting):
     """One client's session on the server."""
 
     __slots__ = (
-        "_backlog", "_core", "_cut", "_handshake", "_posted", "_targets", "_watches", "attempt", "given_up", "heard_s",
-        "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
+        "_backlog", "_core", "_cut", "_handshake", "_posted", "_targets", "_waits", "_watches", "attempt", "given_up",
+        "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, core: ServerCore) -> None:
@@ -68,6 +76,8 @@ class ServerSession(FrameStream):
         """Since when the client does not read."""
         self._watches: dict[int, tuple[Callable[[], None], int]] = {}
         self._targets = 0
+        self._waits = False
+        """Its requests wait for the run's turn."""
         self._cut: list[int] = []
         self._backlog = 0
         self._posted: list[bytes] = []
@@ -155,6 +165,23 @@ class ServerSession(FrameStream):
         for number in cut:
             self.send(encode(WatchGap(number, "the watch was cut off, because what it was told was not read in time")))
         # News that waited went with the first of these, and may have filled the buffer again.
+        if self.slow_s == math.inf and not self._waits:
+            self.go_on()
+
+    def received(self, data: memoryview) -> None:
+        if self.run is not None and self.run.share.is_waiting:
+            self._wait(self.run)
+        super().received(data)
+
+    def _wait(self, run: Run) -> None:
+        """Hold the client back: its run has used its share of the server's time."""
+        if not self._waits:
+            self._waits = True
+            self.hold()
+            run.share.clients.append(self)
+
+    def take_turn(self) -> None:
+        self._waits = False
         if self.slow_s == math.inf:
             self.go_on()
 
@@ -171,9 +198,16 @@ class ServerSession(FrameStream):
         self.heard_s = core.awake_s
         request = decode(frames.request_decoder, payload)
         run.hear(core.now())
+        engine, share = run.engine, run.share
+        before = engine.steps
         answer = self.serve(run, request)
         if answer is not None:
-            self._answer(answer)
+            self._answer(run, answer)
+        share.spent += REQUEST_STEPS + len(payload) // BYTES_PER_STEP + engine.steps - before
+        if share.spent > core.turns.burst:
+            core.turns.settle(share)
+            if share.is_waiting:
+                self._wait(run)
 
     def serve(self, run: Run, request: frames.Request) -> Frame | None:
         """Do what is asked and return the answer, if there is one."""
@@ -220,14 +254,22 @@ class ServerSession(FrameStream):
         else:
             self._distrust(trust.DIFFERENT_SECRETS)
 
-    def _answer(self, answer: Frame) -> None:
-        try:
-            self.send(encode(answer, self._core.limits.frame))
-        except LimitExceeded as error:
-            assert isinstance(answer, TxnDone), "no other answer can be long"
-            did = "it has taken effect, but " if answer.outcome.succeeded else ""
-            text = f"{did}the answer would have {error.size} bytes, at most {error.size_max} are allowed: read less at once"
-            self.send(encode(frames.Refused(answer.number, text)))
+    def _answer(self, run: Run, answer: Frame) -> None:
+        """Send an answer, or a sentence if it is too long. It is measured before it is encoded: it might fill the memory."""
+        size, size_max = 0, self._core.limits.frame
+        if type(answer) is TxnDone:
+            size = sum([len(item.key) + len(item.value) + 8 for items in answer.outcome.reads for item in items])
+        if size <= size_max:
+            data = encode(answer, size_max=sys.maxsize)
+            size = len(data) - 4
+        if size <= size_max:
+            run.share.spent += size // SENT_PER_STEP
+            self.send(data)
+            return
+        assert isinstance(answer, TxnDone), "no other answer can be long"
+        did = "it has taken effect, but " if answer.outcome.succeeded else ""
+        text = f"{did}the answer would have {size} bytes, at most {size_max} are allowed: read less at once"
+        self.send(encode(frames.Refused(answer.number, text)))
 
     def _txn(self, run: Run, request: frames.Txn) -> Frame:
         for granting in request.grants:
