@@ -225,7 +225,7 @@ async def requests(port, ends):
         await other.send(many)
 
 
-ATTACKS = {one.__name__: one for one in (answers, steps, requests, connections, half_open)}
+ATTACKS = {one.__name__: one for one in (answers, news, past, steps, requests, connections, half_open, deaf)}
 
 
 if __name__ == "__main__":

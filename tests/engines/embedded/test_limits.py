@@ -29,6 +29,7 @@ from rdzv.engines.embedded.frames import (
     WatchGap,
     WatchNews,
     WatchStart,
+    WatchStop,
 )
 from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
@@ -335,6 +336,56 @@ async def test_a_watch_that_ends_makes_room():
             await session.txn()
             await watch.aclose()
         await session.txn()
+
+
+async def test_a_large_value_is_not_copied_for_each_watch_and_watches_that_are_not_read_are_cut_off():
+    """Found by attack: 100 watches and one put of 8 MiB took 3.25 GB, and 856 MB stayed."""
+    async with serving() as server, session_to(server.port) as writer:
+        raw = await Raw.member(server.port)
+        raw.writer.transport.pause_reading()
+        raw.write(*(WatchStart(number, ("k",), 1) for number in range(100)))
+        peer = next(peer for peer in server.peers if peer.session == "s")
+        await until(lambda: len(peer._watches) == 100)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await writer.txn(then=[Put("k", bytes(8 * 1024 * 1024))])
+        assert peer.transport.get_write_buffer_size() < 20 * 1024 * 1024
+        assert len(peer._cut) >= 97
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "KiB"
+        await until(lambda: server._news_of is None and not server._news and not server._news_body)
+        raw.writer.transport.abort()
+
+
+async def test_watching_the_past_again_and_again_is_held_back_like_any_request():
+    """Found by attack: a few KB of watches from the past took 6.1 GB, and stopped the server for 13.8 s."""
+    async with serving() as server, session_to(server.port) as writer:
+        for _ in range(3):
+            await writer.txn(then=[Put("k", bytes(4 * 1024 * 1024))])
+        raw = await Raw.member(server.port)
+        raw.writer.transport.pause_reading()
+        peer = next(peer for peer in server.peers if peer.session == "s")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        raw.write(*(frame for _ in range(1000) for frame in (WatchStart(1, ("k",), 1), WatchStop(1))))
+        await until(lambda: peer.is_held)
+        await asyncio.sleep(0.2)
+        assert peer.transport.get_write_buffer_size() < 30 * 1024 * 1024
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "KiB"
+        raw.writer.transport.abort()
+
+
+async def test_all_that_is_unread_is_counted_and_the_run_that_leaves_most_pays():
+    async with serving(limits=Limits(unanswered=100_000, unread=3_000_000)) as server, session_to(server.port) as writer:
+        small = await Raw.member(server.port, "other")
+        small.write((900_000).to_bytes(4, "big"), bytes(400_000))
+        await writer.txn(then=[Put("k", bytes(500_000))])
+        greedy = [await Raw.member(server.port, session=f"s{number}") for number in range(30)]
+        for raw in greedy:
+            raw.writer.transport.pause_reading()
+            raw.write(*(Txn(number, (), (Get("k"),), ()) for number in range(20)))
+        await until(lambda: len(server.peers) < 20, "closing those who do not read")
+        assert any(peer.kept == 400_004 for peer in server.peers), "less than its run's share"
+        assert sum(peer.kept + peer.transport.get_write_buffer_size() for peer in server.peers) <= 3_000_000
+        for raw in (small, *greedy):
+            raw.writer.transport.abort()
 
 
 async def test_a_past_too_large_for_a_frame_is_a_gap():

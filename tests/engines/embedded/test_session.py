@@ -32,6 +32,11 @@ class Core(ServerCore):
     def call_soon(self, callback):
         self.turn.append(callback)
 
+    def end_turn(self):
+        turn, self.turn = self.turn, []
+        for callback in turn:
+            callback()
+
     def call_later(self, delay_s, callback):
         self.later.append((delay_s, callback))
 
@@ -160,10 +165,12 @@ def test_a_client_whose_buffer_fills_while_it_is_told_of_gaps_is_held_back_again
 
     transport.write = fill
     session.resume_writing()
+    pair.core.end_turn()
     assert session.is_held
     assert not transport.reading
     transport.write = write
     session.resume_writing()
+    pair.core.end_turn()
     assert not session.is_held
     assert transport.reading
 

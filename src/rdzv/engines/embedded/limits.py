@@ -5,6 +5,7 @@ Each limit is far above what a run of 10,000 members needs. A client that meets 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 from collections.abc import Callable
@@ -18,6 +19,7 @@ logger = logging.getLogger("rdzv.server")
 
 DESCRIPTORS_SPARED = 64
 """Descriptors left for the rest of the process: its files, its own connections."""
+_M_MMAP_THRESHOLD = -3
 COMPLAINT_S = 1.0
 """Time between two warnings about peers."""
 
@@ -36,8 +38,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of one run."""
     bytes: int = 256 * 1024 * 1024
     """Bytes of all keys and values of one run."""
-    memory: int = 512 * 1024 * 1024
-    """Bytes of all runs together, and of what waits for clients."""
     leases: int = 100_000
     """Leases of one run."""
     history: int = 16_384
@@ -47,8 +47,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that a connection may leave unread before its next requests wait."""
     backlog: int = 8 * 1024 * 1024
     """Bytes that its watches may add to that before they are cut off."""
-    unread: int = 512 * 1024 * 1024
-    """Bytes that all connections together may leave unread or have half sent. Above, the slowest are closed."""
+    unread: int = 256 * 1024 * 1024
+    """Bytes that all connections together may leave unread or have half sent. Above, the worst are closed."""
     watches: int = 1_000
     """Watches of one connection."""
     targets: int = 10_000
@@ -83,6 +83,16 @@ def raise_nofile() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return wanted
     return soft
+
+
+def give_back_freed_memory() -> None:
+    """Have large blocks of this process given back to the system when they are freed.
+
+    glibc raises the size that counts as large whenever such a block is freed, up to 32 MiB. A server that once sent many large
+    values then keeps hundreds of megabytes, because a small block that lives lies behind each of them.
+    """
+    with suppress(OSError, AttributeError):  # Another C library.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
 
 
 class Complaints:

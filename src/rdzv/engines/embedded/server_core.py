@@ -10,9 +10,10 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from ...errors import LimitExceeded
 from ...system.addresses import can_be_told, plain
 from ..port import Batch
-from .frames import Hello, Welcome, encode, encode_news, encoder
+from .frames import Hello, Welcome, encode, encode_news, encode_news_start, encoder
 from .limits import Complaints, Limits
 from .run import Run
 from .session import LINGER_MAX_S, ServerSession
@@ -23,6 +24,10 @@ LINGER_S = 1.0
 SWEEP_S = 1.0
 EMPTY_S = 60.0
 """How long a run in which nothing is left is kept."""
+COPIED_MAX = 16 * 1024
+"""Bytes of news that are copied into a frame for each watch. Larger ones are written as they are, from one copy for all."""
+NEWS_START_MAX = 16
+"""Bytes of a frame of news before the batch."""
 ACTIVE_S = 1.0
 """How long a run that was heard counts as one that others compete with."""
 SMALL = 64
@@ -55,13 +60,17 @@ class ServerCore(ABC):
         self.turns = Turns(self.limits.turn, lambda: self.now(), self.call_later)  # noqa: PLW0108  `now` is replaced.
         self._strangers: dict[ServerSession, None] = {}
         self._slow: dict[ServerSession, None] = {}
-        self._halves: dict[ServerSession, None] = {}
+        self._owing: dict[ServerSession, None] = {}
+        """Clients that have part of a frame half sent, or something unread, as far as known."""
+        self._owed = 0
+        """Bytes of that, at most."""
         self._posters: list[ServerSession] = []
         self._swept_s = 0.0
         self._emptied_s = 0.0
         self._news_of: Batch | None = None
-        self._news: dict[int, bytes] = {}
+        self._news: dict[int, tuple[bytes, ...]] = {}
         self._news_body = b""
+        self._news_size = 0
 
     # ---- for a subclass to fill in
 
@@ -95,6 +104,7 @@ class ServerCore(ABC):
         self.moved()
         self.peers[peer] = None
         self._strangers[peer] = None
+        self.turns.active += 1  # Until the next step of time counts them.
         if len(self.peers) <= self.connections_max and len(self._strangers) <= self.limits.strangers:
             return
         if next(iter(self._strangers)) is not peer:
@@ -175,7 +185,7 @@ class ServerCore(ABC):
     def gone(self, peer: ServerSession) -> None:
         """A connection ended. If that was during a stall of this server, it says nothing about the member."""
         self.moved()
-        for known in (self.peers, self._strangers, self._slow, self._halves):
+        for known in (self.peers, self._strangers, self._slow, self._owing):
             known.pop(peer, None)
         if peer.run is None:
             return
@@ -186,15 +196,27 @@ class ServerCore(ABC):
         if not (peer.said_bye or peer.given_up or self.stalled):
             peer.run.hang_up(peer, peer.linger_s)
 
-    def news(self, watch: int, batch: Batch) -> bytes:
-        """Return the frame for a watch of that number. A commit is encoded once for all its watches."""
+    def news(self, watch: int, batch: Batch) -> tuple[bytes, ...]:
+        """Return the frame for a watch of that number, in parts. A commit is encoded once for all its watches.
+
+        All parts but the first are shared between watches. Raise LimitExceeded if the frame would be too large.
+        """
         if batch is not self._news_of:
-            self._news_of, self._news_body = batch, encoder.encode(batch)
+            size = sum([len(one.key) + len(one.item.value) if one.item else len(one.key) for one in batch.events])
+            self._news_of, self._news_size, self._news_body = batch, size, b""
             self._news.clear()
-        frame = self._news.get(watch)
-        if frame is None:
-            frame = self._news[watch] = encode_news(watch, self._news_body)
-        return frame
+            if size <= self.limits.frame:
+                self._news_body = encoder.encode(batch)
+                self._news_size = len(self._news_body)
+        if self._news_size > self.limits.frame - NEWS_START_MAX:
+            raise LimitExceeded("a frame of news", self._news_size, self.limits.frame)
+        parts = self._news.get(watch)
+        if parts is None:
+            body = self._news_body
+            large = len(body) > COPIED_MAX
+            parts = (encode_news_start(watch, len(body)), body) if large else (encode_news(watch, body),)
+            self._news[watch] = parts
+        return parts
 
     def has_posted(self, peer: ServerSession) -> None:
         """Write the session's news at the end of this turn."""
@@ -204,6 +226,8 @@ class ServerCore(ABC):
 
     def _deliver(self) -> None:
         posters, self._posters = self._posters, []
+        self._news_of, self._news_body = None, b""
+        self._news.clear()
         for peer in posters:
             peer.deliver()
 
@@ -211,27 +235,43 @@ class ServerCore(ABC):
 
     def is_slow(self, peer: ServerSession) -> None:
         self._slow[peer] = None
-        self._check_unread()
 
     def is_quick(self, peer: ServerSession) -> None:
         self._slow.pop(peer, None)
 
-    def keeps(self, peer: ServerSession) -> None:
-        """The client has sent part of a frame."""
-        self._halves[peer] = None
-        if peer.kept > 64 * 1024:
-            self._check_unread()
+    def keeps(self, peer: ServerSession, size: int) -> None:
+        """Note that so many bytes more are kept for a client: part of a frame, or what it has not read."""
+        self._owing[peer] = None
+        self._owed += size
+        if self._owed > self.limits.unread:
+            self._check_owed()
 
-    def _check_unread(self) -> None:
-        """Close the clients that make this server keep most, until the rest fits."""
-        # A connection that is being closed frees its memory. Counted again, it would save another one from its turn.
-        self._halves = {peer: None for peer in self._halves if peer.kept and not peer.transport.is_closing()}
-        sizes = {peer: peer.kept + peer.transport.get_write_buffer_size() for peer in self._slow | self._halves}
+    def _check_owed(self) -> None:
+        """Add up what is kept. If it is too much, close clients of the run that makes this server keep most, the worst first.
+
+        A quarter is freed at once, so that the next sum is not needed soon.
+        """
+        sizes: dict[ServerSession, int] = {}
+        of_run: dict[Run | None, int] = {}
+        for peer in self._owing:
+            size = peer.kept + peer.transport.get_write_buffer_size()
+            # A connection that is being closed frees its memory. Counted again, it would save another one from its turn.
+            if size and not peer.transport.is_closing():
+                sizes[peer] = size
+                of_run[peer.run] = of_run.get(peer.run, 0) + size
         total = sum(sizes.values())
-        while total > self.limits.unread:
-            worst = max(sizes, key=lambda peer: sizes[peer])
-            total -= sizes.pop(worst)
-            self._drop(worst, "it leaves more unread, or has more half sent, than all others: this server is out of room")
+        room = self.limits.unread if total <= self.limits.unread else self.limits.unread * 3 // 4
+        for peer in sorted(sizes, key=lambda peer: sizes[peer], reverse=True) if total > room else ():
+            if total <= room:
+                break
+            # Fair between runs: each time one is dropped, it belongs to a run that has at least an average share.
+            if of_run[peer.run] * len(of_run) >= total:
+                size = sizes.pop(peer)
+                total -= size
+                of_run[peer.run] -= size
+                self._drop(peer, "it leaves more unread, or has more half sent, than others: this server is out of room")
+        self._owing = dict.fromkeys(sizes)
+        self._owed = total
 
     def _drop(self, peer: ServerSession, problem: str) -> None:
         self.complain(peer.host, problem)

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from .server_core import ServerCore
 
 LINGER_MAX_S = 3600.0
+POSTED_MAX = 64 * 1024
+"""Bytes of news kept for the end of a turn. More are written at once, so that a client that does not read is held back."""
 REQUEST_STEPS = 25
 """Steps that any request counts as (`turns.py`)."""
 BYTES_PER_STEP = 32
 """Bytes of a request that are decoded in the time of a step."""
-SENT_PER_STEP = 1024
+SENT_PER_STEP = 256
 """Bytes that are encoded and written in the time of a step."""
 PREFIXES_MAX = 64
 """Prefixes of one watch. Each is compared with each other, so their number is bounded."""
@@ -52,8 +54,8 @@ class ServerSession(FrameStream, Waiting):
     """One client's session on the server."""
 
     __slots__ = (
-        "_backlog", "_core", "_cut", "_handshake", "_posted", "_targets", "_waits", "_watches", "attempt", "given_up",
-        "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
+        "_backlog", "_core", "_cut", "_handshake", "_posted", "_posted_size", "_targets", "_waits", "_watches", "attempt",
+        "given_up", "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, core: ServerCore) -> None:
@@ -80,6 +82,7 @@ class ServerSession(FrameStream, Waiting):
         """Its requests wait for the run's turn."""
         self._cut: list[int] = []
         self._backlog = 0
+        self._posted_size = 0
         self._posted: list[bytes] = []
         """News for watches, kept until the end of the server's turn or until the next answer, whichever comes first: the
         leader of a large run then hears of hundreds of joins in one write."""
@@ -158,9 +161,17 @@ class ServerSession(FrameStream, Waiting):
         self._core.is_slow(self)
 
     def resume_writing(self) -> None:
-        """Go on: the client reads again."""
+        """Go on in the next turn: the client reads again.
+
+        The transport is in the middle of a write. If it fails in another one, asyncio loses the connection twice.
+        """
         self.slow_s = math.inf
         self._core.is_quick(self)
+        self._core.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self.slow_s < math.inf:
+            return
         cut, self._cut = self._cut, []
         for number in cut:
             self.send(encode(WatchGap(number, "the watch was cut off, because what it was told was not read in time")))
@@ -186,7 +197,7 @@ class ServerSession(FrameStream, Waiting):
             self.go_on()
 
     def keeps_some(self) -> None:
-        self._core.keeps(self)
+        self._core.keeps(self, min(self.kept, frames.READ_MAX))
 
     # ---- frames
 
@@ -260,10 +271,10 @@ class ServerSession(FrameStream, Waiting):
         if type(answer) is TxnDone:
             size = sum([len(item.key) + len(item.value) + 8 for items in answer.outcome.reads for item in items])
         if size <= size_max:
-            data = encode(answer, size_max=sys.maxsize)
-            size = len(data) - 4
-        if size <= size_max:
+            data = encode(answer, sys.maxsize) if size <= POSTED_MAX else frames.encode_large(answer)
+            size = len(data) - frames.SIZE_BYTES
             run.share.spent += size // SENT_PER_STEP
+        if size <= size_max:
             self.send(data)
             return
         assert isinstance(answer, TxnDone), "no other answer can be long"
@@ -337,29 +348,48 @@ class ServerSession(FrameStream, Waiting):
             self._targets -= targets
 
     def _tell(self, number: int, batch: Batch) -> None:
-        frame = self._core.news(number, batch)
-        if len(frame) > self._core.limits.frame:
-            self._end_watch(number)
-            self.send(encode(WatchGap(number, f"what happened has {len(frame)} bytes, too many for one frame")))
+        if self.transport.is_closing():
             return
+        try:
+            parts = self._core.news(number, batch)
+        except LimitExceeded as error:
+            self._end_watch(number)
+            self.send(encode(WatchGap(number, f"what happened has {error.size} bytes, too many for one frame")))
+            return
+        size = sum(map(len, parts))
         if self.slow_s < math.inf:
-            self._backlog += len(frame)
+            self._backlog += size
             if self._backlog > self._core.limits.backlog:
                 self._end_watch(number)
                 self._cut.append(number)
                 return
         if not self._posted:
             self._core.has_posted(self)
-        self._posted.append(frame)
+        self._posted.extend(parts)
+        self._posted_size += size
+        if self.run is not None:
+            self.run.share.spent += size // SENT_PER_STEP
+        if self._posted_size > POSTED_MAX:
+            self.deliver()
 
     # ---- what is written
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Write, with the news that are kept before it, so that the order on a connection is the order of events."""
+        size = len(data)
         if self._posted:
             posted, self._posted = self._posted, []
-            data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
-        super().send(data)
+            size += self._posted_size
+            self._posted_size = 0
+            if size > POSTED_MAX:
+                for part in posted:
+                    super().send(memoryview(part))
+            else:
+                data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
+        if data:
+            super().send(data)
+        if self.transport.get_write_buffer_size():
+            self._core.keeps(self, size)
 
     def deliver(self) -> None:
         """Write the news that have not gone with an answer."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import msgspec
 
-RATE = 1_000_000
-"""Steps per second that runs may spend together before they compete: about half of the server's time."""
+RATE = 400_000
+"""Steps per second that runs may spend together before they compete: about a fifth of the time of a server that has a core."""
 CROWDED = RATE // 4
 """Steps spent above the rate from which on the server has no time to spare."""
 PAUSE_MAX_S = 0.5
