@@ -203,20 +203,14 @@ def test_the_diagram_shows_every_way_from_one_standing_to_another():
 # ---- decisions
 
 
-def test_an_eviction_is_told_once_by_the_change_or_by_the_next_call():
+def test_a_join_is_refused_until_the_holder_was_told_of_the_eviction():
     teller = holder()
     teller.key_gone()
-    evicted = machine.join_refusal(teller.state)
+    assert teller.state.change == Change(ChangeKind.EVICTED, "its lease ended")
+    evicted = machine.join_refusal(teller.state, None)
     assert isinstance(evicted, Evicted)
-    assert machine.join_refusal(teller.state) is None, "the next join is that of a new member"
-    teller = holder()
-    teller.key_gone()
-    assert machine.read_change(teller.state) == Change(ChangeKind.EVICTED, "its lease ended")
-    assert machine.join_refusal(teller.state) is None
-    teller = holder()
-    teller.key_gone()
-    assert machine.refusal(teller.state, "done") is teller.state.end
-    assert machine.join_refusal(teller.state) is None
+    assert machine.refusal(teller.state, "done") is evicted
+    assert machine.join_refusal(teller.state, evicted) is None, "the next join is that of a new member"
     # The first reason stands.
     assert teller.key_gone("again") == []
     assert teller.state.end.reason == "its lease ended"
@@ -245,7 +239,7 @@ def test_something_final_is_told_and_most_of_it_may_be_over_at_the_next_join(err
 def test_a_member_that_has_left_refuses_every_call():
     teller = holder()
     assert actions.EndWorld("this member has left") in teller.leave()
-    assert isinstance(machine.join_refusal(teller.state), LeftAlready)
+    assert isinstance(machine.join_refusal(teller.state, None), LeftAlready)
     teller.left()
     assert isinstance(machine.refusal(teller.state, "done"), LeftAlready)
     assert teller.join() == teller.key_gone() == []
@@ -381,7 +375,6 @@ class AnyLife(RuleBasedStateMachine):
     @rule()
     def what_a_join_does(self):
         machine.next_step(self.state, self.now)
-        machine.read_change(self.state)
 
     def happens(self, event, wait=0.0) -> None:
         self.now += wait

@@ -212,7 +212,7 @@ async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its
 
 def every_head_is_a_notice():
     right = notices.about_head
-    return [(member_module, "about_head", lambda run_id, member, _old, new: right(run_id, member, None, new))]
+    return [(notices, "about_head", lambda run_id, member, _old, new: right(run_id, member, None, new))]
 
 
 @by_hand(min_nodes=2, max_nodes=3, catches={every_head_is_a_notice: "noticed twice"})

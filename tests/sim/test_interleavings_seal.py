@@ -70,7 +70,7 @@ def broken_rounds_are_given():
 
     def found(*given):
         result = right(*given)
-        return core_member.TakeResult.GIVEN if result is core_member.TakeResult.GIVE_UP else result
+        return core_member.GIVEN if result is core_member.GIVE_UP else result
 
     return [(core_member, "take_result", found)]
 

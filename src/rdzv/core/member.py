@@ -18,8 +18,7 @@ Two small machines run side by side:
 
 Three questions are answered from the state alone: what the holder must be told (`change`, T10, computed anew after each
 event, so that nothing is missed and nothing depends on the order of heads), what a waiting `join` does next
-(`next_step`), and whether a call must be refused (`refusal`). Beside `step`, only the functions that tell the holder of
-an eviction write to the state: they note that it has been told.
+(`next_step`), and whether a call must be refused (`refusal`).
 
 A *presence* is one key of this member on one engine instance. Its id, lease and watch are the runner's affair. Here a
 presence begins with `Connected`, counts from `Registered` on, and ends with `EndPresence`, or with `EngineAway` if the
@@ -41,7 +40,19 @@ from . import member_actions as do
 from . import member_events as events
 from .member_actions import Actions
 from .member_events import MemberEvent
-from .member_rules import Change, ChangeKind, TakeResult, change_for, report, still_ours, take_result, worth_examining
+from .member_rules import (
+    GIVE_UP,
+    GIVEN,
+    LOOK_AGAIN,
+    NOT_OURS,
+    Change,
+    ChangeKind,
+    change_for,
+    report,
+    still_ours,
+    take_result,
+    worth_examining,
+)
 from .member_state import (
     AWAY,
     ENDED,
@@ -57,7 +68,7 @@ from .member_state import (
     Identity,
     MemberState,
 )
-from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundReport
+from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, RankEntry, RoundReport
 
 # ---- questions
 
@@ -106,7 +117,7 @@ def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.R
     if state.asked or state.drain:
         return do.Raise(Drained(state.me.run_id, state.me.name, state.asked or state.drain))
     head = state.head
-    if head is not None and head.phase is Phase.CLOSED:
+    if head is not None and head.phase is CLOSED:
         return do.Raise(closed_error(state.me, head))
     if state.holding is OWING:
         return do.PutReady()
@@ -124,29 +135,13 @@ def unusable(state: MemberState, call: str) -> Exception | None:
 
 
 def refusal(state: MemberState, call: str) -> Exception | None:
-    """T10.8: why no call is answered at present: the member has left, was evicted, or met something final.
-
-    A holder that is refused because of an eviction has been told of it.
-    """
-    refused = unusable(state, call) or state.end
-    if isinstance(refused, Evicted):
-        state.told_of = refused
-    return refused
+    """T10.8: why no call is answered at present: the member has left, was evicted, or met something final."""
+    return unusable(state, call) or state.end
 
 
-def join_refusal(state: MemberState) -> Exception | None:
-    """Why a join cannot begin. After an eviction that the holder knows of, a join is that of a new member."""
-    untold = state.standing is EVICTED and state.told_of is not state.end
-    return refusal(state, "join") if untold else unusable(state, "join")
-
-
-def read_change(state: MemberState) -> Change | None:
-    """The change, for the holder: reading an eviction acknowledges it. Other threads may call this."""
-    end = state.end  # Read first: the holder should rather be told twice of an eviction that comes in between.
-    change = state.change
-    if change is not None and change.kind is ChangeKind.EVICTED and isinstance(end, Evicted):
-        state.told_of = end
-    return change
+def join_refusal(state: MemberState, told_of: Exception | None) -> Exception | None:
+    """Why a join cannot begin. After an eviction that the holder was told of, a join is that of a new member."""
+    return state.end if state.standing is EVICTED and told_of is not state.end else unusable(state, "join")
 
 
 # ---- the machine
@@ -290,7 +285,7 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:
         # T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life.
-        if old is not None and old.phase is Phase.CLOSED:
+        if old is not None and old.phase is CLOSED:
             return _end(state, closed_error(state.me, old))
         return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone")
     actions: Actions = []
@@ -306,7 +301,7 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
     if state.holds is not None and old is None and not still_ours(state.holds, new):
         return _evict(state, f"the others went on to round {new.number} while it was away")
     actions.append(do.TellHead(old, new))
-    if old is not None or new.phase is not Phase.OPEN:
+    if old is not None or new.phase is not OPEN:
         actions.append(do.WAKE)  # Else the run begins: nothing to do for anybody, and thousands may hear of it at once.
     return actions
 
@@ -342,13 +337,13 @@ def _examined(state: MemberState, event: events.Examined, now: float) -> Actions
     result = take_result(head, event.table, entry, event.created)
     # An answer that came too late may be of a time when the member's key stood. Ask again once that is certain.
     stale = not is_fresh(state, now) or (head is not None and head.round <= state.left)
-    if head is None or stale or result is TakeResult.LOOK_AGAIN:
+    if head is None or stale or result is LOOK_AGAIN:
         return [do.WAKE]
-    if result is TakeResult.GIVEN and entry is not None:
+    if result is GIVEN and entry is not None:
         return _given(state, head, entry)
     state.examined = event.table
-    state.spare = result is TakeResult.NOT_OURS and head.size >= state.me.capacity
-    if result is not TakeResult.GIVE_UP:
+    state.spare = result is NOT_OURS and head.size >= state.me.capacity
+    if result is not GIVE_UP:
         return []
     state.left, state.holding = head.round, OWING
     return [do.WAKE]

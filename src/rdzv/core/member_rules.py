@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from .model import NO_ROUND, CauseKind, Head, Phase, RankEntry, RoundId, RoundReport
+from .model import BROKEN, CLOSED, NO_ROUND, SEALED, CauseKind, Head, RankEntry, RoundId, RoundReport
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -39,28 +39,31 @@ class TakeResult(Enum):
     LOOK_AGAIN = "look again"
 
 
+GIVEN, GIVE_UP, NOT_OURS, LOOK_AGAIN = TakeResult
+
+
 def worth_examining(head: Head, left: RoundId, examined: str) -> bool:
     """T3.1: a waiting member examines a table once, and only if its round is above all that the member gave up."""
-    may_be_given = head.phase in (Phase.SEALED, Phase.BROKEN) and not head.adopted
+    may_be_given = (head.phase is SEALED or head.phase is BROKEN) and not head.adopted
     return may_be_given and head.table != examined and head.round > left
 
 
 def take_result(head: Head | None, table: str, entry: RankEntry | None, created: int) -> TakeResult:
     """T3 and T4: judge the head and the member's own entry in `table`, as one transaction read them."""
     if head is None or head.table != table:
-        return TakeResult.LOOK_AGAIN
+        return LOOK_AGAIN
     if entry is None or entry.created != created or head.adopted:
-        return TakeResult.NOT_OURS
-    if head.phase is Phase.SEALED:
-        return TakeResult.GIVEN
-    return TakeResult.GIVE_UP if head.phase is Phase.BROKEN else TakeResult.LOOK_AGAIN
+        return NOT_OURS
+    if head.phase is SEALED:
+        return GIVEN
+    return GIVE_UP if head.phase is BROKEN else LOOK_AGAIN
 
 
 def change_for(holds: RoundReport, head: Head | None) -> Change | None:
     """T10: the change that a head is for the holder of a round. None: its world stands."""
     if head is None:
         return None
-    if head.phase is Phase.CLOSED:
+    if head.phase is CLOSED:
         # Success is no news, unless it is that of others, which went on without this member (seed 225123).
         if head.cause is not None and head.cause.kind is CauseKind.SUCCESS and head.table == holds.table:
             return None
@@ -68,7 +71,7 @@ def change_for(holds: RoundReport, head: Head | None) -> Change | None:
         return Change(ChangeKind.CLOSED, f"the run was closed: {text}")
     if head.run != holds.run:
         return Change(ChangeKind.EVICTED, "the run id has begun a new life without us")
-    if head.phase is Phase.BROKEN and head.table == holds.table:
+    if head.phase is BROKEN and head.table == holds.table:
         return Change(ChangeKind.ROUND, head.cause.text if head.cause else f"round {head.number} is broken")
     if head.round != holds.round or head.table != holds.table:
         return Change(ChangeKind.ROUND, f"round {head.number} has replaced round {holds.number}")
@@ -77,7 +80,7 @@ def change_for(holds: RoundReport, head: Head | None) -> Change | None:
 
 def still_ours(holds: RoundReport, head: Head | None) -> bool:
     """T15.6: whether a holder that came back to an emptied engine may go on. Otherwise it is evicted."""
-    return head is None or head.phase is Phase.CLOSED or (head.run == holds.run and head.table == holds.table)
+    return head is None or head.phase is CLOSED or (head.run == holds.run and head.table == holds.table)
 
 
 def report(head: Head, rank: int, left: RoundId = NO_ROUND) -> RoundReport:

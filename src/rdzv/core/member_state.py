@@ -60,8 +60,6 @@ class MemberState(msgspec.Struct):
     standing: Standing = Standing.IDLE
     end: Exception | None = None
     """Evicted or ended: why."""
-    told_of: Exception | None = None
-    """The eviction that the holder knows of. An eviction is told once, by `changed` or by the next call."""
     change: Change | None = None
     """The change that the holder must be told of (T10)."""
 

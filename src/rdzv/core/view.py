@@ -88,10 +88,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         # one writer (H22).
         return bool(live.record.drain) or live.id in self.asked
 
+    @cached_property
+    def candidates(self) -> dict[str, LiveMember]:
+        """Members that can be in some later round: ready, straggling, spare or waiting."""
+        return {id: live for id, live in self.members.items() if self.stays(live)}
+
     def is_ready(self, live: LiveMember) -> bool:
         """Whether the member wants to be in the next round and runs no workers of an earlier one."""
         record = live.record
-        if not self._stays(live):
+        if live.id not in self.candidates:
             return False
         if record.holds is not None and record.left < record.holds.round:
             # The member brought a round to an emptied engine, with its workers running. Whatever the head is by now,
@@ -100,7 +105,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
             return False
         return live.id not in self.in_table or record.left >= self.round
 
-    @property
+    @cached_property
     def round(self) -> RoundId:
         """The head's round, or `NO_ROUND`."""
         return NO_ROUND if self.head is None else self.head.round
@@ -118,7 +123,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     @cached_property
     def survivors(self) -> list[LiveMember]:
         """Members of the table that can be in the next round."""
-        return [live for live in self.in_table.values() if self._stays(live)]
+        return [live for id, live in self.in_table.items() if id in self.candidates]
 
     @cached_property
     def former(self) -> list[LiveMember]:
@@ -128,17 +133,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         head = self.head
         reported = {live.id for live, one in self.reports if head and one.table == head.table and one.rank >= 0}
         reported |= self.in_table.keys()
-        return [live for live in self.members.values() if live.id in reported and self._stays(live)]
+        return [live for id, live in self.candidates.items() if id in reported]
 
     @cached_property
     def stragglers(self) -> list[LiveMember]:
         """Survivors that still run workers of the head's round."""
         return [live for live in self.survivors if live.record.left < self.round]
-
-    @cached_property
-    def candidates(self) -> list[LiveMember]:
-        """Members that can be in some later round: ready, straggling, spare or waiting."""
-        return [live for live in self.members.values() if self._stays(live)]
 
     @cached_property
     def drains(self) -> list[LiveMember]:
@@ -161,7 +161,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         marked = {id for id, entry in self.entries.items() if entry.done}
         return marked | {live.id for live in self.in_table.values() if live.record.done}
 
-    def _stays(self, live: LiveMember) -> bool:
+    def stays(self, live: LiveMember) -> bool:
+        """Whether the member can be in some later round."""
         return not (self.is_draining(live) or live.record.done or live.record.host in self.banned)
 
     # ---- sizes

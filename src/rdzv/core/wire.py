@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ _STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.t
 """The first bytes of every record of a kind, so that one kind is never read as another."""
 
 _encoder = msgspec.json.Encoder()
-_decoders = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
+_decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
 
 
 class _Version(msgspec.Struct):
@@ -57,9 +57,10 @@ def decode(kind: type[R], data: bytes) -> R:
     if not data.startswith(_STARTS[kind]):
         raise Incompatible(_name(kind), _why_foreign(data))
     try:
-        return cast(R, _decoders[kind].decode(b"{" + data[len(_VERSION) :]))
+        record: R = _decoders[kind].decode(b"{" + data[len(_VERSION) :])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(_name(kind), str(error)) from error
+    return record
 
 
 def _why_foreign(data: bytes) -> str:

@@ -25,17 +25,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-import msgspec
-
 from ..config.settings import Settings
 from ..core import member as machine
 from ..core import member_actions as actions
 from ..core import member_events as events
 from ..core.acts import because
 from ..core.keys import Keys
-from ..core.member_rules import Change
+from ..core.member_rules import Change, ChangeKind
 from ..core.member_state import Holding, Identity, MemberState, Standing
-from ..core.model import CauseKind, Phase
+from ..core.model import SEALED, CauseKind
 from ..core.status import Status, describe
 from ..core.text import REASON_MAX, clip
 from ..engines.port import Driver, EngineReset, Get, Session
@@ -45,7 +43,7 @@ from ..system.bootstrap import Bootstrap
 from ..system.node import Node
 from ..system.timers import CoalescingTimer, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
-from .notices import Log, Notice, Observer, about_head, hand_over
+from .notices import Notifier, Observer
 from .presence import Look, Presence
 from .registration import member_name, record_for
 from .run_mirror import read_run
@@ -73,21 +71,24 @@ class Member:
         self.driver = driver
         self._settings = settings
         self._node = node
-        self._observer = observer
-        self._log = Log()
         self.bell = Wakeup(node)
         """Rings when the state may have changed."""
+        self._alarm = CoalescingTimer(node, self.bell.ring)
+        """Rings when a join may have waited for too long. One for all joins: nearly none comes to that."""
         me = Identity(
             run_id=settings.run_id, name=member_name(settings, node), endpoint=driver.endpoint, lease=settings.lease,
-            outage_grace=settings.outage_grace, closed_for=settings.agreed().closed_for, capacity=settings.capacity,
+            outage_grace=settings.outage_grace, closed_for=settings.closed_for, capacity=settings.capacity,
         )  # fmt: skip
         trouble = f"engine {driver.endpoint} has not answered yet; `rdzv doctor` on this node tells more"
         self.state = MemberState(me, trouble=trouble)
+        self._notifier = Notifier(me.run_id, me.name, observer)
         self.presence: Presence | None = None
         """Where the member is registered at present."""
         self.task: asyncio.Task[None] | None = None
         """Keeps the member present, from the first join on."""
         self.world: AsyncWorld | None = None
+        self._told_of: Exception | None = None
+        """The error that the holder was told of last. An eviction is told once, by `changed` or by the next call."""
         self._coming: Presence | None = None
         """The presence that the machine may end: the present one, or the one that is being registered."""
         self._former: Presence | None = None
@@ -107,7 +108,11 @@ class Member:
 
         Reading an eviction acknowledges it: the next `join` does not raise Evicted.
         """
-        return machine.read_change(self.state)
+        end = self.state.end  # Read first: the holder should rather be told twice of an eviction that comes in between.
+        change = self.state.change
+        if change is not None and change.kind is ChangeKind.EVICTED:
+            self._told_of = end
+        return change
 
     async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
         """Wait for a change and return it; None: the time ran out first, or the member leaves."""
@@ -136,33 +141,30 @@ class Member:
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
         must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
-        refused = machine.join_refusal(self.state)
+        refused = machine.join_refusal(self.state, self._told_of)
         if refused is not None:
+            self._told_of = refused
             raise refused
         if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
             await asyncio.wait([self.task])  # The former presence may still be giving back its lease.
         self._on(events.Join())
         limit_s = self._settings.join_timeout if timeout_s is None else timeout_s
-        alarm = CoalescingTimer(self._node, self.bell.ring)
         began_at = self._node.now()
-        try:
-            while True:
-                rings = self.bell.rings
-                self.check("join")
-                # If there is a world already, another join that is under way was given it, for all of them.
-                world = self.world or await self._try_take()
-                if world is not None:
-                    return world
-                heard, away = self.state.heard, machine.away_s(self.state, self._node.now())
-                if heard is not None and heard.phase is Phase.SEALED and not away:
-                    began_at = self._node.now()
-                waited_s = self._node.now() - began_at
-                if waited_s >= limit_s:
-                    raise await self._timed_out(waited_s)
-                alarm.be_set(limit_s - waited_s + 0.001)
-                await self.bell.wait(None, rings)
-        finally:
-            alarm.cancel()
+        while True:
+            rings = self.bell.rings
+            self.check("join")
+            # If there is a world already, another join that is under way was given it, for all of them.
+            world = self.world or await self._try_take()
+            if world is not None:
+                return world
+            heard, now = self.state.heard, self._node.now()
+            if heard is not None and heard.phase is SEALED and not machine.away_s(self.state, now):
+                began_at = now
+            waited_s = now - began_at
+            if waited_s >= limit_s:
+                raise await self._timed_out(waited_s)
+            self._alarm.be_set(limit_s - waited_s + 0.001)
+            await self.bell.wait(None, rings)
 
     async def done(self) -> None:
         """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success."""
@@ -220,8 +222,7 @@ class Member:
             elif type(action) is actions.Tell:
                 self._notice(action.kind, action.reason)
             elif type(action) is actions.TellHead:
-                for notice in about_head(self.run_id, self.state.me.name, action.old, action.new):
-                    self._tell(notice)
+                self._notifier.tell_of_head(action.old, action.new)
             elif type(action) is actions.GiveRound:
                 self._give(action)
             elif type(action) is actions.Bind:
@@ -259,13 +260,8 @@ class Member:
             self._boot = None
 
     def _notice(self, kind: str, reason: str) -> None:
-        heard, me = self.state.heard, self.state.me
-        self._tell(Notice(kind, me.run_id, heard.number if heard else 0, me.name, reason))
-
-    def _tell(self, notice: Notice) -> None:
-        self._log(notice)
-        if self._observer is not None:
-            hand_over(self._observer, notice)
+        heard = self.state.heard
+        self._notifier.tell(kind, heard.number if heard else 0, reason)
 
     # ---- being present
 
@@ -281,9 +277,9 @@ class Member:
 
     async def _be_present(self, session: Session) -> None:
         """One presence, from its registration to its end. Returns when the machine, or its instance, has ended it."""
-        record = record_for(self._settings, self._node, session)
-        self._on(events.Connected(record.addr))
-        record = msgspec.structs.replace(record, boot=str(self._boot), drain=self.state.drain, done=self.state.done)
+        addr = self._settings.local_addr or session.local_host or self._node.host
+        self._on(events.Connected(addr))
+        record = record_for(self._settings, self._node, self.state, addr, str(self._boot))
         presence = self._coming = Presence(session, self._settings, self._node, record, self.state, self._on)
         try:
             asked_at = await self._register(presence)
@@ -396,6 +392,7 @@ class Member:
             if not self._early.cancelled() and self._early.exception() is None:
                 await self._early.result().close()
         await self.driver.close()
+        self._alarm.cancel()
         self._release_boot()
         self._on(events.Left())
 
@@ -404,15 +401,15 @@ class Member:
     async def _try_take(self) -> AsyncWorld | None:
         """Do what a waiting join does now. Returns the world, if it is this member's to take."""
         wanted, presence = machine.next_step(self.state, self._node.now()), self.presence
-        if isinstance(wanted, actions.Raise):
+        if type(wanted) is actions.Raise:
             raise wanted.error
         if wanted is None or presence is None:
             return None
         try:
-            if isinstance(wanted, actions.PutReady):
-                await self._put_ready(presence)
-            else:
+            if type(wanted) is actions.Examine:
                 await self._examine(presence, wanted.table)
+            else:
+                await self._put_ready(presence)
         except (EngineReset, Unreachable):
             await sleep(self._node, 0.1 + 0.1 * self._node.jitter())
             self.bell.ring()
@@ -469,6 +466,7 @@ class Member:
         """Raise, before any call is answered, if the member has left, was evicted or met something final."""
         refused = machine.refusal(self.state, call)
         if refused is not None:
+            self._told_of = refused
             raise refused
         if not joined:
             raise NotJoined(self.run_id, call)

@@ -36,12 +36,41 @@ class Notice(msgspec.Struct, frozen=True):
 Observer = Callable[[Notice], None]
 
 
-def hand_over(observer: Observer, notice: Notice) -> None:
-    """Call the observer. Its errors are logged and go no further: an observer must not end a membership."""
-    try:
-        observer(notice)
-    except Exception:
-        logging.getLogger(__name__).exception("the observer failed with %s", notice)
+class Notifier:
+    """Tells the observer and the log what happens to one member, and to its run as that member sees it."""
+
+    def __init__(self, run_id: str, member: str, observer: Observer | None) -> None:
+        self._run_id = run_id
+        self._member = member
+        self._observer = observer
+        self._log = Log()
+
+    def tell(self, kind: str, round: int, reason: str) -> None:
+        """Tell what happened to the member."""
+        if self._is_heard(kind):
+            self._tell(Notice(kind, self._run_id, round, self._member, reason))
+
+    def tell_of_head(self, old: Head | None, new: Head) -> None:
+        """Tell what follows from a new head."""
+        if self._is_heard(new.phase):
+            for notice in about_head(self._run_id, self._member, old, new):
+                self._tell(notice)
+
+    def _is_heard(self, kind: str) -> bool:
+        # Most members have no observer and log warnings only. Then nearly no notice needs to be made.
+        return self._observer is not None or logger.isEnabledFor(_level(kind))
+
+    def _tell(self, notice: Notice) -> None:
+        self._log(notice)
+        if self._observer is not None:
+            try:
+                self._observer(notice)
+            except Exception:  # An observer must not end a membership.
+                logging.getLogger(__name__).exception("the observer failed with %s", notice)
+
+
+def _level(kind: str) -> int:
+    return logging.WARNING if kind in _LOUD else logging.INFO
 
 
 class Log:
@@ -52,7 +81,7 @@ class Log:
 
     def __call__(self, notice: Notice) -> None:
         """Log a notice, unless it is the same as the one before."""
-        level = logging.WARNING if notice.kind in _LOUD else logging.INFO
+        level = _level(notice.kind)
         said = (notice.kind, notice.round, notice.member, notice.reason)
         if said == self._said or not logger.isEnabledFor(level):
             return

@@ -273,16 +273,16 @@ class Presence:
 
     def _heed(self, event: port.Event) -> None:
         """Note what the watch shows, in the order in which it happened."""
-        key, item = event.key, event.item
-        if key == self.keys.head:
+        key, item, keys = event.key, event.item, self.keys
+        if key == keys.head:
             self.show_head(item, event.revision)
-        elif key.startswith(self.keys.ranks):
+        elif key.startswith(keys.ranks):
             if item is not None or (self._shown is not None and self._shown.key == key):
                 self._shown = item
         elif key == self.predecessor:
             if item is None:
                 self.predecessor = ""
-        elif key == self.keys.ask(self.id) and item is not None:
+        elif key == keys.ask(self.id) and item is not None:
             self.emit(DrainAsked(wire.decode(DrainRequest, item.value).reason))
 
     async def look_again(self) -> None:

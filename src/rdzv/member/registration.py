@@ -16,6 +16,7 @@ from ..config import settings as settings_module
 from ..config.settings import Settings
 from ..core import wire
 from ..core.member import closed_error
+from ..core.member_state import MemberState
 from ..core.model import Ban, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
 from ..engines import port
@@ -54,6 +55,7 @@ class Registration:
         self._keys = presence.keys
         self._settings = presence.settings
         self._agreed = presence.agreed
+        self._agreed_value = wire.encode(presence.agreed)
         self._record = presence.record
         self._show_head = presence.show_head
         self._me = presence.state.me
@@ -81,7 +83,7 @@ class Registration:
             ways = [port.Case(tuple(one), (*before, *writes, Get(keys.head))) for one, writes in self.ways(seen)]
             outcome = await self._session.txn(ways[0].compares, ways[0].then, around, ways[1:])
             if outcome.succeeded:
-                founds = any(isinstance(one, Put) and one.key == keys.settings for one in ways[outcome.case].then)
+                founds = any(type(one) is Put and one.key == keys.settings for one in ways[outcome.case].then)
                 return self._found(outcome, outcome.revision, self._record, founds)
             own = outcome.item(_OWN)
             if own is not None:
@@ -112,7 +114,7 @@ class Registration:
         """
         ways = [self._plan(seen)]
         if seen is None and self._entry is None and not self._settings.incarnation:
-            agreed = Equals(self._keys.settings, wire.encode(self._agreed))
+            agreed = Equals(self._keys.settings, self._agreed_value)
             ways.insert(0, ([agreed, *self._welcome], [self._entrance]))
         return ways
 
@@ -160,7 +162,7 @@ class Registration:
             raise SettingsError(f"{problem}; give all members the same")
         if differences:
             compares.append(Empty(self._keys.members))
-        return [Put(self._keys.settings, wire.encode(self._agreed), self._run_lease)]
+        return [Put(self._keys.settings, self._agreed_value, self._run_lease)]
 
 
 def member_name(settings: Settings, node: Node) -> str:
@@ -168,10 +170,10 @@ def member_name(settings: Settings, node: Node) -> str:
     return clip(f"{node.host}/{settings.slot}" if settings.slot else node.host, NAME_MAX)
 
 
-def record_for(settings: Settings, node: Node, session: port.Session) -> MemberRecord:
+def record_for(settings: Settings, node: Node, state: MemberState, addr: str, boot: str) -> MemberRecord:
     """This member as the others see it."""
-    addr = settings.local_addr or session.local_host or node.host
     return MemberRecord(
-        name=member_name(settings, node), host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid,
+        name=state.me.name, host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid, boot=boot,
         order=settings.order, topology=settings.topology, version=__version__, info=dict(settings.info),
+        drain=state.drain, done=state.done,
     )  # fmt: skip

@@ -52,8 +52,9 @@ class AsyncStore:
         self._table = table
         self._round = round_number
         self._node = node
-        self._values = presence.keys.kv(table) + "value/"
-        self._marks = presence.keys.kv(table) + "mark/"
+        prefix = presence.keys.kv(table)
+        self._values = prefix + "value/"
+        self._marks = prefix + "mark/"
         self._mark_slots: list[int] = []
         self._mark_slots_made = 0
         self._marked: dict[str, int] = {}

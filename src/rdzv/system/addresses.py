@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def place_of(listeners: Sequence[socket.socket], host: str) -> str:
     return f"{boot}/{namespace}/{names}:{listeners[0].getsockname()[1]}"
 
 
+@lru_cache(maxsize=1024)  # Reading an address is slow, and there are few: thousands may connect from one.
 def plain(address: str) -> str:
     """Return the address without scope, and IPv4 as IPv4 even where both families share a socket."""
     try:
@@ -106,6 +108,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(plain(address)).is_loopback
 
 
+@lru_cache(maxsize=1024)
 def can_be_told(address: str) -> bool:
     """Whether others can use the address: link-local and loopback addresses mean something else on every host."""
     try:

@@ -36,10 +36,12 @@ class Wakeup:
     def ring(self) -> None:
         """Wake all waiting tasks, or, if there are none, the next task to wait."""
         self.rings += 1
-        waiting = [waiter for waiter in self._waiters if not waiter.done()]
-        for waiter in waiting:
-            waiter.set_result(True)
-        self._rung = self._rung or not waiting
+        woken = False
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+                woken = True
+        self._rung = self._rung or not woken
 
     async def wait(self, timeout_s: float | None = None, since: int | None = None) -> bool:
         """Wait for a ring. Return False if `timeout_s` passed first; None: no limit.

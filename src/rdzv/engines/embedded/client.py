@@ -74,11 +74,12 @@ class RemoteSession:
         self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
-        branches = (*given[1:3], *(case.then for case in given[3]))
-        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(branches)))
+        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
         return outcome
 
-    def _born(self, branches: Iterable[Sequence[Operation]]) -> tuple[frames.LeaseGrant, ...]:
+    def _born(
+        self, then: Sequence[Operation], otherwise: Sequence[Operation], instead: Sequence[Case]
+    ) -> tuple[frames.LeaseGrant, ...]:
         """Return the leases that begin with a transaction.
 
         Each is sent once. After an unknown outcome it is not sent again, so that a key that was there and is gone cannot come
@@ -86,7 +87,8 @@ class RemoteSession:
         """
         if not self._unborn:
             return ()
-        grants = [self._unborn.pop(lease) for lease in leases_of(branches) & self._unborn.keys()]
+        leases = leases_of((then, otherwise, *(case.then for case in instead)))
+        grants = [self._unborn.pop(lease) for lease in leases & self._unborn.keys()]
         self._leases.update({granting.lease: None for granting in grants if granting.presence})
         return tuple(grants)
 

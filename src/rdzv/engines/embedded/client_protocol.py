@@ -227,12 +227,12 @@ def _refusal(rejected: frames.Rejected) -> str:
 
 def _fits(question: Frame, answer: frames.Reply) -> bool:
     """Whether the answer is one to that question. Callers rely on it, and a broken server must not break them."""
-    if isinstance(answer, (frames.LeaseEnded, frames.Refused, frames.LimitReached)):
-        return not isinstance(question, Ping)
-    if isinstance(question, frames.Txn):
-        done = question.branch(answer.outcome) if isinstance(answer, TxnDone) else None
-        return done is not None and isinstance(answer, TxnDone) and len(answer.outcome.reads) == len(done)
-    return isinstance(answer, frames.Acknowledged)
+    if isinstance(answer, TxnDone):
+        done = question.branch(answer.outcome) if isinstance(question, frames.Txn) else None
+        return done is not None and len(answer.outcome.reads) == len(done)
+    if isinstance(answer, frames.Acknowledged):
+        return not isinstance(question, frames.Txn)
+    return not isinstance(question, Ping)
 
 
 def _settle(waiter: Waiter, answer: frames.Reply) -> None:
