@@ -202,17 +202,21 @@ async def deaf(port, ends):
 
 async def hoard(port, ends):
     """Keys without a lease, leases, watch targets and runs, as many as the server takes."""
-    one, value, number = await Attacker(port).connect(), bytes(MIB), 0
+    one, value, number, others = await Attacker(port).connect(), bytes(MIB), 0, []
     while time.monotonic() < ends:
         number += 1
         await one.send(*(one.txn(Put(f"d/{number}-{n}", value)) for n in range(8)))
         await one.send(one.txn(*(Put(f"e/{number}-{n}/k", b"") for n in range(500))))
-        await one.send(one.txn(grants=[LeaseGrant(number * 64 + n + 1, 86_400.0) for n in range(64)]))
+        await one.send(one.txn(grants=[LeaseGrant(number * 64 + n + 1, 1.0) for n in range(64)]))
         await one.send(WatchStart(number, tuple(f"{number}/{n}" for n in range(10)), 1))
         other = await Attacker(port, f"{RUN}-{number}").connect()
-        await other.send(other.txn(Put("k", bytes(MIB))))
-        other.writer.close()
+        await other.send(other.txn(Put("k", value, number), grants=[LeaseGrant(number, 1.0)]))
+        others.append(other)
+    for other in others:
+        other.writer.transport.abort()
+    one.writer.transport.abort()
     await clean_up(port, "d/", "e/")
+    await asyncio.sleep(3.0)  # Until the leases have ended.
 
 
 async def requests(port, ends):
@@ -225,7 +229,7 @@ async def requests(port, ends):
         await other.send(many)
 
 
-ATTACKS = {one.__name__: one for one in (answers, news, past, steps, requests, connections, half_open, deaf)}
+ATTACKS = {one.__name__: one for one in (answers, news, past, steps, requests, connections, half_open, deaf, hoard)}
 
 
 if __name__ == "__main__":

@@ -295,6 +295,16 @@ class Engine:
             self._forget_oldest()
         self._forgotten = max(self._forgotten, min(revision, self.revision))
 
+    @property
+    def history_size(self) -> int:
+        """Events kept for watches from the past. A large one counts once per KiB begun."""
+        return self._history_size
+
+    def shorten_history(self, size: int) -> None:
+        """Forget the oldest changes until at most that many events are kept."""
+        while self._history_size > size:
+            self._forget_oldest()
+
     def _forget_oldest(self) -> None:
         batch = self._history.popleft()
         self._forgotten = batch.revision
@@ -314,8 +324,7 @@ class Engine:
         for event in events:
             self._history_size += _size(event)
             self._changed[event.key] = self._changed[starred(event.key)] = self.revision
-        while self._history_size > self._history_max:
-            self._forget_oldest()
+        self.shorten_history(self._history_max)
         self._untold.append(batch)
         if self._telling:
             return
@@ -384,7 +393,7 @@ def _ancestors(directory: str) -> list[str]:
 
 
 def _size(event: Event) -> int:
-    return 1 + len(event.item.value) // 1024 if event.item else 1
+    return 1 + (len(event.key) + (len(event.item.value) if event.item else 0)) // 1024
 
 
 def refuse_double_writes(operations: Sequence[Operation]) -> None:

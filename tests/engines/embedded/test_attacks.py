@@ -35,7 +35,7 @@ ATTACK_S = 4.0
 PROMISED_S = 1.0
 SLACK = 3
 MIB = 1024 * 1024
-BUDGET = Limits().bytes + Limits().unread
+BUDGET = Limits().stored + Limits().unread
 SRC, TESTS = Path(rdzv.__file__).parent.parent, Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SRC}:{TESTS}"}
 ENVIRONMENT.pop("RDZV_TOKEN", None)

@@ -33,9 +33,10 @@ from rdzv.engines.embedded.frames import (
 )
 from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
-from rdzv.engines.port import Gap, Get, List, Put
+from rdzv.engines.port import DeletePrefix, Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
 from support.embedded_server import LONG_S, Raw, driver_to, serving, session_to, until
+from support.sans_io import Core, Pair
 
 SRC = Path(rdzv.__file__).parent.parent
 
@@ -83,6 +84,95 @@ async def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
         await session.txn(then=[Put(f"k{n}", b"") for n in range(5)])
         async with session_to(server.port, "other") as other:
             await other.txn(then=[Put("k", bytes(900))])
+
+
+async def test_all_runs_together_are_bounded_and_each_has_its_share():
+    limits = Limits(stored=20_000_000)
+    async with (
+        serving(limits=limits) as server,
+        session_to(server.port, "greedy") as greedy,
+        session_to(server.port, "modest") as modest,
+    ):
+
+        async def hoard():
+            for number in range(1000):
+                await greedy.txn(then=[Put(f"k{number}", bytes(100_000))])
+
+        with pytest.raises(LimitExceeded, match=r"this server, with all its runs, has \d+ bytes, at most 20000000"):
+            await hoard()
+        assert 9_000_000 < server.room.taken <= 10_000_000, "one half is for runs below their share"
+        for number in range(10):
+            await modest.txn(then=[Put(f"k{number}", bytes(100_000))])
+        await greedy.txn(then=[Put("k0", b"less")])
+        await greedy.txn(then=[DeletePrefix("k")])
+        await greedy.txn(then=[Put("k0", b"again")])
+        assert server.room.taken == sum(run.taken for run in server.runs.values())
+
+
+def test_small_keys_leases_and_watches_are_counted_too():
+    core = Core(limits=Limits(stored=2_000_000))
+    pair = Pair(core)
+    requests = {
+        "keys": lambda number: Txn(number, (), tuple(Put(f"{number}/{n}/k", b"") for n in range(100)), ()),
+        "leases": lambda number: Txn(number, (), (), (), (), tuple(LeaseGrant(64 * number + n, 10.0) for n in range(64))),
+    }
+    for request in requests.values():
+        answers = [pair.ask(request) for _ in range(200)]
+        assert answers[0].error is None or request is not requests["keys"]
+        assert isinstance(answers[-1].error, LimitExceeded)
+        assert "with all its runs" in str(answers[-1].error)
+    pair.client.tell(WatchStart(1, tuple(f"k{number}" for number in range(9000)), 1))
+    pair.exchange()
+    assert pair.session.transport.is_closing()
+    assert core.room.taken <= 1_000_000
+
+
+async def test_the_watches_of_one_run_are_limited_and_a_client_that_goes_makes_room():
+    async with serving(limits=Limits(run_targets=20, run_prefixes=2)) as server:
+        for targets, shown in (tuple("abcdefghijk"), "would watch 22 keys or prefixes"), (("a/", "b/"), "4 of them prefixes"):
+            one, other = [await Raw.member(server.port, session=f"{shown}{number}") for number in range(2)]
+            one.write(WatchStart(1, targets, 1), Ping(1))
+            assert await one.frame() == Acknowledged(1)
+            other.write(WatchStart(1, targets, 1))
+            assert shown in (await other.frame()).text
+            for raw in (one, other):
+                await raw.close()
+            await until(lambda: not server.peers)
+            assert (server.runs["job"].targets, server.runs["job"].prefixes) == (0, 0)
+
+
+def test_a_run_that_everybody_left_is_forgotten_though_keys_without_a_lease_are_left():
+    """Found by attack: one key without a lease pinned its run for ever."""
+    core = Core()
+    for name, lease in ("unleased", 0), ("leased", 7):
+        pair = Pair(core, run_id=name)
+        grants = (LeaseGrant(lease, 10 * 86_400.0, presence=False),) if lease else ()
+        pair.ask(lambda number, lease=lease, grants=grants: Txn(number, (), (Put("k", b"v", lease),), (), (), grants))
+        pair.session.closed()
+
+    def pass_time(seconds):
+        core.time_s += seconds
+        core._forget_runs()
+        return sorted(core.runs)
+
+    assert pass_time(3600.0) == ["leased", "unleased"]
+    assert pass_time(1.0) == ["leased"]
+    assert pass_time(6 * 86_400.0) == ["leased"]
+    assert pass_time(86_400.0) == []
+    assert (core.room.taken, core.room.runs) == (0, 0)
+
+
+def test_runs_are_forgotten_sooner_when_room_is_short():
+    core = Core(limits=Limits(stored=1_000_000))
+    pair = Pair(core)
+    pair.ask(lambda number: Txn(number, (), (Put("k", bytes(240_000)), Put("l", bytes(1000))), ()))
+    pair.session.closed()
+    core.time_s += 61.0
+    core._forget_runs()
+    assert set(core.runs) == {"job"}
+    core.room.taken += 500_000
+    core._forget_runs()
+    assert core.runs == {}
 
 
 async def test_runs_share_nothing():

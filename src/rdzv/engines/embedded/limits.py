@@ -38,6 +38,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of one run."""
     bytes: int = 256 * 1024 * 1024
     """Bytes of all keys and values of one run."""
+    stored: int = 512 * 1024 * 1024
+    """Bytes that all runs together may take: keys, values, history, leases, watches. Half is for runs below their share."""
     leases: int = 100_000
     """Leases of one run."""
     history: int = 16_384
@@ -53,6 +55,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Watches of one connection."""
     targets: int = 10_000
     """Keys and prefixes of all watches of one connection."""
+    run_targets: int = 250_000
+    """The same for one run."""
+    run_prefixes: int = 256
+    """Prefixes of all watches of one run. Members watch keys; leaders and viewers watch a prefix."""
     operations: int = 25_000
     """Compares, and operations of each branch, of one transaction."""
     steps: int = 250_000
@@ -65,6 +71,32 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A client that has not read for this long is dropped."""
     silent_s: float = 60.0
     """A client that has said nothing for this long is dropped. Drivers say something every 10 s at least."""
+
+
+class Room:
+    """The memory that all runs of a server take, and what each of them may still take."""
+
+    def __init__(self, size: int) -> None:
+        self.taken = 0
+        self.runs = 0
+        self._half = size // 2
+
+    @property
+    def is_short(self) -> bool:
+        return self.taken > self._half
+
+    @property
+    def share(self) -> int:
+        """Bytes that every run may have, however much the others took."""
+        return self._half // max(1, self.runs)
+
+    def has(self, taken: int, more: int) -> bool:
+        """Whether a run that has taken so much may take more.
+
+        One half is for all runs as they come, the other for runs below their share: a run cannot take the last from others.
+        """
+        total = self.taken + more
+        return total <= self._half or (total <= 2 * self._half and taken + more <= self.share)
 
 
 def raise_nofile() -> int:

@@ -14,8 +14,8 @@ from ...errors import LimitExceeded
 from ...system.addresses import can_be_told, plain
 from ..port import Batch
 from .frames import Hello, Welcome, encode, encode_news, encode_news_start, encoder
-from .limits import Complaints, Limits
-from .run import Run
+from .limits import Complaints, Limits, Room
+from .run import ABANDONED_S, RUN_BYTES, Run
 from .session import LINGER_MAX_S, ServerSession
 from .trust import Trust
 from .turns import Turns
@@ -30,6 +30,8 @@ NEWS_START_MAX = 16
 """Bytes of a frame of news before the batch."""
 ACTIVE_S = 1.0
 """How long a run that was heard counts as one that others compete with."""
+FORGOTTEN_S = 7 * 86_400.0
+"""How long a run without clients is kept for the sake of a lease. Members renew theirs, and those of the run last a day."""
 SMALL = 64
 """Connections of a server that one run may have to itself. Beyond, an eighth is kept for other runs."""
 
@@ -53,6 +55,7 @@ class ServerCore(ABC):
         self.awake_s = 0.0
         """How long this server has been awake: its own time, without its stalls."""
         self.connections_max = self.limits.connections
+        self.room = Room(self.limits.stored)
         self.runs: dict[str, Run] = {}
         # Dictionaries, not sets: the order of a set of objects differs between processes, and a seed must mean one history.
         self.peers: dict[ServerSession, None] = {}
@@ -162,7 +165,7 @@ class ServerCore(ABC):
         """Return the run of that name; a new one if there is none."""
         run = self.runs.get(name)
         if run is None:
-            run = self.runs[name] = Run(name, self.token(), self.limits, self.now())
+            run = self.runs[name] = Run(name, self.token(), self.limits, self.now(), self.room)
         return run
 
     def _why_not(self, hello: Hello) -> str:
@@ -173,6 +176,8 @@ class ServerCore(ABC):
             )
         if not hello.probe and hello.run not in self.runs and len(self.runs) >= self.limits.runs:
             return f"this server has {len(self.runs)} runs, which is all it can have"
+        if not hello.probe and hello.run not in self.runs and not self.room.has(0, RUN_BYTES):
+            return f"the runs of this server take {self.room.taken} bytes, which is all they can have"
         run, room = self.runs.get(hello.run), self.connections_max - max(0, self.connections_max - SMALL) // 8
         if run is not None and not self.only_run and len(run.sessions) >= room and hello.session not in run.sessions:
             return f"run {hello.run!r} has {len(run.sessions)} connections, and the rest of this server's are for other runs"
@@ -297,8 +302,17 @@ class ServerCore(ABC):
         for peer in tuple(self.peers):
             if now_s - peer.heard_s > limits.silent_s:
                 self._drop(peer, f"it has said nothing for {limits.silent_s:g} s")
+        self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        """Forget runs in which nothing is left, or to which nobody will come back, sooner if room is short."""
+        now = self.now()
+        is_short = self.room.is_short or len(self.runs) > self.limits.runs * 3 // 4
         for name, run in tuple(self.runs.items()):
-            if run.is_empty and self.now() - run.heard_at > EMPTY_S:
+            silent_s = now - run.heard_at
+            patience_s = EMPTY_S if run.is_empty or is_short else ABANDONED_S
+            if silent_s > (patience_s if run.is_deserted else FORGOTTEN_S) and not run.sessions:
+                run.forget()
                 del self.runs[name]
 
     # ---- time

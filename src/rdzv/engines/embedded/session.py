@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,8 @@ class ServerSession(FrameStream, Waiting):
         """When the client was last heard, by the server's own time."""
         self.slow_s = math.inf
         """Since when the client does not read."""
-        self._watches: dict[int, tuple[Callable[[], None], int]] = {}
+        self._watches: dict[int, tuple[Callable[[], None], int, int]] = {}
+        """How to end each watch, how many targets it has, and how many of these are prefixes."""
         self._targets = 0
         self._waits = False
         """Its requests wait for the run's turn."""
@@ -106,9 +107,8 @@ class ServerSession(FrameStream, Waiting):
 
     def closed(self) -> None:
         """The connection is over, however it ended."""
-        watches, self._watches = self._watches, {}
-        for stop, _ in watches.values():
-            stop()
+        for number in tuple(self._watches):
+            self._end_watch(number)
         self._core.gone(self)
 
     def replaced(self) -> None:
@@ -305,12 +305,12 @@ class ServerSession(FrameStream, Waiting):
 
     def _watch(self, run: Run, request: frames.WatchStart) -> Frame | None:
         number, targets = request.watch, request.targets
-        problem = self._why_not_watch(number, targets)
+        problem = self._why_not_watch(number, targets) or run.watch(len(targets), _prefixes(targets))
         if problem:
             self._core.complain(self.host, problem)
             self.reject(problem)
             return None
-        self._watches[number] = (lambda: None, len(targets))
+        self._watches[number] = (lambda: None, len(targets), _prefixes(targets))
         self._targets += len(targets)
         try:
             stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
@@ -318,7 +318,7 @@ class ServerSession(FrameStream, Waiting):
             self._end_watch(number)
             return WatchGap(number, str(gap))
         if number in self._watches:
-            self._watches[number] = (stop, len(targets))
+            self._watches[number] = (stop, len(targets), _prefixes(targets))
         else:
             stop()  # The changes since then were too many already, and the watch was cut off.
         return None
@@ -332,7 +332,7 @@ class ServerSession(FrameStream, Waiting):
                 f"{len(self._watches) + 1} watches of {self._targets + len(targets)} keys or prefixes: "
                 f"at most {limits.watches} of {limits.targets} are allowed for one connection"
             )
-        if sum(target.endswith("/") for target in targets) > PREFIXES_MAX:
+        if _prefixes(targets) > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
         try:
             for target in targets:
@@ -342,10 +342,12 @@ class ServerSession(FrameStream, Waiting):
         return ""
 
     def _end_watch(self, number: int) -> None:
-        stop, targets = self._watches.pop(number, (None, 0))
+        stop, targets, prefixes = self._watches.pop(number, (None, 0, 0))
         if stop is not None:
             stop()
             self._targets -= targets
+            if self.run is not None:
+                self.run.unwatch(targets, prefixes)
 
     def _tell(self, number: int, batch: Batch) -> None:
         if self.transport.is_closing():
@@ -395,6 +397,10 @@ class ServerSession(FrameStream, Waiting):
         """Write the news that have not gone with an answer."""
         if self._posted:
             self.send(b"")
+
+
+def _prefixes(targets: Sequence[str]) -> int:
+    return sum([target.endswith("/") for target in targets])
 
 
 _HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] = {
