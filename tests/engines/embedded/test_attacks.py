@@ -27,6 +27,7 @@ from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
 from support.attacks import ATTACKS
 from support.certificates import ca_file, issue, trust
+from support.processes import memory
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 
@@ -58,12 +59,6 @@ def server(tmp_path, *options, files=4096):
             process.terminate()
             process.wait(30)
             process.stdout.close()
-
-
-def memory(process, field="VmRSS"):
-    """Bytes of the process."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.partition(f"{field}:")[2].split()[0]) * 1024
 
 
 class Honest:
@@ -130,15 +125,15 @@ def test_an_attack_is_hardly_noticed_by_others(attack, tmp_path):
     with server(tmp_path, *options, files=512 if attack == "connections" else 4096) as (process, port, log):
         warm = Honest(port, of_members, "warm")
         asyncio.run(asyncio.wait_for(form_once(warm), 30))
-        before = memory(process)
+        before = memory(process.pid)
         began_at = time.monotonic()
         longest_s = asyncio.run(asyncio.wait_for(under(attack, port, process, of_members), 60))
         took_s = time.monotonic() - began_at
-        peak = memory(process, "VmHWM")
+        peak = memory(process.pid, "VmHWM")
         deadline = time.monotonic() + 5
-        while memory(process) > before + 32 * MIB and time.monotonic() < deadline:
+        while memory(process.pid) > before + 32 * MIB and time.monotonic() < deadline:
             time.sleep(0.1)
-        after = memory(process)
+        after = memory(process.pid)
         assert process.poll() is None
     said = log.read_text()
     lines = len(said.splitlines())
