@@ -104,7 +104,7 @@ BACKED = {
     "A transaction may have 25,000 operations": f"""
         test_a_transaction_has_so_many_parts_and_no_more
         test_a_transaction_that_looks_at_too_many_keys_is_refused_and_the_next_is_served {FIGURES}""",
-    "A run may spend 50,000 steps": f"""
+    "A run may spend 200,000 steps": f"""
         test_requests_of_a_run_that_used_its_share_wait_and_are_answered_in_order {FIGURES}""",
     "While several runs compete": f"""
         test_runs_that_compete_are_served_one_by_one_with_as_much_time_for_the_others {FIGURES} {ATTACKS}""",
@@ -183,6 +183,7 @@ def test_the_figures_of_the_page_are_those_of_the_server():
         f"at most one line per {'second' if COMPLAINT_S == 1.0 else COMPLAINT_S} in total",
         f"may have {limits.operations:,} operations and look at {limits.steps:,} keys",
         f"A run may spend {limits.turn:,} steps",
+        f"a run may spend {limits.turn // 4:,}, and runs",
         f"at most {turns.PAUSE_MAX_S} s.",
         f"An answer of more than {FRAME_MAX // mib} MiB is refused",
         f"(of those above {server_core.SMALL})",

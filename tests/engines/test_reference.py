@@ -112,7 +112,7 @@ def test_history_counts_bytes_too():
     for _ in range(200):
         engine.txn(then=[Put("k", b"small"), Put("l", b"")])
     assert len(engine._history) == 50
-    assert engine._history_size == 100
+    assert engine.history_size == 100
 
 
 def test_forgotten_changes_leave_nothing_behind():
@@ -124,7 +124,7 @@ def test_forgotten_changes_leave_nothing_behind():
     assert len(engine._changed) <= 10
     engine.compact(engine.revision)
     assert not engine._changed
-    assert engine._history_size == 0
+    assert engine.history_size == 0
 
 
 def test_watchers_of_the_same_events_get_the_same_batch():
@@ -484,11 +484,11 @@ def engine_of(count, steps_max=1000):
 )  # fmt: skip
 def test_a_transaction_that_looks_at_too_many_keys_changes_nothing(branch):
     engine = engine_of(200)
-    revision, steps = engine.revision, engine.steps
+    revision, steps = engine.revision, engine.meter.steps
     with pytest.raises(ValueError, match="looks at more keys than this server allows at once"):
         engine.txn((), branch)
     assert (engine.revision, len(engine)) == (revision, 200)
-    assert engine.steps - steps < 2000
+    assert engine.meter.steps - steps < 2000
     engine.txn((), [List("d/")] * 2)
 
 
@@ -505,14 +505,14 @@ def test_keys_that_were_deleted_are_counted_while_they_are_in_the_way_and_are_so
     engine = engine_of(200, steps_max=10_000)
     for number in range(150, 200):
         engine.txn((), [Delete(f"d/{number:04}")])
-    before = engine.steps
+    before = engine.meter.steps
     engine.txn((), [List("d/", Order.NEWEST, limit=1)])
-    assert engine.steps - before >= 50
+    assert engine.meter.steps - before >= 50
     for number in range(1, 150):
         engine.txn((), [Delete(f"d/{number:04}")])
-    before = engine.steps
+    before = engine.meter.steps
     engine.txn((), [List("d/")])
-    assert engine.steps - before < 20
+    assert engine.meter.steps - before < 20
 
 
 def test_a_whole_directory_can_be_deleted_however_large():
@@ -526,8 +526,8 @@ def test_watchers_of_the_same_keys_share_a_batch_and_a_large_commit_is_looked_at
     for _ in range(100):
         engine.subscribe(["d/"], 1, told.append)
         engine.subscribe(["d/", "e"], 1, told.append)
-    before = engine.steps
+    before = engine.meter.steps
     engine.txn((), [*(Put(f"d/{number}", b"") for number in range(1000)), Put("e", b""), Put("f", b"")])
     assert {len(batch.events) for batch in told} == {1000, 1001}
     assert len({id(batch) for batch in told}) == 2
-    assert engine.steps - before < 20_000
+    assert engine.meter.steps - before < 20_000

@@ -36,7 +36,7 @@ from .port import (
     Outcome,
     Put,
 )
-from .tree import ENTRIES_PER_KEY, Tree
+from .tree import ENTRIES_PER_KEY, Meter, Tree
 
 CHANGE_STEPS = 10
 """Steps that one change of a key counts as, beside those of the watchers that are told. A key that is looked at is one."""
@@ -72,22 +72,26 @@ class Engine:
     callback must not raise: the change has happened, and other watchers still wait for it.
     """
 
-    def __init__(self, instance: str, *, history_max: int = 65536, steps_max: int = sys.maxsize) -> None:
+    def __init__(
+        self, instance: str, *, history_max: int = 65536, steps_max: int = sys.maxsize, meter: Meter | None = None
+    ) -> None:
         """Start empty. `history_max`: events kept for watches from the past; a large one counts once per KiB begun.
 
-        `steps_max`: keys that the compares and reads of one transaction may look at.
+        `steps_max`: keys that the compares and reads of one transaction may look at. `meter`: counts all work.
         """
         self.instance = instance
+        self.meter = meter or Meter()
         self.revision = 1
         self.leases = Leases()
         self.observers: list[Callable[[Batch], None]] = []
         """Callbacks for every whole commit, called before the watchers."""
-        self._tree = Tree()
+        self._tree = Tree(self.meter)
         self._owned: dict[int, dict[str, None]] = {}
         self._history: deque[Batch] = deque()
         self._history_max = history_max
         self._steps_max = steps_max
-        self._history_size = 0
+        self.history_size = 0
+        """Events kept for watches from the past. A large one counts once per KiB begun."""
         self._forgotten = 0
         self._changed: dict[str, int] = {}
         self._by_key: dict[str, dict[_Watcher, None]] = {}
@@ -97,11 +101,6 @@ class Engine:
 
     def __len__(self) -> int:
         return len(self._tree.items)
-
-    @property
-    def steps(self) -> int:
-        """Work done since the beginning: keys looked at, changes, watchers told. A step is less than a microsecond."""
-        return self._tree.steps
 
     def load(self, items: Iterable[Item], revision: int) -> None:
         """Start with these items, given in the order of their creation. There must be no watchers yet."""
@@ -129,7 +128,7 @@ class Engine:
         for branch in branches:
             refuse_double_writes(branch)
         tree = self._tree
-        tree.steps_end = tree.steps + self._steps_max
+        tree.steps_end = self.meter.steps + self._steps_max
         taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
         operations = branches[-1 if taken is None else taken]
         scans = 0
@@ -139,7 +138,7 @@ class Engine:
                     raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
             elif type(operation) is List or type(operation) is DeletePrefix:
                 scans += 1
-        if scans * ENTRIES_PER_KEY * len(tree.items) > tree.steps_end - tree.steps:
+        if scans * ENTRIES_PER_KEY * len(tree.items) > tree.steps_end - self.meter.steps:
             self._try_searches(operations)
         tree.steps_end = sys.maxsize
         events: list[Event] = []
@@ -263,7 +262,7 @@ class Engine:
                 index.setdefault(name, {})[watcher] = None
         missed = self._missed(watcher, since)
         if missed:
-            self._tree.steps += len(missed)
+            self.meter.steps += len(missed)
             deliver(Batch(self.revision, missed))
         return lambda: self._unsubscribe(watcher)
 
@@ -285,7 +284,7 @@ class Engine:
         for batch in reversed(self._history):
             if batch.revision <= since:
                 break
-            self._tree.steps += len(batch.events)
+            self.meter.steps += len(batch.events)
             missed.extend(event for event in reversed(batch.events) if watcher.wants(event.key))
         return tuple(reversed(missed))
 
@@ -295,21 +294,16 @@ class Engine:
             self._forget_oldest()
         self._forgotten = max(self._forgotten, min(revision, self.revision))
 
-    @property
-    def history_size(self) -> int:
-        """Events kept for watches from the past. A large one counts once per KiB begun."""
-        return self._history_size
-
     def shorten_history(self, size: int) -> None:
         """Forget the oldest changes until at most that many events are kept."""
-        while self._history_size > size:
+        while self.history_size > size:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         batch = self._history.popleft()
         self._forgotten = batch.revision
         for event in batch.events:
-            self._history_size -= _size(event)
+            self.history_size -= _size(event)
             for name in (event.key, starred(event.key)):
                 if self._changed.get(name) == batch.revision:
                     del self._changed[name]
@@ -320,9 +314,9 @@ class Engine:
         self.revision += 1
         batch = Batch(self.revision, tuple(events))
         self._history.append(batch)
-        self._tree.steps += CHANGE_STEPS * len(events)
+        self.meter.steps += CHANGE_STEPS * len(events)
         for event in events:
-            self._history_size += _size(event)
+            self.history_size += _size(event)
             self._changed[event.key] = self._changed[starred(event.key)] = self.revision
         self.shorten_history(self._history_max)
         self._untold.append(batch)
@@ -338,43 +332,50 @@ class Engine:
     def _tell(self, batch: Batch) -> None:
         for observer in tuple(self.observers):
             observer(batch)
-        matched: dict[str, list[int]] = {}
+        # A prefix keeps one list of its events for all its watchers, so that a large commit costs each of them one look.
+        found: dict[_Watcher, dict[int, None]] = {}
+        of_prefix: dict[str, list[int]] = {}
+        prefixes: dict[_Watcher, list[list[int]]] = {}
         above: dict[str, list[str]] = {}
         for index, event in enumerate(batch.events):
-            key, star = event.key, starred(event.key)
-            if key in self._by_key:
-                matched.setdefault(key, []).append(index)
-            if star in self._by_key and star != key:
-                matched.setdefault(star, []).append(index)
+            for name in (event.key, starred(event.key)):
+                for watcher in self._by_key.get(name, ()):
+                    found.setdefault(watcher, {})[index] = None
             if not self._by_prefix:
                 continue
-            name = key[: key.rfind("/") + 1]
+            name = event.key[: event.key.rfind("/") + 1]
             if name not in above:
                 above[name] = [one for one in _ancestors(name) if one in self._by_prefix]
             for prefix in above[name]:
-                matched.setdefault(prefix, []).append(index)
-        # Watchers of the same names share the list of their events, so that a large commit costs each of them a look.
-        found: dict[_Watcher, tuple[str, ...]] = {}
-        for name in matched:
-            for watcher in (self._by_prefix if name.endswith("/") else self._by_key)[name]:
-                found[watcher] = (*found.get(watcher, ()), name)
-        parts: dict[tuple[str, ...], Batch] = {}
-        for watcher, names in found.items():
+                if prefix in of_prefix:
+                    of_prefix[prefix].append(index)
+                    continue
+                indices = of_prefix[prefix] = [index]
+                for watcher in self._by_prefix[prefix]:
+                    found.setdefault(watcher, {})
+                    prefixes.setdefault(watcher, []).append(indices)
+        self.meter.steps += TELL_STEPS * len(found)
+        parts = {tuple(range(len(batch.events))): batch} if found else {}
+        wide: dict[int, Batch] = {}
+        for watcher, own in found.items():
             if not watcher.live or watcher.seen >= batch.revision:
                 continue
-            part = parts.get(names)
-            if part is None:
-                part = parts[names] = self._part(batch, [matched[name] for name in names])
-            self._tree.steps += TELL_STEPS
+            lists = prefixes.get(watcher) if prefixes else None
+            if lists is not None and len(lists) == 1 and not own:
+                part = wide.get(id(lists[0]))
+                if part is None:
+                    part = wide[id(lists[0])] = self._part(batch, parts, tuple(lists[0]))
+            else:
+                part = self._part(batch, parts, tuple(own) if lists is None else tuple(sorted(set(own).union(*lists))))
             watcher.deliver(part)
 
-    def _part(self, batch: Batch, lists: list[list[int]]) -> Batch:
-        """Return the events at these indices: the batch itself if they are all."""
-        chosen = lists[0] if len(lists) == 1 else sorted(set().union(*lists))
-        self._tree.steps += len(chosen)
-        if len(chosen) == len(batch.events):
-            return batch
-        return Batch(batch.revision, tuple([batch.events[index] for index in chosen]))
+    def _part(self, batch: Batch, parts: dict[tuple[int, ...], Batch], chosen: tuple[int, ...]) -> Batch:
+        """Return the events at these indices, as the same object each time."""
+        part = parts.get(chosen)
+        if part is None:
+            self.meter.steps += len(chosen)
+            part = parts[chosen] = Batch(batch.revision, tuple([batch.events[index] for index in chosen]))
+        return part
 
 
 def starred(key: str) -> str:

@@ -15,6 +15,15 @@ ENTRIES_PER_KEY = 3 + DEAD_MIN
 """Bound of the steps of a search, per key: its entry, one of a deleted key, a directory with a few deleted keys more."""
 
 
+class Meter:
+    """A count of work: keys looked at, and other things that take about as long. A step is less than a microsecond."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
 class _Directory:
     """The keys with one directory part (up to the last '/'), in the order of their creation.
 
@@ -40,7 +49,7 @@ class _Directory:
                 if item is not None and item.created == self.created[index]:
                     yield item
         finally:
-            tree.steps += end - index if newest else index + 1
+            tree.meter.steps += end - index if newest else index + 1
 
     def sweep(self, tree: Tree) -> None:
         """Drop the entries of deleted keys, if there are many."""
@@ -53,10 +62,9 @@ class _Directory:
 class Tree:
     """All items, by key and by directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter) -> None:
         self.items: dict[str, Item] = {}
-        self.steps = 0
-        """Keys looked at, and other work of about that size, since the beginning."""
+        self.meter = meter
         self.steps_end = sys.maxsize
         """The count at which a search is given up with ValueError."""
         self._directories: dict[str, _Directory] = {}
@@ -69,7 +77,7 @@ class Tree:
             if directory is None:
                 directory = self._directories[name] = _Directory()
                 insort(self._names, name)
-                self.steps += len(self._names) // 2000  # Half of the list moves.
+                self.meter.steps += len(self._names) // 2000  # Half of the list moves.
             directory.created.append(item.created)
             directory.keys.append(item.key)
             directory.live += 1
@@ -119,7 +127,7 @@ class Tree:
 
     def check_steps(self) -> None:
         """Raise ValueError if a search was given up."""
-        if self.steps > self.steps_end:
+        if self.meter.steps > self.steps_end:
             raise ValueError("the transaction looks at more keys than this server allows at once: split it, or ask for less")
 
     def _within(self, prefix: str) -> Iterator[tuple[_Directory, bool]]:
@@ -130,7 +138,7 @@ class Tree:
         for index in range(bisect_left(self._names, prefix), len(self._names)):
             if not self._names[index].startswith(prefix):
                 return
-            self.steps += DIRECTORY_STEPS
-            if self.steps > self.steps_end:
+            self.meter.steps += DIRECTORY_STEPS
+            if self.meter.steps > self.steps_end:
                 return
             yield self._directories[self._names[index]], True

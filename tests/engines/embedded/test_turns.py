@@ -47,8 +47,8 @@ class Client(Waiting):
         while self.requests and not self.share.is_waiting:
             self.requests -= 1
             self.served += 1
-            self.share.spent += self.steps
-            if self.share.spent > self.turns.burst:
+            self.share.steps += self.steps
+            if self.share.steps > self.share.end:
                 self.turns.settle(self.share)
         if self.requests:
             self.share.clients.append(self)
@@ -57,7 +57,7 @@ class Client(Waiting):
 def test_a_run_that_is_alone_goes_on_in_the_next_turn():
     clock = Clock()
     turns = Turns(BURST, clock.now, clock.call_later)
-    client = Client(turns, Share(settled_at=100.0), 1000, CROWDED)
+    client = Client(turns, Share(100.0), 1000, CROWDED)
     client.take_turn()
     for served in range(1, 1001):
         assert client.served == served, "a turn for each"
@@ -68,7 +68,7 @@ def test_runs_that_compete_are_served_one_by_one_with_as_much_time_for_the_other
     clock = Clock()
     turns = Turns(BURST, clock.now, clock.call_later)
     turns.active = 6
-    heavy = [Client(turns, Share(settled_at=100.0), 1000, CROWDED // 2) for _ in range(5)]
+    heavy = [Client(turns, Share(100.0), 1000, CROWDED // 2) for _ in range(5)]
     for client in heavy:
         client.take_turn()
     began_at = clock.now_s
@@ -82,7 +82,7 @@ def test_runs_that_compete_are_served_one_by_one_with_as_much_time_for_the_other
 
 def test_clients_of_a_heavy_run_take_turns():
     clock = Clock()
-    turns, share = Turns(BURST, clock.now, clock.call_later), Share(settled_at=100.0)
+    turns, share = Turns(BURST, clock.now, clock.call_later), Share(100.0)
     clients = [Client(turns, share, 100, BURST + 1) for _ in range(4)]
     clients[0].take_turn()
     share.clients.extend(clients[1:])
@@ -93,7 +93,7 @@ def test_clients_of_a_heavy_run_take_turns():
 
 def test_a_light_run_never_waits_and_one_long_request_is_forgiven_soon():
     clock = Clock()
-    turns, light, heavy = Turns(BURST, clock.now, clock.call_later), Share(settled_at=100.0), Share(settled_at=100.0)
+    turns, light, heavy = Turns(BURST, clock.now, clock.call_later), Share(100.0), Share(100.0)
     turns.active = 2
     Client(turns, heavy, 2, 100 * RATE).take_turn()
     for _ in range(100):
@@ -146,7 +146,7 @@ def test_requests_of_a_run_that_used_its_share_wait_and_are_answered_in_order():
     one, two, other = core.client("job", "one"), core.client("job", "two"), core.client("other", "s")
     for session in (one, two, other):
         session.received(memoryview(b"".join(encode(Ping(number)) for number in range(5 if session is other else 30))))
-    assert answered(one) == list(range(9))
+    assert answered(one) == list(range(10))
     assert answered(two) == [], "of the same run"
     assert answered(other) == list(range(5)), "of another"
     assert not one.transport.reading
@@ -187,7 +187,7 @@ def test_a_client_that_is_gone_when_its_turn_comes_is_left_alone():
     session.transport.close()
     session.closed()
     clock.go_on()
-    assert answered(session) == list(range(9))
+    assert answered(session) == list(range(10))
 
 
 def test_a_transaction_that_looks_at_too_many_keys_is_refused_and_the_next_is_served():

@@ -63,8 +63,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Compares, and operations of each branch, of one transaction."""
     steps: int = 250_000
     """Keys that one transaction may look at. That takes a tenth of a second."""
-    turn: int = 50_000
-    """Steps that a run may spend before other runs have their turn (`turns.py`)."""
+    turn: int = 200_000
+    """Steps that a run may spend before other runs have their turn, a quarter if several compete (`turns.py`)."""
     greeting_s: float = 5.0
     """Time within which a client must say hello."""
     slow_s: float = 30.0
@@ -79,16 +79,12 @@ class Room:
     def __init__(self, size: int) -> None:
         self.taken = 0
         self.runs = 0
-        self._half = size // 2
-
-    @property
-    def is_short(self) -> bool:
-        return self.taken > self._half
+        self.half = size // 2
 
     @property
     def share(self) -> int:
         """Bytes that every run may have, however much the others took."""
-        return self._half // max(1, self.runs)
+        return self.half // max(1, self.runs)
 
     def has(self, taken: int, more: int) -> bool:
         """Whether a run that has taken so much may take more.
@@ -96,7 +92,7 @@ class Room:
         One half is for all runs as they come, the other for runs below their share: a run cannot take the last from others.
         """
         total = self.taken + more
-        return total <= self._half or (total <= 2 * self._half and taken + more <= self.share)
+        return total <= self.half or (total <= 2 * self.half and taken + more <= self.share)
 
 
 def raise_nofile() -> int:

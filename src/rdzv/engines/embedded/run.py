@@ -57,8 +57,8 @@ class Run:
 
     def __init__(self, name: str, instance: str, limits: Limits, now: float, room: Room | None = None) -> None:
         self.name = name
-        self.engine = Engine(instance, history_max=limits.history, steps_max=limits.steps)
-        self.share = Share(settled_at=now)
+        self.share = Share(now)
+        self.engine = Engine(instance, history_max=limits.history, steps_max=limits.steps, meter=self.share)
         self.engine.observers.append(self._count)
         self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0
@@ -125,14 +125,14 @@ class Run:
             raise ValueError(msg)
         if not 0 < ttl_s <= TTL_MAX_S:
             raise ValueError(f"a lease of {ttl_s} s: its time to live must be positive and at most {TTL_MAX_S:.0f} s")
-        if not self.room.has(self.taken, LEASE_BYTES):
+        if self.room.taken + LEASE_BYTES > self.room.half and not self.room.has(self.taken, LEASE_BYTES):
             raise self._no_room(LEASE_BYTES)
         lease = self.engine.grant(ttl_s + STEP_MAX_S, lease)
         if home is not None:
             self._presences[lease] = _Presence(ttl_s, home)
             home.leases.add(lease)
             self._quiet_max_s = min(self._quiet_max_s, max(ttl_s / 2, QUIET_MIN_S))
-        self.measure()
+        self._take(LEASE_BYTES)
         return lease
 
     def renew(self, lease: int, home: ServerSession) -> None:
@@ -266,7 +266,7 @@ class Run:
         if puts and (
             self.bytes + added > self._limits.bytes
             or len(self._sizes) + len(puts) > self._limits.keys
-            or not self.room.has(self.taken, added + len(puts) * KEY_BYTES)
+            or self.room.taken + added + len(puts) * KEY_BYTES > self.room.half
         ):
             self._check_room(puts)
 
@@ -294,35 +294,40 @@ class Run:
                 f"run {self.name!r} would watch {self.targets + targets} keys or prefixes, {self.prefixes + prefixes} of them "
                 f"prefixes: at most {limits.run_targets} and {limits.run_prefixes} are allowed"
             )
-        if not self.room.has(self.taken, targets * TARGET_BYTES):
-            return self._no_room(targets * TARGET_BYTES).sentence
+        more = targets * TARGET_BYTES
+        if self.room.taken + more > self.room.half and not self.room.has(self.taken, more):
+            return self._no_room(more).sentence
         self.unwatch(-targets, -prefixes)
         return ""
 
     def unwatch(self, targets: int, prefixes: int) -> None:
         self.targets -= targets
         self.prefixes -= prefixes
-        self.measure()
+        self._take(-targets * TARGET_BYTES)
+
+    def _take(self, more: int) -> None:
+        self.taken += more
+        self.room.taken += more
 
     def measure(self) -> None:
         """Compute anew how much of the server's memory this run takes."""
-        engine = self.engine
+        self._remembered = self.engine.history_size
         taken = (
-            RUN_BYTES + self.bytes + len(self._sizes) * KEY_BYTES + engine.history_size * HISTORY_BYTES
-            + len(engine.leases) * LEASE_BYTES + self.targets * TARGET_BYTES
+            RUN_BYTES + self.bytes + len(self._sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES
+            + len(self.engine.leases) * LEASE_BYTES + self.targets * TARGET_BYTES
         )  # fmt: skip
-        self.room.taken += taken - self.taken
-        self.taken = taken
+        self._take(taken - self.taken)
 
     def _count(self, batch: Batch) -> None:
-        sizes = self._sizes
+        sizes, before = self._sizes, self.bytes + len(self._sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES
         for event in batch.events:
             self.bytes -= sizes.pop(event.key, 0)
             if event.item is not None:
                 size = sizes[event.key] = len(event.key) + len(event.item.value)
                 self.bytes += size
-        self.measure()
-        if self.room.is_short and self.taken > self.room.share:
+        self._remembered = self.engine.history_size
+        self._take(self.bytes + len(sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES - before)
+        if self.room.taken > self.room.half and self.taken > self.room.share:
             self.engine.shorten_history(max(HISTORY_MIN, self.room.share // 4 // HISTORY_BYTES))
             self.measure()
 

@@ -26,6 +26,8 @@ EMPTY_S = 60.0
 """How long a run in which nothing is left is kept."""
 COPIED_MAX = 16 * 1024
 """Bytes of news that are copied into a frame for each watch. Larger ones are written as they are, from one copy for all."""
+MANY = 1000
+"""Changes of a batch from which on it is measured before it is encoded."""
 NEWS_START_MAX = 16
 """Bytes of a frame of news before the batch."""
 ACTIVE_S = 1.0
@@ -107,7 +109,6 @@ class ServerCore(ABC):
         self.moved()
         self.peers[peer] = None
         self._strangers[peer] = None
-        self.turns.active += 1  # Until the next step of time counts them.
         if len(self.peers) <= self.connections_max and len(self._strangers) <= self.limits.strangers:
             return
         if next(iter(self._strangers)) is not peer:
@@ -150,8 +151,10 @@ class ServerCore(ABC):
             return
         self._strangers.pop(peer, None)
         peer.heard_s = self.awake_s
-        run = self.open_run(hello.run)
-        run.hear(self.now())
+        run, now = self.open_run(hello.run), self.now()
+        if not run.sessions:
+            self.turns.active += 1  # Until the next step of time counts it.
+        run.hear(now)
         peer.session, peer.attempt = hello.session, hello.attempt
         if not run.enter(peer, hello.instance, hello.leases):
             peer.reject("a later connection of this session is there already", passing=True)
@@ -207,10 +210,11 @@ class ServerCore(ABC):
         All parts but the first are shared between watches. Raise LimitExceeded if the frame would be too large.
         """
         if batch is not self._news_of:
-            size = sum([len(one.key) + len(one.item.value) if one.item else len(one.key) for one in batch.events])
-            self._news_of, self._news_size, self._news_body = batch, size, b""
+            self._news_of, self._news_size, self._news_body = batch, 0, b""
             self._news.clear()
-            if size <= self.limits.frame:
+            if len(batch.events) > MANY:  # Others are bounded by the history.
+                self._news_size = sum([len(one.key) + (len(one.item.value) if one.item else 0) for one in batch.events])
+            if self._news_size <= self.limits.frame:
                 self._news_body = encoder.encode(batch)
                 self._news_size = len(self._news_body)
         if self._news_size > self.limits.frame - NEWS_START_MAX:
@@ -307,7 +311,7 @@ class ServerCore(ABC):
     def _forget_runs(self) -> None:
         """Forget runs in which nothing is left, or to which nobody will come back, sooner if room is short."""
         now = self.now()
-        is_short = self.room.is_short or len(self.runs) > self.limits.runs * 3 // 4
+        is_short = self.room.taken > self.room.half or len(self.runs) > self.limits.runs * 3 // 4
         for name, run in tuple(self.runs.items()):
             silent_s = now - run.heard_at
             patience_s = EMPTY_S if run.is_empty or is_short else ABANDONED_S
@@ -321,7 +325,7 @@ class ServerCore(ABC):
         """Let time pass for all runs, and now and then look for clients that are gone."""
         self.awake_s += elapsed_s
         now = self.now()
-        active = 1 if self._strangers else 0
+        active = 0
         for run in self.runs.values():
             run.pass_time(elapsed_s, now)
             active += now - run.heard_at < ACTIVE_S

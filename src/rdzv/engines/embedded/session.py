@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -209,13 +209,14 @@ class ServerSession(FrameStream, Waiting):
         self.heard_s = core.awake_s
         request = decode(frames.request_decoder, payload)
         run.hear(core.now())
-        engine, share = run.engine, run.share
-        before = engine.steps
         answer = self.serve(run, request)
-        if answer is not None:
+        if type(answer) is TxnDone:
             self._answer(run, answer)
-        share.spent += REQUEST_STEPS + len(payload) // BYTES_PER_STEP + engine.steps - before
-        if share.spent > core.turns.burst:
+        elif answer is not None:
+            self.send(encode(answer))
+        share = run.share
+        share.steps += REQUEST_STEPS + len(payload) // BYTES_PER_STEP
+        if share.steps > share.end:
             core.turns.settle(share)
             if share.is_waiting:
                 self._wait(run)
@@ -265,19 +266,17 @@ class ServerSession(FrameStream, Waiting):
         else:
             self._distrust(trust.DIFFERENT_SECRETS)
 
-    def _answer(self, run: Run, answer: Frame) -> None:
+    def _answer(self, run: Run, answer: TxnDone) -> None:
         """Send an answer, or a sentence if it is too long. It is measured before it is encoded: it might fill the memory."""
-        size, size_max = 0, self._core.limits.frame
-        if type(answer) is TxnDone:
-            size = sum([len(item.key) + len(item.value) + 8 for items in answer.outcome.reads for item in items])
+        size_max = self._core.limits.frame
+        size = sum([len(item.key) + len(item.value) + 8 for items in answer.outcome.reads for item in items])
         if size <= size_max:
             data = encode(answer, sys.maxsize) if size <= POSTED_MAX else frames.encode_large(answer)
             size = len(data) - frames.SIZE_BYTES
-            run.share.spent += size // SENT_PER_STEP
+            run.share.steps += size // SENT_PER_STEP
         if size <= size_max:
             self.send(data)
             return
-        assert isinstance(answer, TxnDone), "no other answer can be long"
         did = "it has taken effect, but " if answer.outcome.succeeded else ""
         text = f"{did}the answer would have {size} bytes, at most {size_max} are allowed: read less at once"
         self.send(encode(frames.Refused(answer.number, text)))
@@ -305,12 +304,13 @@ class ServerSession(FrameStream, Waiting):
 
     def _watch(self, run: Run, request: frames.WatchStart) -> Frame | None:
         number, targets = request.watch, request.targets
-        problem = self._why_not_watch(number, targets) or run.watch(len(targets), _prefixes(targets))
+        prefixes = sum([target.endswith("/") for target in targets])
+        problem = self._why_not_watch(number, targets, prefixes) or run.watch(len(targets), prefixes)
         if problem:
             self._core.complain(self.host, problem)
             self.reject(problem)
             return None
-        self._watches[number] = (lambda: None, len(targets), _prefixes(targets))
+        self._watches[number] = (lambda: None, len(targets), prefixes)
         self._targets += len(targets)
         try:
             stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
@@ -318,12 +318,12 @@ class ServerSession(FrameStream, Waiting):
             self._end_watch(number)
             return WatchGap(number, str(gap))
         if number in self._watches:
-            self._watches[number] = (stop, len(targets), _prefixes(targets))
+            self._watches[number] = (stop, len(targets), prefixes)
         else:
             stop()  # The changes since then were too many already, and the watch was cut off.
         return None
 
-    def _why_not_watch(self, number: int, targets: tuple[str, ...]) -> str:
+    def _why_not_watch(self, number: int, targets: tuple[str, ...], prefixes: int) -> str:
         limits = self._core.limits
         if number in self._watches:
             return f"watch {number} is there already"
@@ -332,7 +332,7 @@ class ServerSession(FrameStream, Waiting):
                 f"{len(self._watches) + 1} watches of {self._targets + len(targets)} keys or prefixes: "
                 f"at most {limits.watches} of {limits.targets} are allowed for one connection"
             )
-        if _prefixes(targets) > PREFIXES_MAX:
+        if prefixes > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
         try:
             for target in targets:
@@ -358,7 +358,7 @@ class ServerSession(FrameStream, Waiting):
             self._end_watch(number)
             self.send(encode(WatchGap(number, f"what happened has {error.size} bytes, too many for one frame")))
             return
-        size = sum(map(len, parts))
+        size = len(parts[0]) if len(parts) == 1 else len(parts[0]) + len(parts[1])
         if self.slow_s < math.inf:
             self._backlog += size
             if self._backlog > self._core.limits.backlog:
@@ -370,7 +370,7 @@ class ServerSession(FrameStream, Waiting):
         self._posted.extend(parts)
         self._posted_size += size
         if self.run is not None:
-            self.run.share.spent += size // SENT_PER_STEP
+            self.run.share.steps += size // SENT_PER_STEP
         if self._posted_size > POSTED_MAX:
             self.deliver()
 
@@ -378,29 +378,28 @@ class ServerSession(FrameStream, Waiting):
 
     def send(self, data: bytes | memoryview) -> None:
         """Write, with the news that are kept before it, so that the order on a connection is the order of events."""
-        size = len(data)
+        transport, size = self.transport, len(data)
+        if transport.is_closing():
+            self._posted.clear()
+            return
         if self._posted:
             posted, self._posted = self._posted, []
             size += self._posted_size
             self._posted_size = 0
             if size > POSTED_MAX:
                 for part in posted:
-                    super().send(memoryview(part))
+                    transport.write(memoryview(part))
             else:
                 data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
         if data:
-            super().send(data)
-        if self.transport.get_write_buffer_size():
+            transport.write(data)
+        if transport.get_write_buffer_size():
             self._core.keeps(self, size)
 
     def deliver(self) -> None:
         """Write the news that have not gone with an answer."""
         if self._posted:
             self.send(b"")
-
-
-def _prefixes(targets: Sequence[str]) -> int:
-    return sum([target.endswith("/") for target in targets])
 
 
 _HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] = {

@@ -1,7 +1,8 @@
 """The server's time, shared between runs: a run that has used its share waits until others have had theirs. No I/O.
 
 Work is counted in steps: a key that is looked at is one, and a step takes well below a microsecond. A run may spend `burst`
-steps at once, and more as time passes. Beyond that its clients are held back, and its requests wait:
+steps at once (a quarter while runs compete), and more as time passes. Beyond that its clients are held back, and their
+requests wait:
 
 - While the server has time to spare, until the next turn of the event loop, so that others are served in between.
 - While runs compete, in a queue of such runs. One of them is served at a time, and then the server is free for all others for
@@ -14,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
+from ..tree import Meter
 
 RATE = 400_000
 """Steps per second that runs may spend together before they compete: about a fifth of the time of a server that has a core."""
@@ -34,17 +35,23 @@ class Waiting(ABC):
         """Serve what has waited."""
 
 
-class Share(msgspec.Struct, eq=False):
-    """The share of one run."""
+class Share(Meter):
+    """The share of one run. The run's engine and sessions count their steps in it."""
 
-    spent: int = 0
-    """Steps since the share was last settled. The run's sessions add to it."""
-    debt: float = 0.0
-    """Steps spent above the rate."""
-    settled_at: float = 0.0
-    is_waiting: bool = False
-    clients: deque[Waiting] = msgspec.field(default_factory=deque)
-    """The clients whose requests wait, longest first."""
+    __slots__ = ("clients", "debt", "end", "is_waiting", "settled_at", "start")
+
+    def __init__(self, now: float) -> None:
+        super().__init__()
+        self.start = 0
+        """The count when the share was last settled, at `settled_at`."""
+        self.settled_at = now
+        self.end = 0
+        """The count above which it must be settled again."""
+        self.debt = 0.0
+        """Steps spent above the rate."""
+        self.is_waiting = False
+        self.clients: deque[Waiting] = deque()
+        """The clients whose requests wait, longest first."""
 
 
 class Turns:
@@ -55,7 +62,7 @@ class Turns:
     ) -> None:
         self.burst = burst
         self.active = 1
-        """Runs that were heard lately. Strangers count as one."""
+        """Runs that were heard lately."""
         self._now = now
         self._call_later = call_later
         self._spent = 0.0
@@ -65,12 +72,14 @@ class Turns:
     def settle(self, share: Share) -> None:
         """Judge a run whose sessions have spent more than `burst`. It waits if it has not earned that by its patience."""
         now = self._now()
-        self._spent = max(0.0, self._spent - (now - self._spent_at) * RATE) + share.spent
+        spent, share.start = share.steps - share.start, share.steps
+        self._spent = max(0.0, self._spent - (now - self._spent_at) * RATE) + spent
         self._spent_at = now
-        rate = RATE / self.active if self._is_crowded else RATE
-        share.debt = max(0.0, share.debt + share.spent - (now - share.settled_at) * rate)
-        share.settled_at, share.spent = now, 0
-        if share.debt <= self.burst or share.is_waiting:
+        rate, burst = (RATE / self.active, self.burst // 4) if self._is_crowded else (RATE, self.burst)
+        share.end = share.steps + burst
+        share.debt = max(0.0, share.debt + spent - (now - share.settled_at) * rate)
+        share.settled_at = now
+        if share.debt <= burst or share.is_waiting:
             return
         share.is_waiting = True
         self._queue.append(share)
@@ -95,4 +104,4 @@ class Turns:
         share.clients = clients
         self._queue.popleft()
         if self._queue:
-            self._call_later(self._pause_s(share.debt + share.spent), self._serve_next)
+            self._call_later(self._pause_s(share.debt + share.steps - share.start), self._serve_next)
