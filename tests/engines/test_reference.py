@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rdzv.engines.port import (
     AllCreated,
     Batch,
+    Case,
     Compare,
     Created,
     Delete,
@@ -111,7 +112,7 @@ def test_history_counts_bytes_too():
     for _ in range(200):
         engine.txn(then=[Put("k", b"small"), Put("l", b"")])
     assert len(engine._history) == 50
-    assert engine._history_size == 100
+    assert engine.history_size == 100
 
 
 def test_forgotten_changes_leave_nothing_behind():
@@ -123,7 +124,7 @@ def test_forgotten_changes_leave_nothing_behind():
     assert len(engine._changed) <= 10
     engine.compact(engine.revision)
     assert not engine._changed
-    assert engine._history_size == 0
+    assert engine.history_size == 0
 
 
 def test_watchers_of_the_same_events_get_the_same_batch():
@@ -463,3 +464,70 @@ def _place(event: Event) -> tuple[int, str]:
 
 Agreement.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 TestAgreement = Agreement.TestCase
+
+
+# ---- steps
+
+
+def engine_of(count, steps_max=1000):
+    engine = Engine("x", steps_max=steps_max)
+    engine.txn((), [Put(f"d/{number:04}", b"") for number in range(count)])
+    return engine
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        [List("d/x")] * 10, [List("d/")] * 10, [DeletePrefix(f"d/x{number}") for number in range(10)],
+        [Put("new", b""), *[List("d/")] * 10], [List("", after="e", limit=1)] * 10,
+    ],
+)  # fmt: skip
+def test_a_transaction_that_looks_at_too_many_keys_changes_nothing(branch):
+    engine = engine_of(200)
+    revision, steps = engine.revision, engine.meter.steps
+    with pytest.raises(ValueError, match="looks at more keys than this server allows at once"):
+        engine.txn((), branch)
+    assert (engine.revision, len(engine)) == (revision, 200)
+    assert engine.meter.steps - steps < 2000
+    engine.txn((), [List("d/")] * 2)
+
+
+def test_compares_that_look_at_too_many_keys_are_given_up():
+    engine = engine_of(200)
+    with pytest.raises(ValueError, match="looks at more keys"):
+        engine.txn([Empty(f"d/x{number}") for number in range(10)], [Put("new", b"")])
+    with pytest.raises(ValueError, match="looks at more keys"):
+        engine.txn([Created("none", 1)], [], [], [Case((Empty(f"d/x{number}"), Created("none", 1)), ()) for number in range(8)])
+    assert engine.txn([Empty("d/x"), Empty("d/", 2)]).succeeded
+
+
+def test_keys_that_were_deleted_are_counted_while_they_are_in_the_way_and_are_soon_swept():
+    engine = engine_of(200, steps_max=10_000)
+    for number in range(150, 200):
+        engine.txn((), [Delete(f"d/{number:04}")])
+    before = engine.meter.steps
+    engine.txn((), [List("d/", Order.NEWEST, limit=1)])
+    assert engine.meter.steps - before >= 50
+    for number in range(1, 150):
+        engine.txn((), [Delete(f"d/{number:04}")])
+    before = engine.meter.steps
+    engine.txn((), [List("d/")])
+    assert engine.meter.steps - before < 20
+
+
+def test_a_whole_directory_can_be_deleted_however_large():
+    engine = engine_of(900)
+    engine.txn((), [DeletePrefix("d/"), Put("e", b"")])
+    assert len(engine) == 1
+
+
+def test_watchers_of_the_same_keys_share_a_batch_and_a_large_commit_is_looked_at_once():
+    engine, told = Engine("x"), []
+    for _ in range(100):
+        engine.subscribe(["d/"], 1, told.append)
+        engine.subscribe(["d/", "e"], 1, told.append)
+    before = engine.meter.steps
+    engine.txn((), [*(Put(f"d/{number}", b"") for number in range(1000)), Put("e", b""), Put("f", b"")])
+    assert {len(batch.events) for batch in told} == {1000, 1001}
+    assert len({id(batch) for batch in told}) == 2
+    assert engine.meter.steps - before < 20_000

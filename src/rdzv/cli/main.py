@@ -19,6 +19,7 @@ from ..aio import AsyncRendezvous
 from ..config.endpoint import PORT, parse_host
 from ..config.secret import put_aside
 from ..config.settings import Settings
+from ..engines.embedded.limits import give_back_freed_memory
 from ..engines.embedded.server import Server
 from ..engines.embedded.trust import Trust
 from ..errors import SettingsError, Unreachable
@@ -145,6 +146,7 @@ async def _serve(host: str, port: int, trust: Trust) -> int:
         raise Unreachable(f"{host or '*'}:{port}", f"cannot listen there: {error.strerror or error}") from None
     # This process only serves. Its modules stay for ever, and without this each of thousands of connections would make the
     # garbage collector scan them again.
+    give_back_freed_memory()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     typer.echo(f"serving at {host or '*'}:{server.port}")

@@ -8,9 +8,9 @@ end.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .leases import Leases
 from .port import (
@@ -36,109 +36,11 @@ from .port import (
     Outcome,
     Put,
 )
+from .tree import ENTRIES_PER_KEY, Meter, Tree
 
-
-class _Directory:
-    """The keys with one directory part (up to the last '/'), in the order of their creation.
-
-    Deletion is cheap: deleted keys stay in the lists until they are the majority. An entry is valid if its `created`
-    equals the existing item's. `created` is sorted, so "the newest before revision r" needs no walk.
-    """
-
-    __slots__ = ("created", "keys", "live")
-
-    def __init__(self) -> None:
-        self.created: list[int] = []
-        self.keys: list[str] = []
-        self.live = 0
-
-    def walk(self, items: dict[str, Item], newest: bool, below: int) -> Iterator[Item]:
-        """Yield the items created before revision `below` (0: all)."""
-        end = bisect_left(self.created, below) if below else len(self.keys)
-        for index in range(end - 1, -1, -1) if newest else range(end):
-            item = items.get(self.keys[index])
-            if item is not None and item.created == self.created[index]:
-                yield item
-
-    def sweep(self, items: dict[str, Item]) -> None:
-        """Drop the entries of deleted keys, if there are many."""
-        if len(self.keys) > 2 * self.live + 16:
-            left = list(self.walk(items, newest=False, below=0))
-            self.created = [item.created for item in left]
-            self.keys = [item.key for item in left]
-
-
-class _Tree:
-    """All items, by key and by directory."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, Item] = {}
-        self._directories: dict[str, _Directory] = {}
-        self._names: list[str] = []
-
-    def put(self, item: Item) -> None:
-        if item.key not in self.items:
-            name = item.key[: item.key.rfind("/") + 1]
-            directory = self._directories.get(name)
-            if directory is None:
-                directory = self._directories[name] = _Directory()
-                insort(self._names, name)
-            directory.created.append(item.created)
-            directory.keys.append(item.key)
-            directory.live += 1
-        self.items[item.key] = item
-
-    def remove(self, key: str) -> None:
-        del self.items[key]
-        name = key[: key.rfind("/") + 1]
-        directory = self._directories[name]
-        directory.live -= 1
-        if directory.live:
-            directory.sweep(self.items)
-        else:
-            del self._directories[name]
-            del self._names[bisect_left(self._names, name)]
-
-    def find(self, prefix: str, order: Order, limit: int = 0, below: int = 0, after: str = "") -> tuple[Item, ...]:
-        """Return the items that a `List` asks for."""
-        # ANY counts as newest: members that each watch one other member should not all watch the oldest.
-        newest = order is Order.NEWEST or order is Order.ANY
-        found: list[Item] = []
-        sources = 0
-        for directory, whole in self._within(prefix):
-            room = limit if order is not Order.KEY else 0
-            for item in directory.walk(self.items, newest, below):
-                if (whole or item.key.startswith(prefix)) and (not after or item.key > after):
-                    found.append(item)
-                    room -= 1
-                    if room == 0:
-                        break
-            sources += 1
-        if order is Order.KEY:
-            found.sort(key=lambda item: item.key)
-        elif sources > 1 and order is not Order.ANY:
-            found.sort(key=lambda item: item.created, reverse=newest)
-        return tuple(found[:limit] if limit else found)
-
-    def empty(self, prefix: str, since: int) -> bool:
-        """Whether no key with that prefix was created after revision `since`."""
-        for directory, whole in self._within(prefix):
-            for item in directory.walk(self.items, newest=True, below=0):
-                if item.created <= since:
-                    break
-                if whole or item.key.startswith(prefix):
-                    return False
-        return True
-
-    def _within(self, prefix: str) -> Iterator[tuple[_Directory, bool]]:
-        """Yield the directories that can hold keys with that prefix, and whether all of their keys have it."""
-        name = prefix[: prefix.rfind("/") + 1]
-        if name != prefix and name in self._directories:
-            yield self._directories[name], False
-        for index in range(bisect_left(self._names, prefix), len(self._names)):
-            if not self._names[index].startswith(prefix):
-                return
-            yield self._directories[self._names[index]], True
+CHANGE_STEPS = 10
+"""Steps that one change of a key counts as, beside those of the watchers that are told. A key that is looked at is one."""
+TELL_STEPS = 5
 
 
 class _Watcher:
@@ -170,18 +72,26 @@ class Engine:
     callback must not raise: the change has happened, and other watchers still wait for it.
     """
 
-    def __init__(self, instance: str, *, history_max: int = 65536) -> None:
-        """Start empty. `history_max`: events kept for watches from the past; a large one counts once per KiB begun."""
+    def __init__(
+        self, instance: str, *, history_max: int = 65536, steps_max: int = sys.maxsize, meter: Meter | None = None
+    ) -> None:
+        """Start empty. `history_max`: events kept for watches from the past; a large one counts once per KiB begun.
+
+        `steps_max`: keys that the compares and reads of one transaction may look at. `meter`: counts all work.
+        """
         self.instance = instance
+        self.meter = meter or Meter()
         self.revision = 1
         self.leases = Leases()
         self.observers: list[Callable[[Batch], None]] = []
         """Callbacks for every whole commit, called before the watchers."""
-        self._tree = _Tree()
+        self._tree = Tree(self.meter)
         self._owned: dict[int, dict[str, None]] = {}
         self._history: deque[Batch] = deque()
         self._history_max = history_max
-        self._history_size = 0
+        self._steps_max = steps_max
+        self.history_size = 0
+        """Events kept for watches from the past. A large one counts once per KiB begun."""
         self._forgotten = 0
         self._changed: dict[str, int] = {}
         self._by_key: dict[str, dict[_Watcher, None]] = {}
@@ -217,17 +127,35 @@ class Engine:
         branches = (*(case.then for case in cases), tuple(otherwise))
         for branch in branches:
             refuse_double_writes(branch)
+        tree = self._tree
+        tree.steps_end = self.meter.steps + self._steps_max
         taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
         operations = branches[-1 if taken is None else taken]
+        scans = 0
         for operation in operations:
-            if type(operation) is Put and operation.lease and operation.lease not in self.leases:
-                raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
+            if type(operation) is Put:
+                if operation.lease and operation.lease not in self.leases:
+                    raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
+            elif type(operation) is List or type(operation) is DeletePrefix:
+                scans += 1
+        if scans * ENTRIES_PER_KEY * len(tree.items) > tree.steps_end - self.meter.steps:
+            self._try_searches(operations)
+        tree.steps_end = sys.maxsize
         events: list[Event] = []
         reads = tuple([self._apply(operation, events) for operation in operations])
         revision = self.revision + 1 if events else self.revision
         outcome = Outcome(taken is not None, revision, reads, taken or 0)
         self._commit(events)
         return outcome
+
+    def _try_searches(self, operations: Sequence[Operation]) -> None:
+        """Raise ValueError if the searches of a branch look at too many keys: once keys have changed, it is too late."""
+        for operation in operations:
+            if type(operation) is List:
+                self._apply(operation, [])
+            elif type(operation) is DeletePrefix:
+                self._tree.find(operation.prefix, Order.ANY)
+            self._tree.check_steps()
 
     def _holds(self, compare: Compare) -> bool:
         items = self._tree.items
@@ -245,7 +173,9 @@ class Engine:
                 (item.created if (item := items.get(key)) else 0) == revision
                 for key, revision in compare.revisions.items()
             )
-        return self._tree.empty(compare.prefix, compare.since)
+        is_empty = self._tree.empty(compare.prefix, compare.since)
+        self._tree.check_steps()
+        return is_empty
 
     def _apply(self, operation: Operation, events: list[Event]) -> tuple[Item, ...]:
         tree = self._tree
@@ -337,6 +267,7 @@ class Engine:
                 index.setdefault(name, {})[watcher] = None
         missed = self._missed(watcher, since)
         if missed:
+            self.meter.steps += len(missed)
             deliver(Batch(self.revision, missed))
         return lambda: self._unsubscribe(watcher)
 
@@ -358,6 +289,7 @@ class Engine:
         for batch in reversed(self._history):
             if batch.revision <= since:
                 break
+            self.meter.steps += len(batch.events)
             missed.extend(event for event in reversed(batch.events) if watcher.wants(event.key))
         return tuple(reversed(missed))
 
@@ -367,11 +299,16 @@ class Engine:
             self._forget_oldest()
         self._forgotten = max(self._forgotten, min(revision, self.revision))
 
+    def shorten_history(self, size: int) -> None:
+        """Forget the oldest changes until at most that many events are kept."""
+        while self.history_size > size:
+            self._forget_oldest()
+
     def _forget_oldest(self) -> None:
         batch = self._history.popleft()
         self._forgotten = batch.revision
         for event in batch.events:
-            self._history_size -= _size(event)
+            self.history_size -= _size(event)
             for name in (event.key, starred(event.key)):
                 if self._changed.get(name) == batch.revision:
                     del self._changed[name]
@@ -382,11 +319,11 @@ class Engine:
         self.revision += 1
         batch = Batch(self.revision, tuple(events))
         self._history.append(batch)
+        self.meter.steps += CHANGE_STEPS * len(events)
         for event in events:
-            self._history_size += _size(event)
+            self.history_size += _size(event)
             self._changed[event.key] = self._changed[starred(event.key)] = self.revision
-        while self._history_size > self._history_max:
-            self._forget_oldest()
+        self.shorten_history(self._history_max)
         self._untold.append(batch)
         if self._telling:
             return
@@ -400,8 +337,11 @@ class Engine:
     def _tell(self, batch: Batch) -> None:
         for observer in tuple(self.observers):
             observer(batch)
+        # A prefix keeps one list of its events for all its watchers, so that a large commit costs each of them one look.
         found: dict[_Watcher, dict[int, None]] = {}
-        above: dict[str, list[dict[_Watcher, None]]] = {}
+        of_prefix: dict[str, list[int]] = {}
+        prefixes: dict[_Watcher, list[list[int]]] = {}
+        above: dict[str, list[str]] = {}
         for index, event in enumerate(batch.events):
             for name in (event.key, starred(event.key)):
                 for watcher in self._by_key.get(name, ()):
@@ -410,18 +350,37 @@ class Engine:
                 continue
             name = event.key[: event.key.rfind("/") + 1]
             if name not in above:
-                above[name] = [self._by_prefix[one] for one in _ancestors(name) if one in self._by_prefix]
-            for watchers in above[name]:
-                for watcher in watchers:
-                    found.setdefault(watcher, {})[index] = None
+                above[name] = [one for one in _ancestors(name) if one in self._by_prefix]
+            for prefix in above[name]:
+                if prefix in of_prefix:
+                    of_prefix[prefix].append(index)
+                    continue
+                indices = of_prefix[prefix] = [index]
+                for watcher in self._by_prefix[prefix]:
+                    found.setdefault(watcher, {})
+                    prefixes.setdefault(watcher, []).append(indices)
+        self.meter.steps += TELL_STEPS * len(found)
         parts = {tuple(range(len(batch.events))): batch} if found else {}
-        for watcher, indices in found.items():
+        wide: dict[int, Batch] = {}
+        for watcher, own in found.items():
             if not watcher.live or watcher.seen >= batch.revision:
                 continue
-            part = parts.get(chosen := tuple(indices))
-            if part is None:
-                part = parts[chosen] = Batch(batch.revision, tuple([batch.events[index] for index in indices]))
+            lists = prefixes.get(watcher) if prefixes else None
+            if lists is not None and len(lists) == 1 and not own:
+                part = wide.get(id(lists[0]))
+                if part is None:
+                    part = wide[id(lists[0])] = self._part(batch, parts, tuple(lists[0]))
+            else:
+                part = self._part(batch, parts, tuple(own) if lists is None else tuple(sorted(set(own).union(*lists))))
             watcher.deliver(part)
+
+    def _part(self, batch: Batch, parts: dict[tuple[int, ...], Batch], chosen: tuple[int, ...]) -> Batch:
+        """Return the events at these indices, as the same object each time."""
+        part = parts.get(chosen)
+        if part is None:
+            self.meter.steps += len(chosen)
+            part = parts[chosen] = Batch(batch.revision, tuple([batch.events[index] for index in chosen]))
+        return part
 
 
 def starred(key: str) -> str:
@@ -440,7 +399,7 @@ def _ancestors(directory: str) -> list[str]:
 
 
 def _size(event: Event) -> int:
-    return 1 + len(event.item.value) // 1024 if event.item else 1
+    return 1 + (len(event.key) + (len(event.item.value) if event.item else 0)) // 1024
 
 
 def refuse_double_writes(operations: Sequence[Operation]) -> None:

@@ -179,18 +179,20 @@ class Member:
 
         Raises Unreachable if the engine is away for `timeout_s` (default: `outage_grace`).
         """
+        wanted_s = arguments.seconds_or_none("done", timeout_s)
         self.check("done", self.state.holding is Holding.HOLDING)
         self._on(events.WorkDone())
-        limit_s = self._settings.outage_grace if timeout_s is None else timeout_s
+        limit_s = self._settings.outage_grace if wanted_s is None else wanted_s
         await self._within(limit_s, self.insist("done", lambda presence: presence.put_record(done=True)))
         self._notice("done", "its work succeeded")
 
     async def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S) -> None:
         """Say that this member is about to go, so that the others re-form now. Unreachable: away for `timeout_s`."""
         why = clip(arguments.text("drain", "reason", reason)) or "no reason was given"
+        limit_s = arguments.seconds("drain", timeout_s)
         self.check("drain", self.task is not None)
         self._on(events.Draining(why))
-        await self._within(timeout_s, self.insist("drain", lambda presence: presence.put_record(drain=why)))
+        await self._within(limit_s, self.insist("drain", lambda presence: presence.put_record(drain=why)))
         self._notice("drained", reason)
 
     async def close_run(self, reason: str = "finished", timeout_s: float = CALL_S) -> None:
@@ -199,11 +201,12 @@ class Member:
         Raises Unreachable if the engine is away for `timeout_s`. The run may be closed all the same.
         """
         arguments.text("close_run", "reason", reason)
+        limit_s = arguments.seconds("close_run", timeout_s)
         self.check("close_run", self.task is not None)
         name, holds = self.state.me.name, None if self.state.holds is None else self.state.holds.round
         cause = because(CauseKind.CLOSED, f"{clip(reason, REASON_MAX // 2)} (by {name})", [name])
         closing = self.insist("close_run", lambda presence: presence.close_run(cause, holds))
-        if not await self._within(timeout_s, closing):
+        if not await self._within(limit_s, closing):
             raise RoundOver(holds.number if holds else 0, "the others have gone on, so it is not ours to close the run")
 
     async def leave(self, *, failed: bool = False, reason: str = "") -> bool:

@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -82,7 +82,7 @@ def is_here(family: int, address: str) -> bool:
     return False
 
 
-def place_of(listeners: list[socket.socket], host: str) -> str:
+def place_of(listeners: Sequence[socket.socket], host: str) -> str:
     """Return a text of all that makes the place unique."""
     names = "*" if not host else ",".join(sorted(plain(one.getsockname()[0]) for one in listeners))
     boot, namespace = f"{sys.platform}-{socket.gethostname()}", "-"

@@ -104,7 +104,7 @@ class SimConnection:
 
     # ---- the client's end
 
-    def _request(self, data: bytes) -> None:
+    def _request(self, data: bytes | memoryview) -> None:
         network = self._network
         if (network.loss or network.doomed) and network.breaks(self.requests.route):
             self.reset()
@@ -142,7 +142,8 @@ class SimConnection:
         for data in waiting or ():
             self.read(data)
 
-    def _answer(self, data: bytes) -> None:
+    def _answer(self, written: bytes | memoryview) -> None:
+        data = bytes(written)
         self.server_end.unread += len(data)
         network = self._network
         if (network.loss or network.doomed) and _has_answer(data) and network.breaks(self.answers.route):
@@ -200,7 +201,7 @@ class SimTransport:
     """One end of a simulated stream, with the methods of asyncio's transports that the product uses."""
 
     def __init__(
-        self, connection: SimConnection, address: str, send: Callable[[bytes], None], close: Callable[[], None]
+        self, connection: SimConnection, address: str, send: Callable[[bytes | memoryview], None], close: Callable[[], None],
     ) -> None:
         self.connection = connection
         self._address = address

@@ -159,6 +159,9 @@ class _SimCore(ServerCore):
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._server.loop.call_soon(callback, context=self._server.context)
 
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        self._server.loop.call_later(delay_s, callback, context=self._server.context)
+
     @property
     def stalled(self) -> bool:
         return self.clock.stalled

@@ -24,6 +24,7 @@ from rdzv.errors import Incompatible, LimitExceeded
 from support.certificates import trust as trusting
 from support.embedded_server import FakeTransport, Raw, feed, run, serving, session_to
 from support.frame_mutations import ANSWERS, ITEM, REQUESTS, mutations
+from support.processes import memory
 
 
 class Ear(FramedProtocol):
@@ -189,10 +190,14 @@ def test_rubbish_proves_nothing_and_a_stranger_makes_no_run(caplog):
 
 
 @pytest.mark.soak
-def test_much_rubbish_hurts_neither_the_server_nor_other_runs(caplog):
-    for seed in range(100, 110):
+def test_a_million_mutated_frames_hurt_neither_the_server_nor_other_runs_and_nothing_grows(caplog):
+    pester(25_000, 99)
+    before = memory()
+    for seed in range(100, 140):
         pester(25_000, seed)
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        caplog.clear()
+    assert memory() < before + 32 * 1024 * 1024
 
 
 def test_rubbish_over_a_socket_gets_a_sentence_and_the_others_go_on():

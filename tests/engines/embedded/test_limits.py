@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -26,12 +29,14 @@ from rdzv.engines.embedded.frames import (
     WatchGap,
     WatchNews,
     WatchStart,
+    WatchStop,
 )
 from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
-from rdzv.engines.port import Gap, Get, List, Put
+from rdzv.engines.port import DeletePrefix, Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
 from support.embedded_server import LONG_S, Raw, driver_to, serving, session_to, until
+from support.sans_io import Core, Pair
 
 SRC = Path(rdzv.__file__).parent.parent
 
@@ -58,6 +63,17 @@ async def test_an_answer_larger_than_a_frame_is_refused_with_a_sentence():
         await raw.close()
 
 
+async def test_a_small_request_with_a_huge_answer_is_refused_before_it_is_encoded():
+    """Found by attack: 1.4 KB asked for 1.65 GB, and stopped the server for 5 s."""
+    async with serving() as server, session_to(server.port) as session:
+        await session.txn(then=[Put("k", bytes(8 * 1024 * 1024))])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for count, shown in (200, "1677.* bytes"), (20_000, "1677.* bytes"):
+            with pytest.raises(ValueError, match=f"the answer would have {shown}, at most 16777216 are allowed"):
+                await session.txn(then=[Get("k")] * count)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB"
+
+
 async def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
     limits = Limits(bytes=1000, keys=5)
     async with serving(limits=limits) as server, session_to(server.port) as session:
@@ -68,6 +84,95 @@ async def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
         await session.txn(then=[Put(f"k{n}", b"") for n in range(5)])
         async with session_to(server.port, "other") as other:
             await other.txn(then=[Put("k", bytes(900))])
+
+
+async def test_all_runs_together_are_bounded_and_each_has_its_share():
+    limits = Limits(stored=20_000_000)
+    async with (
+        serving(limits=limits) as server,
+        session_to(server.port, "greedy") as greedy,
+        session_to(server.port, "modest") as modest,
+    ):
+
+        async def hoard():
+            for number in range(1000):
+                await greedy.txn(then=[Put(f"k{number}", bytes(100_000))])
+
+        with pytest.raises(LimitExceeded, match=r"this server, with all its runs, has \d+ bytes, at most 20000000"):
+            await hoard()
+        assert 9_000_000 < server.room.taken <= 10_000_000, "one half is for runs below their share"
+        for number in range(10):
+            await modest.txn(then=[Put(f"k{number}", bytes(100_000))])
+        await greedy.txn(then=[Put("k0", b"less")])
+        await greedy.txn(then=[DeletePrefix("k")])
+        await greedy.txn(then=[Put("k0", b"again")])
+        assert server.room.taken == sum(run.taken for run in server.runs.values())
+
+
+def test_small_keys_leases_and_watches_are_counted_too():
+    core = Core(limits=Limits(stored=2_000_000))
+    pair = Pair(core)
+    requests = {
+        "keys": lambda number: Txn(number, (), tuple(Put(f"{number}/{n}/k", b"") for n in range(100)), ()),
+        "leases": lambda number: Txn(number, (), (), (), (), tuple(LeaseGrant(64 * number + n, 10.0) for n in range(64))),
+    }
+    for request in requests.values():
+        answers = [pair.ask(request) for _ in range(200)]
+        assert answers[0].error is None or request is not requests["keys"]
+        assert isinstance(answers[-1].error, LimitExceeded)
+        assert "with all its runs" in str(answers[-1].error)
+    pair.client.tell(WatchStart(1, tuple(f"k{number}" for number in range(9000)), 1))
+    pair.exchange()
+    assert pair.session.transport.is_closing()
+    assert core.room.taken <= 1_000_000
+
+
+async def test_the_watches_of_one_run_are_limited_and_a_client_that_goes_makes_room():
+    async with serving(limits=Limits(run_targets=20, run_prefixes=2)) as server:
+        for targets, shown in (tuple("abcdefghijk"), "would watch 22 keys or prefixes"), (("a/", "b/"), "4 of them prefixes"):
+            one, other = [await Raw.member(server.port, session=f"{shown}{number}") for number in range(2)]
+            one.write(WatchStart(1, targets, 1), Ping(1))
+            assert await one.frame() == Acknowledged(1)
+            other.write(WatchStart(1, targets, 1))
+            assert shown in (await other.frame()).text
+            for raw in (one, other):
+                await raw.close()
+            await until(lambda: not server.peers)
+            assert (server.runs["job"].targets, server.runs["job"].prefixes) == (0, 0)
+
+
+def test_a_run_that_everybody_left_is_forgotten_though_keys_without_a_lease_are_left():
+    """Found by attack: one key without a lease pinned its run for ever."""
+    core = Core()
+    for name, lease in ("unleased", 0), ("leased", 7):
+        pair = Pair(core, run_id=name)
+        grants = (LeaseGrant(lease, 10 * 86_400.0, presence=False),) if lease else ()
+        pair.ask(lambda number, lease=lease, grants=grants: Txn(number, (), (Put("k", b"v", lease),), (), (), grants))
+        pair.session.closed()
+
+    def pass_time(seconds):
+        core.time_s += seconds
+        core._forget_runs()
+        return sorted(core.runs)
+
+    assert pass_time(3600.0) == ["leased", "unleased"]
+    assert pass_time(1.0) == ["leased"]
+    assert pass_time(6 * 86_400.0) == ["leased"]
+    assert pass_time(86_400.0) == []
+    assert (core.room.taken, core.room.runs) == (0, 0)
+
+
+def test_runs_are_forgotten_sooner_when_room_is_short():
+    core = Core(limits=Limits(stored=1_000_000))
+    pair = Pair(core)
+    pair.ask(lambda number: Txn(number, (), (Put("k", bytes(240_000)), Put("l", bytes(1000))), ()))
+    pair.session.closed()
+    core.time_s += 61.0
+    core._forget_runs()
+    assert set(core.runs) == {"job"}
+    core.room.taken += 500_000
+    core._forget_runs()
+    assert core.runs == {}
 
 
 async def test_runs_share_nothing():
@@ -139,6 +244,81 @@ async def test_one_that_has_gone_silent_is_closed(monkeypatch):
         raw = await Raw.member(server.port)
         assert await raw.frame() == Rejected("it has said nothing for 0.3 s")
         await raw.close()
+
+
+async def test_a_crowd_of_strangers_is_bounded_and_the_oldest_is_dropped():
+    async with serving(limits=Limits(strangers=5)) as server:
+        member = await Raw.member(server.port)
+        strangers = [await Raw.connect(server.port) for _ in range(20)]
+        await until(lambda: len(server.peers) == 6)
+        assert b"did not say hello before this server was full" in await strangers[0].rest()
+        member.write(Ping(1))
+        assert await member.frame() == Acknowledged(1)
+        for raw in (member, *strangers):
+            raw.writer.transport.abort()
+
+
+async def test_one_run_leaves_connections_to_the_others():
+    async with serving(limits=Limits(connections=80)) as server:
+        crowd = [await Raw.member(server.port, session=f"s{number}") for number in range(78)]
+        with pytest.raises(Unreachable, match="run 'job' has 78 connections, and the rest of this server's are for other runs"):
+            await driver_to(server.port).connect()
+        async with session_to(server.port, "other") as session:
+            await session.txn()
+        for raw in crowd:
+            raw.writer.transport.abort()
+
+
+async def test_a_few_connections_are_accepted_in_each_turn():
+    async with serving(limits=Limits(accepts=3)) as server:
+        opened = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(10)]
+        counts = []
+        while len(server.peers) < 10:
+            counts.append(len(server.peers))
+            await asyncio.sleep(0)
+        assert max(after - before for before, after in itertools.pairwise([*counts, 10])) <= 3
+        for one in opened:
+            one.close()
+
+
+async def test_a_server_without_descriptors_drops_a_stranger_or_lets_the_caller_go_and_says_so_once(caplog, monkeypatch):
+    refusals, plainly = 0, socket.socket.accept
+
+    def accept(listener):
+        nonlocal refusals
+        if not refusals:
+            return plainly(listener)
+        refusals -= 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    async with serving() as server, session_to(server.port) as session:
+        refusals = 1
+        refused = await Raw.connect(server.port)
+        assert await refused.rest() == b""
+        stranger = await Raw.connect(server.port)
+        await until(lambda: len(server.peers) == 2)
+        refusals = 1
+        member = await Raw.member(server.port)
+        assert b"did not say hello" in await stranger.rest()
+        await session.txn()
+        for raw in (refused, stranger, member):
+            await raw.close()
+    assert [record.message for record in caplog.records] == [
+        "peer unknown: its connection cannot be accepted: Too many open files"
+    ]
+
+
+async def test_all_peers_together_fill_one_line_of_the_log_in_a_second(caplog):
+    said_at = 100.0
+    complain = Complaints(lambda: said_at)
+    for number in range(1000):
+        complain(f"10.0.0.{number}", "rubbish")
+    said_at += 1.0
+    complain("10.0.0.1", "rubbish")
+    assert [record.message for record in caplog.records] == [
+        "peer 10.0.0.0: rubbish", "peer 10.0.0.1: rubbish (999 more were not logged)",
+    ]  # fmt: skip
 
 
 # ---- who reads too little
@@ -246,6 +426,56 @@ async def test_a_watch_that_ends_makes_room():
             await session.txn()
             await watch.aclose()
         await session.txn()
+
+
+async def test_a_large_value_is_not_copied_for_each_watch_and_watches_that_are_not_read_are_cut_off():
+    """Found by attack: 100 watches and one put of 8 MiB took 3.25 GB, and 856 MB stayed."""
+    async with serving() as server, session_to(server.port) as writer:
+        raw = await Raw.member(server.port)
+        raw.writer.transport.pause_reading()
+        raw.write(*(WatchStart(number, ("k",), 1) for number in range(100)))
+        peer = next(peer for peer in server.peers if peer.session == "s")
+        await until(lambda: len(peer._watches) == 100)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await writer.txn(then=[Put("k", bytes(8 * 1024 * 1024))])
+        assert peer.transport.get_write_buffer_size() < 20 * 1024 * 1024
+        assert len(peer._cut) >= 97
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "KiB"
+        await until(lambda: server._news_of is None and not server._news and not server._news_body)
+        raw.writer.transport.abort()
+
+
+async def test_watching_the_past_again_and_again_is_held_back_like_any_request():
+    """Found by attack: a few KB of watches from the past took 6.1 GB, and stopped the server for 13.8 s."""
+    async with serving() as server, session_to(server.port) as writer:
+        for _ in range(3):
+            await writer.txn(then=[Put("k", bytes(4 * 1024 * 1024))])
+        raw = await Raw.member(server.port)
+        raw.writer.transport.pause_reading()
+        peer = next(peer for peer in server.peers if peer.session == "s")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        raw.write(*(frame for _ in range(1000) for frame in (WatchStart(1, ("k",), 1), WatchStop(1))))
+        await until(lambda: peer.is_held)
+        await asyncio.sleep(0.2)
+        assert peer.transport.get_write_buffer_size() < 30 * 1024 * 1024
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "KiB"
+        raw.writer.transport.abort()
+
+
+async def test_all_that_is_unread_is_counted_and_the_run_that_leaves_most_pays():
+    async with serving(limits=Limits(unanswered=100_000, unread=3_000_000)) as server, session_to(server.port) as writer:
+        small = await Raw.member(server.port, "other")
+        small.write((900_000).to_bytes(4, "big"), bytes(400_000))
+        await writer.txn(then=[Put("k", bytes(500_000))])
+        greedy = [await Raw.member(server.port, session=f"s{number}") for number in range(30)]
+        for raw in greedy:
+            raw.writer.transport.pause_reading()
+            raw.write(*(Txn(number, (), (Get("k"),), ()) for number in range(20)))
+        await until(lambda: len(server.peers) < 20, "closing those who do not read")
+        assert any(peer.kept == 400_004 for peer in server.peers), "less than its run's share"
+        assert sum(peer.kept + peer.transport.get_write_buffer_size() for peer in server.peers) <= 3_000_000
+        for raw in (small, *greedy):
+            raw.writer.transport.abort()
 
 
 async def test_a_past_too_large_for_a_frame_is_a_gap():

@@ -290,7 +290,7 @@ async def test_a_stranger_may_send_little_and_stays_no_longer_for_talking():
         assert time.monotonic() - began_at < 3 * 3.0
         await until(lambda: not server.peers)
         assert not server._strangers
-        assert not server._halves
+        assert not server._owing
 
 
 async def test_the_words_of_a_stranger_do_not_prolong_its_time():

@@ -7,78 +7,19 @@ import re
 
 import pytest
 
-from rdzv.engines.embedded import client_protocol, frames, limits, run, server_core, session
-from rdzv.engines.embedded.client_protocol import PING_S, ClientProtocol
-from rdzv.engines.embedded.frames import Hello, LeaseGrant, Renew, Txn, WatchStart
-from rdzv.engines.embedded.server_core import ServerCore
-from rdzv.engines.embedded.session import ServerSession
-from rdzv.engines.embedded.trust import Trust
+from rdzv.engines.embedded import client_protocol, frames, limits, run, server_core, session, turns
+from rdzv.engines.embedded.client_protocol import PING_S
+from rdzv.engines.embedded.frames import LeaseGrant, Renew, Txn, WatchStart
 from rdzv.engines.port import Get, LeaseGone, Put
 from rdzv.errors import Unreachable
-from support.embedded_server import FakeTransport
-
-
-class Core(ServerCore):
-    stalled = False
-    time_s = 100.0
-
-    def __init__(self):
-        self.turn = []
-        super().__init__()
-
-    def now(self):
-        return self.time_s
-
-    def call_soon(self, callback):
-        self.turn.append(callback)
-
-
-class Waiter:
-    result = error = None
-
-    def done(self):
-        return self.result is not None or self.error is not None
-
-    def set_result(self, result):
-        self.result = result
-
-    def set_exception(self, error):
-        self.error = error
-
-
-class Pair:
-    """A client and the server's session for it."""
-
-    def __init__(self, core, name="s", attempt=1, **hello):
-        self.core = core
-        self.client = ClientProtocol("rdzv://x", 5.0, Trust(), core.now, Waiter)
-        self.session = ServerSession(core)
-        self.client.transport = FakeTransport()
-        self.session.opened(FakeTransport())
-        self.news, self.lost = [], []
-        self.client.on_news = lambda watch, news: self.news.append((watch, news))
-        self.client.on_lost = self.lost.append
-        self.client.say_hello(Hello("job", name, attempt, **hello))
-        self.exchange()
-        self.welcome = self.client._welcome.result
-
-    def exchange(self):
-        """Carry all bytes there and back."""
-        for source, sink in ((self.client, self.session), (self.session, self.client)):
-            data, source.transport.sent = b"".join(source.transport.sent), []
-            sink.received(memoryview(data))
-
-    def ask(self, frame):
-        _, waiter = self.client.ask(frame)
-        self.exchange()
-        return waiter
+from support.sans_io import Core, Pair, Waiter
 
 
 def come(pair, lease=7):
     return pair.ask(lambda number: Txn(number, (), (Put("k", b"v", lease),), (), (), (LeaseGrant(lease, 10.0),)))
 
 
-@pytest.mark.parametrize("module", [client_protocol, frames, limits, run, server_core, session])
+@pytest.mark.parametrize("module", [client_protocol, frames, limits, run, server_core, session, turns])
 def test_what_the_simulator_runs_does_no_io_by_itself(module):
     imported = re.findall(r"^ *(?:import|from) (\w+)", inspect.getsource(module), re.MULTILINE)
     assert not {"asyncio", "socket", "threading", "time"} & set(imported)
@@ -141,6 +82,30 @@ def test_a_member_whose_connection_broke_lingers_and_the_lease_decides_if_the_se
         other.ask(lambda number: Txn(number, (), (), ()))
         core.judge(0.1)
     assert len(core.runs["job"].engine.leases) == left
+
+
+def test_a_client_whose_buffer_fills_while_it_is_told_of_gaps_is_held_back_again():
+    """Found by attack: a client that read a little from time to time was owed 243 MB where 1 MiB was promised."""
+    pair = Pair(Core())
+    session, transport = pair.session, pair.session.transport
+    session.pause_writing()
+    session._cut.append(1)
+    write = transport.write
+
+    def fill(data):
+        write(data)
+        session.pause_writing()
+
+    transport.write = fill
+    session.resume_writing()
+    pair.core.end_turn()
+    assert session.is_held
+    assert not transport.reading
+    transport.write = write
+    session.resume_writing()
+    pair.core.end_turn()
+    assert not session.is_held
+    assert transport.reading
 
 
 def test_a_session_that_is_back_replaces_its_former_connection_and_keeps_its_lease():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import os
+import random
 import shutil
 import ssl
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,15 @@ import pytest
 from rdzv.config.secret import Secret
 from rdzv.engines.embedded.frames import PREAMBLE, Rejected, encode
 from rdzv.engines.embedded.limits import Limits
+from rdzv.engines.embedded.server import ServerConnection
+from rdzv.engines.embedded.tls import TlsTransport
 from rdzv.engines.embedded.trust import Certificates, Trust
 from rdzv.engines.port import Get, Put
 from rdzv.errors import SettingsError, Unreachable, Untrusted
+from support.attacks import hello_bytes
 from support.certificates import TOKEN, ca_file, full, issue, trust
-from support.embedded_server import Proxy, Raw, driver_to, free_port, run, serving, session_to, until
+from support.embedded_server import FakeTransport, Proxy, Raw, driver_to, free_port, run, serving, session_to, until
+from support.processes import memory
 
 ONLY_SERVER = "the server speaks TLS and the member does not: give the member tls=true, and tls_ca if need be"
 ONLY_MEMBER = "the member speaks TLS and the server does not: give the server tls_cert and tls_key"
@@ -201,6 +208,60 @@ def test_rubbish_in_the_shape_of_tls_is_a_complaint_and_no_defect(caplog):
     assert "TLS" in caplog.text
 
 
+def mutated_hellos(rng):
+    """TLS clients' first records: changed, cut, lengthened, repeated, and pieced together from two."""
+    honest = hello_bytes()
+    while True:
+        hello, kind = bytearray(honest), rng.randrange(5)
+        if kind == 0:
+            for _ in range(rng.randrange(1, 20)):
+                hello[rng.randrange(len(hello))] = rng.randrange(256)
+        elif kind == 1:
+            del hello[rng.randrange(len(hello)) :]
+        elif kind == 2:
+            at = rng.randrange(len(hello))
+            hello[at:at] = rng.randbytes(rng.randrange(1, 2000))
+        elif kind == 3:
+            hello += hello[rng.randrange(len(hello)) :] * rng.randrange(1, 4)
+        else:
+            at = rng.randrange(5, len(hello) - 4)
+            hello[at : at + 2] = rng.randrange(65536).to_bytes(2, "big")
+        yield bytes(hello) or b"\x16"
+
+
+async def shake(count, seed):
+    """Feed mutated hellos to a server, each on a connection of its own that then ends; see that an honest member gets in."""
+    source = mutated_hellos(random.Random(seed))
+    async with serving(trust=full()) as server:
+        for number in range(count):
+            peer = ServerConnection(server)
+            channel = TlsTransport(peer, server.trust.certificates)
+            channel.connection_made(FakeTransport())
+            hello = next(source)
+            channel.get_buffer(-1)[: len(hello)] = hello
+            channel.buffer_updated(len(hello))
+            channel.connection_lost(None)
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+        assert not server.peers
+        async with session_to(server.port, trust=full()) as session:
+            await session.txn()
+
+
+async def test_mutated_hellos_are_a_complaint_and_no_defect(caplog):
+    await shake(300, 1)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.soak
+def test_ten_thousand_mutated_hellos_are_no_defect_and_nothing_grows(caplog):
+    asyncio.run(shake(500, 2))
+    before = memory()
+    asyncio.run(shake(10_000, 3))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert memory() < before + 32 * 1024 * 1024
+
+
 async def test_one_that_never_finishes_its_handshake_is_closed_and_costs_nothing_before():
     async with serving(trust=full(), limits=Limits(greeting_s=1.0)) as server:
         raw = await Raw.connect(server.port)
@@ -213,6 +274,30 @@ async def test_one_that_never_finishes_its_handshake_is_closed_and_costs_nothing
         await until(lambda: not server.peers)
         for one in (raw, half):
             await one.close()
+
+
+@pytest.mark.parametrize(
+    "says", [b"\x16\x03\x01\x02\x00\x01", PREAMBLE, b"\x16" * 100, b""],
+    ids=["half a hello", "in the clear", "rubbish", "nothing"],
+)  # fmt: skip
+async def test_a_connection_that_ended_needs_no_garbage_collector(says):
+    """Found by attack: half-open connections that were closed kept 1.2 GB until a full collection."""
+    async with serving(trust=full(), limits=Limits(greeting_s=30.0)) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            raws = [await Raw.connect(server.port) for _ in range(5)]
+            await until(lambda: len(server.peers) == 5)
+            left = [weakref.ref(peer) for peer in server.peers]
+            for raw in raws:
+                raw.write(says)
+            await asyncio.sleep(0.05)
+            for raw in raws:
+                await raw.close()
+            await until(lambda: not server.peers)
+            await until(lambda: not any(one() for one in left), "the end of all of them")
+        finally:
+            gc.enable()
 
 
 async def test_a_proof_is_bound_to_the_servers_certificate():

@@ -29,6 +29,8 @@ PREAMBLE = b"%s%04d\r\n\r\n" % (MAGIC, VERSION)
 FRAME_MAX = 16 * 1024 * 1024
 HELLO_MAX = 64 * 1024
 """Bytes that a stranger may make us keep: enough for every honest greeting."""
+READ_MAX = 64 * 1024
+"""Bytes read at once. Also bounds how much one connection gets done before the others have their turn."""
 KEY_MAX = 2048
 CHALLENGE_MAX = 4 * 1024
 """The same before the secret is proven. An honest hello without a proof fits too, and gets its sentence."""
@@ -40,6 +42,7 @@ LEASES_MAX = 64
 """Presences that one session can bring back. A member has one."""
 
 _SIZE = struct.Struct(">I")
+SIZE_BYTES = _SIZE.size
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -253,10 +256,23 @@ def encode(frame: Frame, size_max: int = FRAME_MAX) -> bytes:
     return _SIZE.pack(len(payload)) + payload
 
 
+def encode_large(frame: Frame) -> memoryview:
+    """Return the frame with its length before it, however large. A view, so that no part of it is copied to be written."""
+    data = bytearray(SIZE_BYTES)
+    encoder.encode_into(frame, data, SIZE_BYTES)
+    _SIZE.pack_into(data, 0, len(data) - SIZE_BYTES)
+    return memoryview(data)
+
+
 def encode_news(watch: int, batch: bytes) -> bytes:
     """Return the frame `WatchNews` around a batch that `encoder` encoded once for all its watches."""
+    return encode_news_start(watch, len(batch)) + batch
+
+
+def encode_news_start(watch: int, size: int) -> bytes:
+    """Return what comes before an encoded batch of that size."""
     start = b"\x93\x09" + encoder.encode(watch)
-    return _SIZE.pack(len(start) + len(batch)) + start + batch
+    return _SIZE.pack(len(start) + size) + start
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Any], payload: memoryview) -> Any:
@@ -288,7 +304,7 @@ def describe(data: bytes) -> str:
 class Transport(Protocol):
     """The half of `asyncio.Transport` that a connection needs. The simulator has one of its own."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes | memoryview) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
     def is_closing(self) -> bool: ...
@@ -425,7 +441,7 @@ class FrameStream(ABC):
 
     # ---- writing
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Write encoded frames, whole."""
         if not self.transport.is_closing():
             self.transport.write(data)

@@ -5,8 +5,9 @@ Each limit is far above what a run of 10,000 members needs. A client that meets 
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections import OrderedDict
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,19 +20,27 @@ logger = logging.getLogger("rdzv.server")
 
 DESCRIPTORS_SPARED = 64
 """Descriptors left for the rest of the process: its files, its own connections."""
-PEERS_REMEMBERED = 1024
+_M_MMAP_THRESHOLD = -3
+COMPLAINT_S = 1.0
+"""Time between two warnings about peers."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one server."""
 
     connections: int = 16_000
-    """Fewer if the system allows the process fewer open files."""
+    """Fewer if the system allows the process fewer open files. An eighth is kept from a single run, for the others."""
+    strangers: int = 1_000
+    """Connections that have not said hello yet. Under TLS each costs about 75 KB."""
+    accepts: int = 16
+    """Connections accepted in one turn of the event loop. The rest wait in the kernel."""
     runs: int = 10_000
-    keys: int = 1_000_000
+    keys: int = 100_000
     """Keys of one run."""
     bytes: int = 256 * 1024 * 1024
     """Bytes of all keys and values of one run."""
+    stored: int = 512 * 1024 * 1024
+    """Bytes that all runs together may take: keys, values, history, leases, watches. Half is for runs below their share."""
     leases: int = 100_000
     """Leases of one run."""
     history: int = 16_384
@@ -41,20 +50,50 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that a connection may leave unread before its next requests wait."""
     backlog: int = 8 * 1024 * 1024
     """Bytes that its watches may add to that before they are cut off."""
-    unread: int = 512 * 1024 * 1024
-    """Bytes that all connections together may leave unread or have half sent. Above, the slowest are closed."""
+    unread: int = 256 * 1024 * 1024
+    """Bytes that all connections together may leave unread or have half sent. Above, the worst are closed."""
     watches: int = 1_000
     """Watches of one connection."""
     targets: int = 10_000
     """Keys and prefixes of all watches of one connection."""
-    operations: int = 100_000
+    run_targets: int = 250_000
+    """The same for one run."""
+    run_prefixes: int = 256
+    """Prefixes of all watches of one run. Members watch keys; leaders and viewers watch a prefix."""
+    operations: int = 25_000
     """Compares, and operations of each branch, of one transaction."""
+    steps: int = 250_000
+    """Keys that one transaction may look at. That takes a tenth of a second."""
+    turn: int = 200_000
+    """Steps that a run may spend before other runs have their turn, a quarter if several compete (`turns.py`)."""
     greeting_s: float = 5.0
     """Time within which a client must say hello."""
     slow_s: float = 30.0
     """A client that has not read for this long is dropped."""
     silent_s: float = 60.0
     """A client that has said nothing for this long is dropped. Drivers say something every 10 s at least."""
+
+
+class Room:
+    """The memory that all runs of a server take, and what each of them may still take."""
+
+    def __init__(self, size: int) -> None:
+        self.taken = 0
+        self.runs = 0
+        self.half = size // 2
+
+    @property
+    def share(self) -> int:
+        """Bytes that every run may have, however much the others took."""
+        return self.half // max(1, self.runs)
+
+    def has(self, taken: int, more: int) -> bool:
+        """Whether a run that has taken so much may take more.
+
+        One half is for all runs as they come, the other for runs below their share: a run cannot take the last from others.
+        """
+        total = self.taken + more
+        return total <= self.half or (total <= 2 * self.half and taken + more <= self.share)
 
 
 def raise_nofile() -> int:
@@ -75,22 +114,30 @@ def raise_nofile() -> int:
     return soft
 
 
+def give_back_freed_memory() -> None:
+    """Have large blocks of this process given back to the system when they are freed.
+
+    glibc raises the size that counts as large whenever such a block is freed, up to 32 MiB. A server that once sent many large
+    values then keeps hundreds of megabytes, because a small block that lives lies behind each of them.
+    """
+    with suppress(OSError, AttributeError):  # Another C library.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
+
+
 class Complaints:
-    """Logs warnings about peers, at most one per second and peer: rubbish must not fill the log as well."""
+    """Logs warnings about peers, at most one per second in total: rubbish must not fill the log as well."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._said: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._said_at = -math.inf
+        self._unsaid = 0
 
     def __call__(self, peer: str, problem: str) -> None:
         """Warn of a peer, named by its address without the port: that is another one each time."""
         now = self._now()
-        at, silent = self._said.pop(peer, (now - 1.0, 0))
-        if now - at < 1.0:
-            self._said[peer] = (at, silent + 1)
+        if now - self._said_at < COMPLAINT_S:
+            self._unsaid += 1
             return
-        self._said[peer] = (now, 0)
-        while len(self._said) > PEERS_REMEMBERED:
-            self._said.popitem(last=False)
-        more = f" ({silent} more were not logged)" if silent else ""
+        more = f" ({self._unsaid} more were not logged)" if self._unsaid else ""
+        self._said_at, self._unsaid = now, 0
         logger.warning("peer %s: %s%s", peer, shown(problem), more)

@@ -25,7 +25,8 @@ from ..port import AllCreated, Batch, Case, Compare, Delete, DeletePrefix, Empty
 from ..reference import Engine
 from .frames import KEY_MAX
 from .lease_clock import STEP_MAX_S
-from .limits import Limits
+from .limits import Limits, Room
+from .turns import Share
 
 if TYPE_CHECKING:
     from .session import ServerSession
@@ -36,8 +37,12 @@ ABANDONED_S = 3600.0
 """After this time without a word no member will come back, and the leases may run out."""
 TTL_MAX_S = 10 * 366 * 86_400.0
 PREFIXES_MAX = 1000
-"""Prefixes in one transaction. Each is compared with all keys of the run and all writes of the transaction."""
-PAIRS_MAX = 10_000_000
+"""Prefixes in one transaction. Each is compared with all writes of the transaction."""
+PAIRS_MAX = 250_000
+RUN_BYTES, KEY_BYTES, HISTORY_BYTES, LEASE_BYTES, TARGET_BYTES = 4096, 640, 1024, 256, 768
+"""Bytes that a run, a key beside its value, a remembered change, a lease and a watched key take: measured and rounded up."""
+HISTORY_MIN = 16
+"""Changes that a run may always remember."""
 
 
 class _Presence(msgspec.Struct):
@@ -50,17 +55,26 @@ class _Presence(msgspec.Struct):
 class Run:
     """One run. Every `now` is a reading of the same clock."""
 
-    def __init__(self, name: str, instance: str, limits: Limits, now: float) -> None:
+    def __init__(self, name: str, instance: str, limits: Limits, now: float, room: Room | None = None) -> None:
         self.name = name
-        self.engine = Engine(instance, history_max=limits.history)
+        self.share = Share(now)
+        self.engine = Engine(instance, history_max=limits.history, steps_max=limits.steps, meter=self.share)
         self.engine.observers.append(self._count)
         self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0
         self.heard_at = now
         self._limits = limits
+        self.room = room or Room(limits.stored)
+        self.room.runs += 1
+        self.taken = 0
+        """Bytes that this run takes of the room."""
+        self.targets = 0
+        self.prefixes = 0
+        """Keys and prefixes, and prefixes alone, that its clients watch."""
         self._sizes: dict[str, int] = {}
         self._presences: dict[int, _Presence] = {}
         self._quiet_max_s = math.inf
+        self.measure()
         self._some_ended = False
         """Presences have ended since `_quiet_max_s` was computed. It is not computed for each: thousands may leave at once."""
 
@@ -74,6 +88,16 @@ class Run:
         if self._some_ended:
             self._drop_ended()
         return len(self._presences)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether nobody is connected and no lease says that anybody may come back."""
+        return not (self.sessions or len(self.engine.leases))
+
+    def forget(self) -> None:
+        """Give back the room: the server drops this run."""
+        self.room.runs -= 1
+        self.room.taken -= self.taken
 
     # ---- requests
 
@@ -101,11 +125,14 @@ class Run:
             raise ValueError(msg)
         if not 0 < ttl_s <= TTL_MAX_S:
             raise ValueError(f"a lease of {ttl_s} s: its time to live must be positive and at most {TTL_MAX_S:.0f} s")
+        if self.room.taken + LEASE_BYTES > self.room.half and not self.room.has(self.taken, LEASE_BYTES):
+            raise self._no_room(LEASE_BYTES)
         lease = self.engine.grant(ttl_s + STEP_MAX_S, lease)
         if home is not None:
             self._presences[lease] = _Presence(ttl_s, home)
             home.leases.add(lease)
             self._quiet_max_s = min(self._quiet_max_s, max(ttl_s / 2, QUIET_MIN_S))
+        self._take(LEASE_BYTES)
         return lease
 
     def renew(self, lease: int, home: ServerSession) -> None:
@@ -191,6 +218,7 @@ class Run:
 
     def _drop_ended(self) -> None:
         self._some_ended = False
+        self.measure()
         self._presences = {lease: held for lease, held in self._presences.items() if lease in self.engine.leases}
         # Members renew in thirds of a lease, so a silence of half the shortest one means that none of them gets through.
         shortest_s = min((held.ttl_s for held in self._presences.values()), default=math.inf)
@@ -232,7 +260,11 @@ class Run:
                 f"a transaction with {len(operations)} operations, {scans} of prefixes: at most "
                 f"{self._limits.operations} are allowed, {PREFIXES_MAX} of prefixes; split it"
             )
-        if puts and (self.bytes + added > self._limits.bytes or len(self._sizes) + len(puts) > self._limits.keys):
+        if puts and (
+            self.bytes + added > self._limits.bytes
+            or len(self._sizes) + len(puts) > self._limits.keys
+            or self.room.taken + added + len(puts) * KEY_BYTES > self.room.half
+        ):
             self._check_room(puts)
 
     def _check_room(self, puts: list[Put]) -> None:
@@ -244,14 +276,57 @@ class Run:
         if new and len(self._sizes) + new > self._limits.keys:
             msg = f"run {self.name!r} would have {len(self._sizes) + new} keys, at most {self._limits.keys} are allowed"
             raise ValueError(msg)
+        more += new * KEY_BYTES
+        if more > 0 and not self.room.has(self.taken, more):
+            raise self._no_room(more)
+
+    def _no_room(self, more: int) -> LimitExceeded:
+        return LimitExceeded("this server, with all its runs,", self.room.taken + more, self._limits.stored)
+
+    def watch(self, targets: int, prefixes: int) -> str:
+        """Count what a client begins to watch, or return why there is no room for it."""
+        limits = self._limits
+        if self.targets + targets > limits.run_targets or self.prefixes + prefixes > limits.run_prefixes:
+            return (
+                f"run {self.name!r} would watch {self.targets + targets} keys or prefixes, {self.prefixes + prefixes} of them "
+                f"prefixes: at most {limits.run_targets} and {limits.run_prefixes} are allowed"
+            )
+        more = targets * TARGET_BYTES
+        if self.room.taken + more > self.room.half and not self.room.has(self.taken, more):
+            return self._no_room(more).sentence
+        self.unwatch(-targets, -prefixes)
+        return ""
+
+    def unwatch(self, targets: int, prefixes: int) -> None:
+        self.targets -= targets
+        self.prefixes -= prefixes
+        self._take(-targets * TARGET_BYTES)
+
+    def _take(self, more: int) -> None:
+        self.taken += more
+        self.room.taken += more
+
+    def measure(self) -> None:
+        """Compute anew how much of the server's memory this run takes."""
+        self._remembered = self.engine.history_size
+        taken = (
+            RUN_BYTES + self.bytes + len(self._sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES
+            + len(self.engine.leases) * LEASE_BYTES + self.targets * TARGET_BYTES
+        )  # fmt: skip
+        self._take(taken - self.taken)
 
     def _count(self, batch: Batch) -> None:
-        sizes = self._sizes
+        sizes, before = self._sizes, self.bytes + len(self._sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES
         for event in batch.events:
             self.bytes -= sizes.pop(event.key, 0)
             if event.item is not None:
                 size = sizes[event.key] = len(event.key) + len(event.item.value)
                 self.bytes += size
+        self._remembered = self.engine.history_size
+        self._take(self.bytes + len(sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES - before)
+        if self.room.taken > self.room.half and self.taken > self.room.share:
+            self.engine.shorten_history(max(HISTORY_MIN, self.room.share // 4 // HISTORY_BYTES))
+            self.measure()
 
 
 def check_key(key: str) -> None:

@@ -6,8 +6,12 @@ It serves many runs (`rdzv serve`) or, hosted by an agent, that agent's run only
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from ...config.endpoint import PORT
@@ -22,6 +26,8 @@ from .tls import TlsTransport
 
 STOP_S = 1.0
 """How long a stopping server waits until all clients have read its last word."""
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Reasons why the kernel does not hand out a connection that waits."""
 
 
 class ServerConnection(ServerSession, FramedProtocol):
@@ -36,6 +42,55 @@ class ServerConnection(ServerSession, FramedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.closed()
+
+
+class _Listener(socket.socket):
+    """A listening socket that asyncio drives. It accepts a few connections in each turn, and none without a descriptor.
+
+    asyncio would accept as many as wait, and log a line for each that finds no descriptor: a burst of connections stopped the
+    server and filled the disk.
+    """
+
+    def __init__(self, core: ServerCore, listening: socket.socket) -> None:
+        super().__init__(listening.family, listening.type, listening.proto, fileno=listening.detach())
+        self._core = core
+        self._accepted = 0
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. BlockingIOError ends asyncio's turn of accepting."""
+        if self._accepted >= self._core.limits.accepts:
+            self._accepted = 0
+            raise BlockingIOError
+        try:
+            accepted = super().accept()
+        except OSError as error:
+            self._accepted = 0
+            if error.errno in _NO_ROOM:
+                self._make_room(error)
+                raise BlockingIOError from None
+            raise
+        self._accepted += 1
+        return accepted
+
+    def _make_room(self, error: OSError) -> None:
+        """Free a descriptor for the connection that waits, or let it go: otherwise the loop would be woken for it for ever."""
+        self._core.complain("unknown", f"its connection cannot be accepted: {error.strerror}")
+        if self._core.drop_oldest_stranger():
+            return
+        if self._spare >= 0:
+            os.close(self._spare)
+            with suppress(OSError):
+                super().accept()[0].close()
+        self._spare = -1
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        super().close()
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._spare = -1
 
 
 class Server(ServerCore):
@@ -59,7 +114,7 @@ class Server(ServerCore):
     async def start(self) -> None:
         """Listen. Raise OSError, with errno EADDRINUSE if the port is taken."""
         host, port = self.bind
-        sockets = listen(host, port)
+        sockets = [_Listener(self, one) for one in listen(host, port)]
         for one in sockets:
             let_go_in_children(one)
         self.port = sockets[0].getsockname()[1]
@@ -153,6 +208,13 @@ class Server(ServerCore):
     def call_soon(self, callback: Callable[[], object]) -> None:
         assert self.loop is not None, "there are clients"
         self.loop.call_soon(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        assert self.loop is not None, "there are clients"
+        if delay_s:
+            self.loop.call_later(delay_s, callback)
+        else:
+            self.loop.call_soon(callback)
 
     @property
     def stalled(self) -> bool:

@@ -10,18 +10,32 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from ...errors import LimitExceeded
 from ...system.addresses import can_be_told, plain
 from ..port import Batch
-from .frames import Hello, Welcome, encode, encode_news, encoder
-from .limits import Complaints, Limits
-from .run import Run
+from .frames import Hello, Welcome, encode, encode_news, encode_news_start, encoder
+from .limits import Complaints, Limits, Room
+from .run import ABANDONED_S, RUN_BYTES, Run
 from .session import LINGER_MAX_S, ServerSession
 from .trust import Trust
+from .turns import Turns
 
 LINGER_S = 1.0
 SWEEP_S = 1.0
 EMPTY_S = 60.0
 """How long a run in which nothing is left is kept."""
+COPIED_MAX = 16 * 1024
+"""Bytes of news that are copied into a frame for each watch. Larger ones are written as they are, from one copy for all."""
+MANY = 1000
+"""Changes of a batch from which on it is measured before it is encoded."""
+NEWS_START_MAX = 16
+"""Bytes of a frame of news before the batch."""
+ACTIVE_S = 1.0
+"""How long a run that was heard counts as one that others compete with."""
+FORGOTTEN_S = 7 * 86_400.0
+"""How long a run without clients is kept for the sake of a lease. Members renew theirs, and those of the run last a day."""
+SMALL = 64
+"""Connections of a server that one run may have to itself. Beyond, an eighth is kept for other runs."""
 
 
 class ServerCore(ABC):
@@ -43,19 +57,25 @@ class ServerCore(ABC):
         self.awake_s = 0.0
         """How long this server has been awake: its own time, without its stalls."""
         self.connections_max = self.limits.connections
+        self.room = Room(self.limits.stored)
         self.runs: dict[str, Run] = {}
         # Dictionaries, not sets: the order of a set of objects differs between processes, and a seed must mean one history.
         self.peers: dict[ServerSession, None] = {}
         self.complain = Complaints(self.now)
+        self.turns = Turns(self.limits.turn, lambda: self.now(), self.call_later)  # noqa: PLW0108  `now` is replaced.
         self._strangers: dict[ServerSession, None] = {}
         self._slow: dict[ServerSession, None] = {}
-        self._halves: dict[ServerSession, None] = {}
+        self._owing: dict[ServerSession, None] = {}
+        """Clients that have part of a frame half sent, or something unread, as far as known."""
+        self._owed = 0
+        """Bytes of that, at most."""
         self._posters: list[ServerSession] = []
         self._swept_s = 0.0
         self._emptied_s = 0.0
         self._news_of: Batch | None = None
-        self._news: dict[int, bytes] = {}
+        self._news: dict[int, tuple[bytes, ...]] = {}
         self._news_body = b""
+        self._news_size = 0
 
     # ---- for a subclass to fill in
 
@@ -66,6 +86,10 @@ class ServerCore(ABC):
     @abstractmethod
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call back when all that has arrived has been served."""
+
+    @abstractmethod
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call back after that time; 0: when all that has arrived has been served."""
 
     @property
     @abstractmethod
@@ -85,18 +109,27 @@ class ServerCore(ABC):
         self.moved()
         self.peers[peer] = None
         self._strangers[peer] = None
-        if len(self.peers) <= self.connections_max:
+        if len(self.peers) <= self.connections_max and len(self._strangers) <= self.limits.strangers:
             return
-        oldest = next(iter(self._strangers))
-        if oldest is not peer:
-            # Strangers may not keep members out by their number. A member says hello before its turn to be dropped comes.
-            self._strangers.pop(oldest)
-            self._drop(oldest, "it connected and did not say hello before this server was full")
-            oldest.transport.abort()
+        if next(iter(self._strangers)) is not peer:
+            self.drop_oldest_stranger()
         else:
             text = f"this server has {self.connections_max} connections, which is all it can have"
             self.complain(peer.host, text)
             peer.reject(text)
+
+    def drop_oldest_stranger(self) -> bool:
+        """Make room for a newcomer. Return False if every client has said hello.
+
+        Strangers may not keep members out by their number. A member says hello before its turn to be dropped comes.
+        """
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        self._strangers.pop(oldest)
+        self._drop(oldest, "it connected and did not say hello before this server was full")
+        oldest.transport.abort()
+        return True
 
     def hello(self, peer: ServerSession, hello: Hello) -> None:
         """Take in a session by its first frame, or say why not."""
@@ -118,8 +151,10 @@ class ServerCore(ABC):
             return
         self._strangers.pop(peer, None)
         peer.heard_s = self.awake_s
-        run = self.open_run(hello.run)
-        run.hear(self.now())
+        run, now = self.open_run(hello.run), self.now()
+        if not run.sessions:
+            self.turns.active += 1  # Until the next step of time counts it.
+        run.hear(now)
         peer.session, peer.attempt = hello.session, hello.attempt
         if not run.enter(peer, hello.instance, hello.leases):
             peer.reject("a later connection of this session is there already", passing=True)
@@ -133,7 +168,7 @@ class ServerCore(ABC):
         """Return the run of that name; a new one if there is none."""
         run = self.runs.get(name)
         if run is None:
-            run = self.runs[name] = Run(name, self.token(), self.limits, self.now())
+            run = self.runs[name] = Run(name, self.token(), self.limits, self.now(), self.room)
         return run
 
     def _why_not(self, hello: Hello) -> str:
@@ -144,6 +179,11 @@ class ServerCore(ABC):
             )
         if not hello.probe and hello.run not in self.runs and len(self.runs) >= self.limits.runs:
             return f"this server has {len(self.runs)} runs, which is all it can have"
+        if not hello.probe and hello.run not in self.runs and not self.room.has(0, RUN_BYTES):
+            return f"the runs of this server take {self.room.taken} bytes, which is all they can have"
+        run, room = self.runs.get(hello.run), self.connections_max - max(0, self.connections_max - SMALL) // 8
+        if run is not None and not self.only_run and len(run.sessions) >= room and hello.session not in run.sessions:
+            return f"run {hello.run!r} has {len(run.sessions)} connections, and the rest of this server's are for other runs"
         return ""
 
     def _is_of_another_run(self, hello: Hello) -> bool:
@@ -156,7 +196,7 @@ class ServerCore(ABC):
     def gone(self, peer: ServerSession) -> None:
         """A connection ended. If that was during a stall of this server, it says nothing about the member."""
         self.moved()
-        for known in (self.peers, self._strangers, self._slow, self._halves):
+        for known in (self.peers, self._strangers, self._slow, self._owing):
             known.pop(peer, None)
         if peer.run is None:
             return
@@ -167,15 +207,28 @@ class ServerCore(ABC):
         if not (peer.said_bye or peer.given_up or self.stalled):
             peer.run.hang_up(peer, peer.linger_s)
 
-    def news(self, watch: int, batch: Batch) -> bytes:
-        """Return the frame for a watch of that number. A commit is encoded once for all its watches."""
+    def news(self, watch: int, batch: Batch) -> tuple[bytes, ...]:
+        """Return the frame for a watch of that number, in parts. A commit is encoded once for all its watches.
+
+        All parts but the first are shared between watches. Raise LimitExceeded if the frame would be too large.
+        """
         if batch is not self._news_of:
-            self._news_of, self._news_body = batch, encoder.encode(batch)
+            self._news_of, self._news_size, self._news_body = batch, 0, b""
             self._news.clear()
-        frame = self._news.get(watch)
-        if frame is None:
-            frame = self._news[watch] = encode_news(watch, self._news_body)
-        return frame
+            if len(batch.events) > MANY:  # Others are bounded by the history.
+                self._news_size = sum([len(one.key) + (len(one.item.value) if one.item else 0) for one in batch.events])
+            if self._news_size <= self.limits.frame:
+                self._news_body = encoder.encode(batch)
+                self._news_size = len(self._news_body)
+        if self._news_size > self.limits.frame - NEWS_START_MAX:
+            raise LimitExceeded("a frame of news", self._news_size, self.limits.frame)
+        parts = self._news.get(watch)
+        if parts is None:
+            body = self._news_body
+            large = len(body) > COPIED_MAX
+            parts = (encode_news_start(watch, len(body)), body) if large else (encode_news(watch, body),)
+            self._news[watch] = parts
+        return parts
 
     def has_posted(self, peer: ServerSession) -> None:
         """Write the session's news at the end of this turn."""
@@ -185,6 +238,8 @@ class ServerCore(ABC):
 
     def _deliver(self) -> None:
         posters, self._posters = self._posters, []
+        self._news_of, self._news_body = None, b""
+        self._news.clear()
         for peer in posters:
             peer.deliver()
 
@@ -192,27 +247,43 @@ class ServerCore(ABC):
 
     def is_slow(self, peer: ServerSession) -> None:
         self._slow[peer] = None
-        self._check_unread()
 
     def is_quick(self, peer: ServerSession) -> None:
         self._slow.pop(peer, None)
 
-    def keeps(self, peer: ServerSession) -> None:
-        """The client has sent part of a frame."""
-        self._halves[peer] = None
-        if peer.kept > 64 * 1024:
-            self._check_unread()
+    def keeps(self, peer: ServerSession, size: int) -> None:
+        """Note that so many bytes more are kept for a client: part of a frame, or what it has not read."""
+        self._owing[peer] = None
+        self._owed += size
+        if self._owed > self.limits.unread:
+            self._check_owed()
 
-    def _check_unread(self) -> None:
-        """Close the clients that make this server keep most, until the rest fits."""
-        # A connection that is being closed frees its memory. Counted again, it would save another one from its turn.
-        self._halves = {peer: None for peer in self._halves if peer.kept and not peer.transport.is_closing()}
-        sizes = {peer: peer.kept + peer.transport.get_write_buffer_size() for peer in self._slow | self._halves}
+    def _check_owed(self) -> None:
+        """Add up what is kept. If it is too much, close clients of the run that makes this server keep most, the worst first.
+
+        A quarter is freed at once, so that the next sum is not needed soon.
+        """
+        sizes: dict[ServerSession, int] = {}
+        of_run: dict[Run | None, int] = {}
+        for peer in self._owing:
+            size = peer.kept + peer.transport.get_write_buffer_size()
+            # A connection that is being closed frees its memory. Counted again, it would save another one from its turn.
+            if size and not peer.transport.is_closing():
+                sizes[peer] = size
+                of_run[peer.run] = of_run.get(peer.run, 0) + size
         total = sum(sizes.values())
-        while total > self.limits.unread:
-            worst = max(sizes, key=lambda peer: sizes[peer])
-            total -= sizes.pop(worst)
-            self._drop(worst, "it leaves more unread, or has more half sent, than all others: this server is out of room")
+        room = self.limits.unread if total <= self.limits.unread else self.limits.unread * 3 // 4
+        for peer in sorted(sizes, key=lambda peer: sizes[peer], reverse=True) if total > room else ():
+            if total <= room:
+                break
+            # Fair between runs: each time one is dropped, it belongs to a run that has at least an average share.
+            if of_run[peer.run] * len(of_run) >= total:
+                size = sizes.pop(peer)
+                total -= size
+                of_run[peer.run] -= size
+                self._drop(peer, "it leaves more unread, or has more half sent, than others: this server is out of room")
+        self._owing = dict.fromkeys(sizes)
+        self._owed = total
 
     def _drop(self, peer: ServerSession, problem: str) -> None:
         self.complain(peer.host, problem)
@@ -238,8 +309,17 @@ class ServerCore(ABC):
         for peer in tuple(self.peers):
             if now_s - peer.heard_s > limits.silent_s:
                 self._drop(peer, f"it has said nothing for {limits.silent_s:g} s")
+        self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        """Forget runs in which nothing is left, or to which nobody will come back, sooner if room is short."""
+        now = self.now()
+        is_short = self.room.taken > self.room.half or len(self.runs) > self.limits.runs * 3 // 4
         for name, run in tuple(self.runs.items()):
-            if run.is_empty and self.now() - run.heard_at > EMPTY_S:
+            silent_s = now - run.heard_at
+            patience_s = EMPTY_S if run.is_empty or is_short else ABANDONED_S
+            if silent_s > (patience_s if run.is_deserted else FORGOTTEN_S) and not run.sessions:
+                run.forget()
                 del self.runs[name]
 
     # ---- time
@@ -248,8 +328,11 @@ class ServerCore(ABC):
         """Let time pass for all runs, and now and then look for clients that are gone."""
         self.awake_s += elapsed_s
         now = self.now()
+        active = 0
         for run in self.runs.values():
             run.pass_time(elapsed_s, now)
+            active += now - run.heard_at < ACTIVE_S
+        self.turns.active = max(1, active)
         if self.awake_s - self._swept_s >= SWEEP_S:
             self._swept_s = self.awake_s
             self._sweep()

@@ -11,6 +11,7 @@ next requests wait, and its watches are cut off with a gap instead of growing a 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,20 @@ from .frames import PREAMBLE, Acknowledged, Challenge, Frame, FrameStream, Hello
 from .limits import logger
 from .run import Run, check_key
 from .trust import Handshake, new_nonce
+from .turns import Waiting
 
 if TYPE_CHECKING:
     from .server_core import ServerCore
 
 LINGER_MAX_S = 3600.0
+POSTED_MAX = 64 * 1024
+"""Bytes of news kept for the end of a turn. More are written at once, so that a client that does not read is held back."""
+REQUEST_STEPS = 25
+"""Steps that any request counts as (`turns.py`)."""
+BYTES_PER_STEP = 32
+"""Bytes of a request that are decoded in the time of a step."""
+SENT_PER_STEP = 256
+"""Bytes that are encoded and written in the time of a step."""
 PREFIXES_MAX = 64
 """Prefixes of one watch. Each is compared with each other, so their number is bounded."""
 
@@ -40,12 +50,12 @@ DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
 """The request by which `rdzv doctor` asks for the time. It is answered like any stranger's, but not logged."""
 
 
-class ServerSession(FrameStream):
+class ServerSession(FrameStream, Waiting):
     """One client's session on the server."""
 
     __slots__ = (
-        "_backlog", "_core", "_cut", "_handshake", "_posted", "_targets", "_watches", "attempt", "given_up", "heard_s",
-        "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
+        "_backlog", "_core", "_cut", "_handshake", "_posted", "_posted_size", "_targets", "_waits", "_watches", "attempt",
+        "given_up", "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, core: ServerCore) -> None:
@@ -66,10 +76,14 @@ class ServerSession(FrameStream):
         """When the client was last heard, by the server's own time."""
         self.slow_s = math.inf
         """Since when the client does not read."""
-        self._watches: dict[int, tuple[Callable[[], None], int]] = {}
+        self._watches: dict[int, tuple[Callable[[], None], int, int]] = {}
+        """How to end each watch, how many targets it has, and how many of these are prefixes."""
         self._targets = 0
+        self._waits = False
+        """Its requests wait for the run's turn."""
         self._cut: list[int] = []
         self._backlog = 0
+        self._posted_size = 0
         self._posted: list[bytes] = []
         """News for watches, kept until the end of the server's turn or until the next answer, whichever comes first: the
         leader of a large run then hears of hundreds of joins in one write."""
@@ -93,9 +107,8 @@ class ServerSession(FrameStream):
 
     def closed(self) -> None:
         """The connection is over, however it ended."""
-        watches, self._watches = self._watches, {}
-        for stop, _ in watches.values():
-            stop()
+        for number in tuple(self._watches):
+            self._end_watch(number)
         self._core.gone(self)
 
     def replaced(self) -> None:
@@ -148,16 +161,43 @@ class ServerSession(FrameStream):
         self._core.is_slow(self)
 
     def resume_writing(self) -> None:
-        """Go on: the client reads again."""
+        """Go on in the next turn: the client reads again.
+
+        The transport is in the middle of a write. If it fails in another one, asyncio loses the connection twice.
+        """
         self.slow_s = math.inf
         self._core.is_quick(self)
+        self._core.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self.slow_s < math.inf:
+            return
         cut, self._cut = self._cut, []
         for number in cut:
             self.send(encode(WatchGap(number, "the watch was cut off, because what it was told was not read in time")))
-        self.go_on()
+        # News that waited went with the first of these, and may have filled the buffer again.
+        if self.slow_s == math.inf and not self._waits:
+            self.go_on()
+
+    def received(self, data: memoryview) -> None:
+        if self.run is not None and self.run.share.is_waiting:
+            self._wait(self.run)
+        super().received(data)
+
+    def _wait(self, run: Run) -> None:
+        """Hold the client back: its run has used its share of the server's time."""
+        if not self._waits:
+            self._waits = True
+            self.hold()
+            run.share.clients.append(self)
+
+    def take_turn(self) -> None:
+        self._waits = False
+        if self.slow_s == math.inf:
+            self.go_on()
 
     def keeps_some(self) -> None:
-        self._core.keeps(self)
+        self._core.keeps(self, min(self.kept, frames.READ_MAX))
 
     # ---- frames
 
@@ -170,8 +210,16 @@ class ServerSession(FrameStream):
         request = decode(frames.request_decoder, payload)
         run.hear(core.now())
         answer = self.serve(run, request)
-        if answer is not None:
-            self._answer(answer)
+        if type(answer) is TxnDone:
+            self._answer(run, answer)
+        elif answer is not None:
+            self.send(encode(answer))
+        share = run.share
+        share.steps += REQUEST_STEPS + len(payload) // BYTES_PER_STEP
+        if share.steps > share.end:
+            core.turns.settle(share)
+            if share.is_waiting:
+                self._wait(run)
 
     def serve(self, run: Run, request: frames.Request) -> Frame | None:
         """Do what is asked and return the answer, if there is one."""
@@ -218,14 +266,20 @@ class ServerSession(FrameStream):
         else:
             self._distrust(trust.DIFFERENT_SECRETS)
 
-    def _answer(self, answer: Frame) -> None:
-        try:
-            self.send(encode(answer, self._core.limits.frame))
-        except LimitExceeded as error:
-            assert isinstance(answer, TxnDone), "no other answer can be long"
-            did = "it has taken effect, but " if answer.outcome.succeeded else ""
-            text = f"{did}the answer would have {error.size} bytes, at most {error.size_max} are allowed: read less at once"
-            self.send(encode(frames.Refused(answer.number, text)))
+    def _answer(self, run: Run, answer: TxnDone) -> None:
+        """Send an answer, or a sentence if it is too long. It is measured before it is encoded: it might fill the memory."""
+        size_max = self._core.limits.frame
+        size = sum([len(item.key) + len(item.value) + 8 for items in answer.outcome.reads for item in items])
+        if size <= size_max:
+            data = encode(answer, sys.maxsize) if size <= POSTED_MAX else frames.encode_large(answer)
+            size = len(data) - frames.SIZE_BYTES
+            run.share.steps += size // SENT_PER_STEP
+        if size <= size_max:
+            self.send(data)
+            return
+        did = "it has taken effect, but " if answer.outcome.succeeded else ""
+        text = f"{did}the answer would have {size} bytes, at most {size_max} are allowed: read less at once"
+        self.send(encode(frames.Refused(answer.number, text)))
 
     def _txn(self, run: Run, request: frames.Txn) -> Frame:
         for granting in request.grants:
@@ -250,12 +304,13 @@ class ServerSession(FrameStream):
 
     def _watch(self, run: Run, request: frames.WatchStart) -> Frame | None:
         number, targets = request.watch, request.targets
-        problem = self._why_not_watch(number, targets)
+        prefixes = sum([target.endswith("/") for target in targets])
+        problem = self._why_not_watch(number, targets, prefixes) or run.watch(len(targets), prefixes)
         if problem:
             self._core.complain(self.host, problem)
             self.reject(problem)
             return None
-        self._watches[number] = (lambda: None, len(targets))
+        self._watches[number] = (lambda: None, len(targets), prefixes)
         self._targets += len(targets)
         try:
             stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
@@ -263,12 +318,12 @@ class ServerSession(FrameStream):
             self._end_watch(number)
             return WatchGap(number, str(gap))
         if number in self._watches:
-            self._watches[number] = (stop, len(targets))
+            self._watches[number] = (stop, len(targets), prefixes)
         else:
             stop()  # The changes since then were too many already, and the watch was cut off.
         return None
 
-    def _why_not_watch(self, number: int, targets: tuple[str, ...]) -> str:
+    def _why_not_watch(self, number: int, targets: tuple[str, ...], prefixes: int) -> str:
         limits = self._core.limits
         if number in self._watches:
             return f"watch {number} is there already"
@@ -277,7 +332,7 @@ class ServerSession(FrameStream):
                 f"{len(self._watches) + 1} watches of {self._targets + len(targets)} keys or prefixes: "
                 f"at most {limits.watches} of {limits.targets} are allowed for one connection"
             )
-        if sum(target.endswith("/") for target in targets) > PREFIXES_MAX:
+        if prefixes > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
         try:
             for target in targets:
@@ -287,35 +342,59 @@ class ServerSession(FrameStream):
         return ""
 
     def _end_watch(self, number: int) -> None:
-        stop, targets = self._watches.pop(number, (None, 0))
+        stop, targets, prefixes = self._watches.pop(number, (None, 0, 0))
         if stop is not None:
             stop()
             self._targets -= targets
+            if self.run is not None:
+                self.run.unwatch(targets, prefixes)
 
     def _tell(self, number: int, batch: Batch) -> None:
-        frame = self._core.news(number, batch)
-        if len(frame) > self._core.limits.frame:
-            self._end_watch(number)
-            self.send(encode(WatchGap(number, f"what happened has {len(frame)} bytes, too many for one frame")))
+        if self.transport.is_closing():
             return
+        try:
+            parts = self._core.news(number, batch)
+        except LimitExceeded as error:
+            self._end_watch(number)
+            self.send(encode(WatchGap(number, f"what happened has {error.size} bytes, too many for one frame")))
+            return
+        size = len(parts[0]) if len(parts) == 1 else len(parts[0]) + len(parts[1])
         if self.slow_s < math.inf:
-            self._backlog += len(frame)
+            self._backlog += size
             if self._backlog > self._core.limits.backlog:
                 self._end_watch(number)
                 self._cut.append(number)
                 return
         if not self._posted:
             self._core.has_posted(self)
-        self._posted.append(frame)
+        self._posted.extend(parts)
+        self._posted_size += size
+        if self.run is not None:
+            self.run.share.steps += size // SENT_PER_STEP
+        if self._posted_size > POSTED_MAX:
+            self.deliver()
 
     # ---- what is written
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Write, with the news that are kept before it, so that the order on a connection is the order of events."""
+        transport, size = self.transport, len(data)
+        if transport.is_closing():
+            self._posted.clear()
+            return
         if self._posted:
             posted, self._posted = self._posted, []
-            data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
-        super().send(data)
+            size += self._posted_size
+            self._posted_size = 0
+            if size > POSTED_MAX:
+                for part in posted:
+                    transport.write(memoryview(part))
+            else:
+                data = b"".join((*posted, data)) if data or len(posted) > 1 else posted[0]
+        if data:
+            transport.write(data)
+        if transport.get_write_buffer_size():
+            self._core.keeps(self, size)
 
     def deliver(self) -> None:
         """Write the news that have not gone with an answer."""

@@ -7,17 +7,14 @@ import threading
 from typing import cast
 
 from ...system.fork import let_go_in_children
-from .frames import FrameStream
-
-_BUFFER = 64 * 1024
-"""Bytes read at once. Also bounds how much one connection gets done before the others have their turn."""
+from .frames import READ_MAX, FrameStream
 
 
 class _Buffers(threading.local):
     """One read buffer for each thread: it is empty again before another connection of that thread reads."""
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(_BUFFER))
+        self.view = memoryview(bytearray(READ_MAX))
 
 
 _buffers = _Buffers()

@@ -60,9 +60,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._shake_hands()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the end, and let go of it and of TLS: the two hold each other, and thousands would wait for the collector."""
         self._over = True
         self._queue.clear()
-        self._end.connection_lost(exc)
+        self._tls = None
+        end = self._end
+        del self._end
+        end.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the end's own buffer: its contents are copied before it is used again."""
