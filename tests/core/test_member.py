@@ -21,7 +21,7 @@ from rdzv.core import member_events as events
 from rdzv.core.member import step
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.member_state import HOLDINGS, TRANSITIONS, Holding, Identity, MemberState, Standing, diagram
-from rdzv.core.model import NO_ROUND, Cause, CauseKind, Era, Head, Phase, RoundId
+from rdzv.core.model import NO_ROUND, Cause, CauseKind, Era, Head, MemberRecord, Phase, RoundId
 from rdzv.errors import Banned, Closed, Drained, EngineMoved, Evicted, LeftAlready
 from support.views import ERA, entry
 
@@ -271,6 +271,26 @@ def test_a_member_that_leaves_still_tells_of_heads_but_is_not_evicted():
 def test_what_a_waiting_join_does_next(changes, wanted):
     teller = present(**changes)
     assert machine.next_step(teller.state, teller.now) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "announced", "wanted"),
+    [
+        ({"examined": "t1"}, {"boot": "n1:1"}, actions.PutReady()),
+        ({"examined": "t1"}, {"boot": "n1:1", "same_port": True}, None),
+        ({"examined": "t1"}, {"boot": "n1:2"}, None),
+        # It may be rank 0 of that very round.
+        ({}, {"boot": "n1:1"}, actions.Examine("t1")),
+        # The holder joined again with another number of workers.
+        ({"workers": 2, "role": "t"}, {"boot": "n1:2"}, actions.PutReady()),
+        ({"workers": 2, "role": "t", "examined": "t1"}, {"boot": "n1:2", "workers": 2, "role": "t"}, None),
+    ],
+)
+def test_h32_a_waiting_member_announces_what_is_true_now(changes, announced, wanted):
+    """T4.5: not the address of a round that it was not in, nor another number of workers."""
+    teller = present(head=head(boot="n1:1"), **changes)
+    record = MemberRecord(name="n1", host="n1", **announced)
+    assert machine.next_step(teller.state, teller.now, record) == wanted
 
 
 @pytest.mark.parametrize(

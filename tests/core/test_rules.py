@@ -10,7 +10,18 @@ import msgspec
 import pytest
 
 from rdzv.core.acts import Evict, Seal, Sweep, WriteHead
-from rdzv.core.model import CAUSE_MEMBERS_MAX, FLAPS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
+from rdzv.core.model import (
+    CAUSE_MEMBERS_MAX,
+    FLAPS_MAX,
+    Call,
+    Cause,
+    CauseKind,
+    Era,
+    Head,
+    Phase,
+    RankEntry,
+    WorkerRanks,
+)
 from rdzv.core.ranks import digest
 from rdzv.core.rules import RULES, lead
 from support.verdicts import said
@@ -204,6 +215,15 @@ def test_h1_the_entries_of_the_first_table_are_complete():
         "A": RankEntry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
         "B": RankEntry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
     }
+
+
+def test_h31_the_ranks_of_workers_are_part_of_the_seal():
+    """T6.11 R7: in the order of the members' ranks, whoever came first."""
+    records = {"a": {"workers": 4, "role": "t", "order": "2"}, "b": {"workers": 8, "role": "t", "order": "1"}}
+    entries = seal_of(lead(opened("a b", call=LAST, age=30.0, records=records))).entries
+    assert {id: entry.workers for id, entry in entries.items()} == {
+        "B": WorkerRanks(0, 12, 0, 12), "A": WorkerRanks(8, 12, 8, 12)
+    }  # fmt: skip
 
 
 def test_h5_the_entries_of_the_next_table_are_complete():

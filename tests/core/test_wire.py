@@ -30,11 +30,12 @@ FULL: list[model.Record] = [
     ),
     MemberRecord(
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
-        info={"gpus": "8"}, boot="10.0.0.7:29500", left=RoundId(ERA, 2), drain="SIGTERM", done=True, holds=TOLD, heard=TOLD,
+        info={"gpus": "8"}, boot="10.0.0.7:29500", same_port=True, left=RoundId(ERA, 2), role="trainer", workers=8,
+        drain="SIGTERM", done=True, holds=TOLD, heard=TOLD,
     ),
     model.RankEntry(
         rank=1, created=12, name="node7/0", host="node7", order="7", sealed_as="m1", since=2, done=True, gave_up="exit code 1",
-        went="drained",
+        went="drained", workers=model.WorkerRanks(8, 16, 0, 8),
     ),
     model.RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, grow_every=5.5,
@@ -111,12 +112,24 @@ def any_of(kind):
 
 STRATEGIES[Cause | None] = st.none() | any_of(Cause)
 STRATEGIES[model.RoundReport | None] = st.none() | any_of(model.RoundReport)
+STRATEGIES[model.WorkerRanks | None] = st.none() | st.builds(model.WorkerRanks, counts, counts, counts, counts)
 records = st.one_of(*map(any_of, KINDS))
 
 
 @given(records)
 def test_any_record_comes_back_as_it_went_out(record):
     assert wire.decode(type(record), wire.encode(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "field"),
+    [
+        (MemberRecord, b'{"v":1,"type":"member","name":"n","host":"h","boot":"h:1"}', "workers"),
+        (model.RankEntry, b'{"v":1,"type":"entry","rank":0,"created":3,"name":"n","host":"h","sealed_as":"m"}', "workers"),
+    ],
+)
+def test_a_record_of_an_earlier_release_is_read_with_defaults(kind, data, field):
+    assert not getattr(wire.decode(kind, data), field)
 
 
 # ---- what is not ours

@@ -10,6 +10,7 @@ from support.planted_bugs import BUGS, planted
 SEEDS_MAX = 200
 
 FIRST_TO_TRY = {
+    "address of the former round is used again": 178,
     "done member blocks re-forming": 9,
     "engine that came back is not told": 33,
     "engine's return is not waited for": 43,

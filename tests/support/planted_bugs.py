@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from rdzv.config import settings as settings_module
-from rdzv.core import member, member_events, recovery, rules, wire
+from rdzv.core import member, member_events, recovery, rules, view, wire
 from rdzv.core.acts import Verdict, close_head
 from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
-from rdzv.core.model import Head, Phase, RankEntry
+from rdzv.core.model import Head, Phase, RankEntry, WorkerRanks
 from rdzv.core.view import View
 from rdzv.engines.port import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
@@ -233,6 +233,10 @@ BUGS: dict[str, list[Patch]] = {
     "outage is told at once": [(member, "away_s", lambda state, now: _right_away_s(state, now) * 1000.0)],
     "round broken before it was taken is not given up": [(member, "take_result", _never_give_up)],
     "stragglers are waited for without end": [_rule(rules.evict_stragglers, lambda _view: None)],
+    "worker ranks are those of a world of one's own": [
+        (rules, "worker_ranks", lambda shares: [WorkerRanks(0, count, 0, count) for _, count in shares])
+    ],
+    "address of the former round is used again": [(view, "shares_address", lambda _announced, _head: False)],
     "failure closes although others could go on": [_rule(rules.close_after_failure, _close_hastily)],
 }
 

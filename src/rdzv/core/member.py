@@ -49,6 +49,7 @@ from .member_rules import (
     ChangeKind,
     change_for,
     report,
+    shares_address,
     still_ours,
     take_result,
     worth_examining,
@@ -68,7 +69,7 @@ from .member_state import (
     Identity,
     MemberState,
 )
-from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, RankEntry, RoundReport
+from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, MemberRecord, RankEntry, RoundReport
 
 # ---- questions
 
@@ -110,8 +111,10 @@ def closed_error(me: Identity, head: Head) -> Closed:
     return Closed(me.run_id, text, cause is not None and cause.kind is CauseKind.SUCCESS, me.closed_for)
 
 
-def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.Raise | None:
-    """The next step of a waiting join; None: wait until something changes."""
+def next_step(
+    state: MemberState, now: float, announced: MemberRecord | None = None
+) -> do.Examine | do.PutReady | do.Raise | None:
+    """The next step of a waiting join; None: wait until something changes. `announced`: the record on the engine."""
     if state.standing is not PRESENT:
         return None
     if state.asked or state.drain:
@@ -121,10 +124,14 @@ def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.R
         return do.Raise(closed_error(state.me, head))
     if state.holding is OWING:
         return do.PutReady()
+    if announced is not None and (announced.role, announced.workers) != (state.role, state.workers):
+        return do.PutReady()
     # A member whose lease may have ended waits: what it read could be of a time when its key stood (scenario H4).
     if head is None or not is_fresh(state, now):
         return None
-    return do.Examine(head.table) if worth_examining(head, state.left, state.examined) else None
+    if worth_examining(head, state.left, state.examined):
+        return do.Examine(head.table)
+    return do.PutReady() if announced is not None and shares_address(announced, head) else None
 
 
 def unusable(state: MemberState, call: str) -> Exception | None:
@@ -215,9 +222,10 @@ def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
     return [*told, do.WAKE]
 
 
-def _join(state: MemberState, _event: events.Join, now: float) -> Actions:
+def _join(state: MemberState, event: events.Join, now: float) -> Actions:
     """T4: give up the round that is held, and be present."""
     actions: Actions = [do.Overlook()]
+    state.role, state.workers = event.role, event.workers
     running = state.standing in (AWAY, PRESENT)
     if state.holds is not None:
         actions.append(do.EndWorld(state.change.reason if state.change else "this member joined again"))

@@ -74,6 +74,9 @@ class MemberState(msgspec.Struct):
     """Own rank in the table of `heard`, if it is known."""
     left: RoundId = NO_ROUND
     """Highest round given up."""
+    role: str = ""
+    workers: int = 0
+    """Role and number of the workers that the holder starts in each round."""
     done: bool = False
     drain: str = ""
     """Why the holder wants to go; empty: it does not."""

@@ -76,6 +76,16 @@ class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
 NO_ROUND = RoundId()
 
 
+class WorkerRanks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The ranks of one member's workers among all workers of a round, and among those of its role."""
+
+    first: int
+    """Rank of the member's first worker; the others follow it."""
+    total: int
+    role_first: int
+    role_total: int
+
+
 class Cause(Record, frozen=True, kw_only=True):
     """Why a round was broken or a run closed."""
 
@@ -176,9 +186,15 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     info: dict[str, str] = {}
     boot: str = ""
     """host:port of a socket that the member bound before it became ready, in case it gets rank 0."""
+    same_port: bool = False
+    """No port was free but the one of the round before, so the two rounds may have the same address."""
     left: RoundId = NO_ROUND
     """Highest round given up: no worker of it or of an earlier one runs. Names the round, because a plain "ready" flag
     let a round be sealed over running workers (H2)."""
+    role: str = ""
+    """The role of the workers that the member would start."""
+    workers: int = 0
+    """How many workers the member would start; 0: it does not say."""
     drain: str = ""
     """Why the member is about to go; empty if it is not."""
     done: bool = False
@@ -200,6 +216,8 @@ class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
     """Member id at the seal. Ids change at every join, so the digest covers this one."""
     since: int = 0
     """Number of the round in which this member came in."""
+    workers: WorkerRanks | None = None
+    """Ranks of the member's workers; None: some member of the round did not say how many workers it has."""
     done: bool = False
     gave_up: str = ""
     """Why the member failed for good; empty if it did not."""

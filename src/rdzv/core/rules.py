@@ -64,7 +64,7 @@ import msgspec
 from . import recovery
 from .acts import Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
 from .model import BACK_S, FLAPS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
-from .ranks import assign, digest
+from .ranks import assign, digest, worker_ranks
 from .view import LiveMember, View, candidate, name_of, names
 
 Rule = Callable[[View], "Verdict | None"]
@@ -409,14 +409,20 @@ def _seal(view: View, size: int) -> Seal:
     # A chosen member may have heard of a round that this engine has forgotten. The new number must be above that too,
     # or the member would not take it.
     number = max([head.number, *(report.number for _, report in view.reports if report.run == head.run)]) + 1
+    # The ranks of the workers are part of the seal too. Agents that exchanged them after it could be left without an
+    # answer when a member was lost in between, and each then started workers in a world of its own (H31).
+    in_order = sorted(ranks, key=ranks.__getitem__)
+    records = [view.members[id].record for id in in_order]
+    workers = worker_ranks([(record.role, record.workers) for record in records])
     entries = {}
     for id, rank in ranks.items():
         one = chosen[id]
         since = view.entries[id].since if id in kept else number
         entries[id] = RankEntry(
-            rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since
-        )
-    first = next(id for id, rank in ranks.items() if rank == 0)
+            rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since,
+            workers=workers[rank],
+        )  # fmt: skip
+    first = in_order[0]
     era = recovery.next_era(view)
     grown = number if size > head.top and head.number else head.grown
     sealed = msgspec.structs.replace(

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import msgspec
 
+from .member_rules import shares_address
 from .model import BACK_S, NO_ROUND, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
 from .ranks import Candidate
 
@@ -102,6 +103,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
             # The member brought a round to an emptied engine, with its workers running. Whatever the head is by now,
             # the member must first learn what became of its round. Seed 57: it was sealed into the next round in the
             # milliseconds before it could say that it holds one.
+            return False
+        if self.head is not None and shares_address(record, self.head):
+            # A newcomer bound the port of the round that is over, whose server is gone. Late workers of that round
+            # could meet those of the next one there (H32). The member announces another port as soon as it sees the head.
             return False
         return live.id not in self.in_table or record.left >= self.round
 

@@ -31,18 +31,17 @@ from ..core import member_actions as actions
 from ..core import member_events as events
 from ..core.acts import because
 from ..core.keys import Keys
-from ..core.member_rules import Change, ChangeKind
+from ..core.member_rules import Change, ChangeKind, shares_address
 from ..core.member_state import Holding, Identity, MemberState, Standing
 from ..core.model import SEALED, CauseKind
 from ..core.status import Status, describe
-from ..core.text import REASON_MAX, clip
+from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Driver, EngineReset, Get, Session
 from ..errors import Evicted, JoinTimeout, NotJoined, RdzvError, RoundOver, Unreachable, Untrusted
-from ..system import bootstrap
-from ..system.bootstrap import Bootstrap
 from ..system.node import Node
 from ..system.timers import CoalescingTimer, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
+from .next_bootstrap import NextBootstrap
 from .notices import Notifier, Observer
 from .presence import Look, Presence
 from .registration import member_name, record_for
@@ -96,7 +95,7 @@ class Member:
         self._early: asyncio.Task[Session] | None = None
         self._taking: tuple[Presence, Look] | None = None
         """The read that the machine is being told of."""
-        self._boot: Bootstrap | None = None
+        self._boot = NextBootstrap(node, settings.bootstrap_port)
         self._pauses = 0
         self._leaving: asyncio.Task[None] | None = None
 
@@ -135,11 +134,13 @@ class Member:
             dialling = self.driver.connect()
             self._early = asyncio.get_running_loop().create_task(dialling, name=f"rdzv dials {self._node.host}")
 
-    async def join(self, timeout_s: float | None = None) -> AsyncWorld:
+    async def join(self, timeout_s: float | None = None, *, workers: int = 0, role: str = "") -> AsyncWorld:
         """Wait until a round is sealed with this member in it. The call says that no worker of an earlier round runs.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
-        must. Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
+        must. `workers`: how many workers this member will start, in that role; `world.worker_ranks` then says which
+        ranks they have.
+        Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         refused = machine.join_refusal(self.state, self._told_of)
         if refused is not None:
@@ -147,7 +148,7 @@ class Member:
             raise refused
         if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
             await asyncio.wait([self.task])  # The former presence may still be giving back its lease.
-        self._on(events.Join())
+        self._on(events.Join(clip(role, NAME_MAX), max(workers, 0)))
         limit_s = self._settings.join_timeout if timeout_s is None else timeout_s
         began_at = self._node.now()
         while True:
@@ -226,7 +227,7 @@ class Member:
             elif type(action) is actions.GiveRound:
                 self._give(action)
             elif type(action) is actions.Bind:
-                self._bind(action.addr)
+                self._boot.bind(action.addr, self.state.heard)
             elif type(action) is actions.Connect:
                 self.task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._node.host}")
             elif type(action) is actions.EndPresence and self._coming is not None:
@@ -244,20 +245,8 @@ class Member:
         assert self._taking is not None, "a round is given by a read of the present presence"
         presence, look = self._taking
         presence.take(look)
-        address = bootstrap.parse(given.head.boot)
-        if self._boot is not None and given.entry.rank == 0:
-            address, self._boot = self._boot, None
-        self._release_boot()
+        address = self._boot.take(given.head.boot, given.entry.rank)
         self.world = AsyncWorld(presence, given.head, given.entry, address)
-
-    def _bind(self, addr: str) -> None:
-        self._release_boot()
-        self._boot = self._node.bind(addr, self._settings.bootstrap_port)
-
-    def _release_boot(self) -> None:
-        if self._boot is not None:
-            self._boot.release()
-            self._boot = None
 
     def _notice(self, kind: str, reason: str) -> None:
         heard = self.state.heard
@@ -279,7 +268,7 @@ class Member:
         """One presence, from its registration to its end. Returns when the machine, or its instance, has ended it."""
         addr = self._settings.local_addr or session.local_host or self._node.host
         self._on(events.Connected(addr))
-        record = record_for(self._settings, self._node, self.state, addr, str(self._boot))
+        record = record_for(self._settings, self._node, self.state, addr, self._boot.address, self._boot.same_port)
         presence = self._coming = Presence(session, self._settings, self._node, record, self.state, self._on)
         try:
             asked_at = await self._register(presence)
@@ -393,14 +382,16 @@ class Member:
                 await self._early.result().close()
         await self.driver.close()
         self._alarm.cancel()
-        self._release_boot()
+        self._boot.release()
         self._on(events.Left())
 
     # ---- T3, T4: waiting
 
     async def _try_take(self) -> AsyncWorld | None:
         """Do what a waiting join does now. Returns the world, if it is this member's to take."""
-        wanted, presence = machine.next_step(self.state, self._node.now()), self.presence
+        presence = self.presence
+        announced = None if presence is None else presence.record
+        wanted = machine.next_step(self.state, self._node.now(), announced)
         if type(wanted) is actions.Raise:
             raise wanted.error
         if wanted is None or presence is None:
@@ -425,15 +416,23 @@ class Member:
         self._taking = presence, look
         self._on(events.Examined(table, look.head, look.entry, presence.created))
         self._taking = None
+        if look.head is not None and shares_address(presence.record, look.head):
+            self.bell.ring()  # The table may not be this member's, which must then announce another address.
 
     async def _put_ready(self, presence: Presence) -> None:
         """T4: one put per member and round, with a fresh bootstrap socket."""
-        record, left = presence.record, self.state.left
-        if self._boot is None or (str(self._boot) == record.boot and record.left < left):
+        record, state = presence.record, self.state
+        left = state.left if state.holding is Holding.OWING else record.left
+        taken = state.head is not None and shares_address(record, state.head)
+        boot = self._boot
+        if boot.bound is None or (boot.address == record.boot and (record.left < left or taken)):
             # Not at a repetition after an unknown outcome: what was announced must be what is bound (seed 2619).
-            self._bind(record.addr)
+            boot.bind(record.addr, state.heard)
         heard = record.heard or record.holds
-        await presence.put_record(left=left, boot=str(self._boot), holds=None, heard=heard, done=False)
+        await presence.put_record(
+            left=left, boot=boot.address, same_port=boot.same_port, role=state.role, workers=state.workers,
+            holds=None, heard=heard, done=False,
+        )  # fmt: skip
         if presence is self.presence:
             self._on(events.ReadyPut(left))
 

@@ -170,10 +170,12 @@ def member_name(settings: Settings, node: Node) -> str:
     return clip(f"{node.host}/{settings.slot}" if settings.slot else node.host, NAME_MAX)
 
 
-def record_for(settings: Settings, node: Node, state: MemberState, addr: str, boot: str) -> MemberRecord:
+def record_for(
+    settings: Settings, node: Node, state: MemberState, addr: str, boot: str, same_port: bool = False
+) -> MemberRecord:
     """This member as the others see it."""
     return MemberRecord(
-        name=state.me.name, host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid, boot=boot,
+        name=state.me.name, host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid, boot=boot, same_port=same_port,
         order=settings.order, topology=settings.topology, version=__version__, info=dict(settings.info),
-        drain=state.drain, done=state.done,
+        role=state.role, workers=state.workers, drain=state.drain, done=state.done,
     )  # fmt: skip

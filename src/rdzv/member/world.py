@@ -35,6 +35,8 @@ class AsyncWorld:
         self.round = head.number
         self.rank = entry.rank
         self.size = head.size
+        self.worker_ranks = entry.workers
+        """Ranks of this member's workers; None: not every member said how many workers it has."""
         self.bootstrap = address
         self.era: Era = head.era
         self.digest = head.digest

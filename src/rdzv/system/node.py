@@ -40,8 +40,11 @@ class Node(Protocol):
     def stamp(self) -> str:
         """The wall clock as text for people. Nothing may depend on it: it differs between nodes and may be stepped."""
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """Bind a listening socket, to be announced as `host`, on the first free port of the range; (0, 0): any."""
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        """Bind a listening socket, to be announced as `host`, on a free port of the range; (0, 0): any.
+
+        The round before used port `former`: the next one after it is tried first, and itself last.
+        """
 
 
 class LocalNode:
@@ -66,8 +69,8 @@ class LocalNode:
     def stamp(self) -> str:
         return stamp()
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        return bind(host, ports)
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        return bind(host, ports, former)
 
 
 def stamp() -> str:

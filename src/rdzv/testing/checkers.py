@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..core.keys import Keys
-from ..core.model import NO_ROUND, CauseKind, Head, Phase, RoundId, RunSettings
+from ..core.model import NO_ROUND, CauseKind, Head, Phase, RoundId, RunSettings, WorkerRanks
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, History, Observation
 from .replay import State
 
@@ -105,6 +105,13 @@ class G1Agreement(Checker):
             if first != world:
                 self.report(seen.at, f"{seen.actor} was given {world} for round {seen.number}, another one {first}")
 
+    def after(self, commit: Commit, state: State) -> None:
+        """Check that a round does not begin at the address of the round before (T4.5)."""
+        head = new_seal(commit, state)
+        former = state.heads[-2][1] if len(state.heads) > 1 else None
+        if head is not None and former is not None and former.run == head.run and former.boot == head.boot:
+            self.report(commit.at, f"rounds {former.number} and {head.number} both have the address {head.boot}")
+
 
 @dataclass(eq=False)
 class G2Ranks(Checker):
@@ -112,6 +119,8 @@ class G2Ranks(Checker):
 
     name = "G2 ranks"
     _ranks: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+    _sealed: dict[str, list[WorkerRanks | None]] = field(default_factory=dict)
+    """For each table: the worker ranks of its members, by rank."""
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -120,12 +129,28 @@ class G2Ranks(Checker):
         ranks = sorted(entry.rank for entry in state.entries.values())
         if not head.adopted and ranks != list(range(head.size)):
             self.report(commit.at, f"round {head.number} of size {head.size} was sealed with ranks {ranks}")
+        if new_seal(commit, state) is not None:
+            self._check_workers(commit, state, head)
         low, high = state.settings.min_nodes, state.settings.max_nodes
         if not low <= head.size <= high or head.size % state.settings.unit:
             self.report(commit.at, f"round {head.number} was sealed with size {head.size}, allowed are {low}..{high}")
 
+    def _check_workers(self, commit: Commit, state: State, head: Head) -> None:
+        """Check that the workers of all members have the ranks of one world, each once, or none has a rank."""
+        entries = sorted(state.entries.values(), key=lambda entry: entry.rank)
+        counts = [state.members[entry.sealed_as].record.workers for entry in entries]
+        self._sealed[head.table] = ranks = [entry.workers for entry in entries]
+        expected: list[tuple[int, int] | None] = [(sum(counts[:at]), sum(counts)) for at in range(len(counts))]
+        if 0 in counts:
+            expected = [None] * len(counts)
+        if [None if one is None else (one.first, one.total) for one in ranks] != expected:
+            self.report(commit.at, f"round {head.number} was sealed with the worker ranks {ranks} of {counts} workers")
+
     def see(self, seen: Observation) -> None:
         if isinstance(seen, Given):
+            sealed = self._sealed.get(seen.table, [])
+            if sealed and sealed[seen.rank] != seen.workers:
+                self.report(seen.at, f"{seen.actor} was given the worker ranks {seen.workers}, sealed were {sealed}")
             holder = self._ranks.setdefault((seen.run, seen.table), {}).setdefault(seen.rank, seen.member)
             if holder != seen.member or not 0 <= seen.rank < seen.size:
                 self.report(seen.at, f"rank {seen.rank} of {seen.size} was given to {seen.member} and to {holder}")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ..system.bootstrap import Bootstrap
+from ..system.bootstrap import Bootstrap, candidates
 from ..system.timers import Timer
 from .virtual_loop import Process, VirtualLoop
 
@@ -59,10 +59,11 @@ class SimNode(Process):
     def stamp(self) -> str:
         return ""  # All that is written must follow from the seed.
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """Return an address without a socket. A free port is always new, so that an address of a former round shows."""
-        low, high = ports if ports[0] else (20_000, 59_999)
-        return Bootstrap(host, low + next(self.loop.serial) % (high - low + 1))
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        """Return an address without a socket. Without a range it is always new, so that a former address shows."""
+        if not ports[0]:
+            return Bootstrap(host, 20_000 + next(self.loop.serial) % 40_000)
+        return Bootstrap(host, candidates(ports, former)[0])
 
     # ---- the scenario's side
 

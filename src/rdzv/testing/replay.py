@@ -112,6 +112,7 @@ class State:
             one
             for one in self.members.values()
             if self.usable(one)
+            and (self.head is None or one.record.boot != self.head.boot)
             and (one.record.holds is None or one.record.left >= one.record.holds.round)
             and (one.id not in self.seated or self.has_left(one))
         ]
