@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
-SEEDS := tests/sim/test_seeds.py tests/sim/test_planted_bugs.py tests/sim/test_register_seeds.py
+SEEDS := tests/sim/test_seeds.py tests/sim/test_planted_bugs.py tests/sim/test_register_seeds.py tests/sim/test_explore.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 

@@ -32,6 +32,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures that tests have recorded as `explored`."""
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ()) if one.when == "call"]
+    for line in [value for report in reports for name, value in report.user_properties if name == "explored"]:
+        terminalreporter.write_line(f"explored {line}")
+
+
 @pytest.fixture(autouse=True)
 def notices_are_logged() -> Iterator[None]:
     """A command that prints notices silences their logger in its process, which tests share."""

@@ -64,7 +64,9 @@ def test_the_first_seal_is_the_one_that_would_follow_the_first_head():
     """T2.4, T2.1."""
     view = no_head("a b c d e")
     head = Head(run="fresh", era=Era(1, "fresh"), next_era=Era(1, "fresh"))
-    assert lead(view) == lead(msgspec.structs.replace(view, head=head))
+    first, following = lead(view), lead(msgspec.structs.replace(view, head=head))
+    assert (first.act, first.reason) == (following.act, following.reason)
+    assert (first.rule, following.rule) == ("first_head", "seal")
 
 
 def test_h9_a_newcomer_does_not_begin_a_run_that_a_member_reports():
@@ -475,6 +477,8 @@ MORE = "1 of 2..4 nodes: waiting for 1 more"
      "0 of 2..3 nodes: waiting for 2 more (c stopping their workers)"),
     ("T11.1 W2 T7.1 H25 a done member that leaves is not lost", sealed("a:gone b"), RUNS),
     ("T11.1 a newcomer that is done does not count", sealed("a b:done c:new", records={"c": {"done": True}}), RUNS),
+    ("T11.1 two entries of one rank are one member", sealed("a:done b c:done", entries={"c": {"rank": 0}}, size=2),
+     "round 3 runs with 2 nodes"),
     ("T11.1 nobody of none is not everybody", opened("a"), MORE),
     ("T11.1 success goes before a failure", sealed("a:done b:gone", entries={"b": {"gave_up": "exit code 1"}}), DONE),
     ("T11.11 the close stops the call", sealed("a:done b:done", call=SETTLE, grown=2, flaps={"node-x": 1}),
@@ -551,6 +555,11 @@ def test_h22_no_act_writes_a_record_of_a_member():
         "Sweep": ("tables",),
     }
     assert live("a").record == sealed("a").members["A"].record
+
+
+def test_a_verdict_names_the_rule_that_decided():
+    assert lead(sealed("a b:lost")).rule == "break_round"
+    assert lead(sealed("a b")).rule == "grow"
 
 
 def test_a_phase_without_a_rule_that_speaks_would_be_a_defect(monkeypatch):

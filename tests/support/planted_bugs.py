@@ -1,15 +1,18 @@
 """Deliberate defects, to show that the simulator finds them: a checker that cannot fail is worth nothing.
 
 Each replaces small functions of the product by wrong ones while it is planted (`BUGS`, at the end).
-`PYTHONPATH=tests python -m support.planted_bugs "seals below quorum" --seed 0` shows one caught.
+`PYTHONPATH=tests python -m support.planted_bugs "seals below quorum" --seed 0` shows one caught, and `--table` alone makes
+the table of docs/track-record.md: the first seed that catches each.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +23,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
 from rdzv.core.model import Head, Phase, RankEntry, WorkerRanks
 from rdzv.core.view import View
-from rdzv.engines.port import Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
+from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
 from rdzv.member import registration
 from rdzv.member.head_tracker import HeadTracker
@@ -30,14 +33,22 @@ from rdzv.member.presence import Look, Presence
 from rdzv.member.run_mirror import RunMirror
 from rdzv.member.store import AsyncStore
 from rdzv.system.timers import sleep
-from rdzv.testing.sim import main
+from rdzv.testing.sim import main, simulate
 
 Patch = tuple[object, str, Any]
 """An owner, its attribute, and the wrong value for it."""
 
+
+class PlantedBug(NamedTuple):
+    """A defect, and the guarantee (or transaction) of docs/protocol.md that it breaks."""
+
+    breaks: str
+    patches: list[Patch]
+
+
 # The right functions, which some of the wrong ones call.
-_right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Leader.write_head
-_right_restored_head, _right_away_s = recovery._restored_head, member.away_s
+_right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Presence.write_head
+_right_restored_head, _right_away_s, _right_changes = recovery.restored_head, member.away_s, Leader.changes
 _right_close_run, _right_look_again, _right_examine = Presence.close_run, Presence.look_again, Presence.examine
 
 
@@ -58,16 +69,17 @@ _calls_started: dict[tuple[str, int], float] = {}
 def _foreign_ages(self: HeadTracker) -> tuple[float, float, float]:
     call, sealed, grown = _right_ages(self)
     begun = None if self.head is None else _calls_started.get((self.head.run, self.head.call_seq))
-    return call if begun is None else self._now() - begun, sealed, grown
+    return call if begun is None else self.now() - begun, sealed, grown
 
 
-async def _write_and_note(self: Leader, head: Head, reason: str, view: View) -> Outcome:
-    _calls_started[head.run, head.call_seq] = self._node.now()
-    return await _right_write_head(self, head, reason, view)
+async def _write_and_note(self: Presence, head: Head, *given: Any, **operations: Any) -> Outcome:
+    _calls_started[head.run, head.call_seq] = self.node.now()
+    return await _right_write_head(self, head, *given, **operations)
 
 
-async def _write_instant(self: Leader, head: Head, reason: str, view: View) -> Any:
-    return await _right_write_head(self, msgspec.structs.replace(head, seen=int(self._node.now())), reason, view)
+async def _write_instant(self: Presence, head: Head, *given: Any, **operations: Any) -> Outcome:
+    with_instant = msgspec.structs.replace(head, seen=int(self.node.now()))
+    return await _right_write_head(self, with_instant, *given, **operations)
 
 
 def _same_era(view: View, told: Any, phase: Phase, call: Any, cause: Any) -> Head:
@@ -115,19 +127,14 @@ async def _look_at_nothing(self: Presence) -> None:
         await _right_look_again(self)
 
 
-async def _pump_on(self: Leader, since: int) -> None:
+async def _changes_after_gaps(self: Leader, since: int) -> AsyncIterator[Batch]:
     while True:
-        watch = self._session.watch([self._keys.group], since)
+        watch = _right_changes(self, since)
         try:
             async for batch in watch:
-                self._pending.append(batch)
-                self._bell.ring()
+                yield batch
         except Gap:
-            since = (await self._session.txn(then=[])).revision
-        except Exception as error:  # noqa: BLE001
-            self._failed = error
-            self._bell.ring()
-            return
+            since = (await self.session.txn(then=[])).revision
         finally:
             await watch.aclose()
 
@@ -166,6 +173,10 @@ def _never_give_up(*given: Any) -> Any:
     return TakeResult.NOT_OURS if result is TakeResult.GIVE_UP else result
 
 
+def _hide_losses(view: View) -> Verdict | None:
+    return None if view.lost else rules.break_round(view)
+
+
 def _close_hastily(view: View) -> Verdict | None:
     settings = msgspec.structs.replace(view.settings, min_nodes=1 << 20)
     return rules.close_after_failure(msgspec.structs.replace(view, settings=settings))
@@ -179,65 +190,67 @@ def _rule(right: object, wrong: object) -> Patch:
 
 _one_store: Patch = (Keys, "kv", lambda self, _table: f"{self.run}kv/all/")
 
-BUGS: dict[str, list[Patch]] = {
-    "seals below quorum": [(View, "fitting", _fitting)],
-    "former leader's write is accepted": [(Leader, "guard", lambda _self, _view: [])],
-    "ghost is sealed in": [(Leader, "members_unchanged", lambda _self, _act, _view: [])],
-    "rank table of another attempt is used": [(RunMirror, "view", _same_table)],
-    "loss is not published": [(rules, "_loss", lambda _view: None)],
-    "last-call age is taken from another machine's clock": [
+BUGS: dict[str, PlantedBug] = {
+    "seals below quorum": PlantedBug("G2", [(View, "fitting", _fitting)]),
+    "former leader's write is accepted": PlantedBug("G8", [(Leader, "guard", lambda _self, _view: [])]),
+    "ghost is sealed in": PlantedBug("G4", [(Leader, "members_unchanged", lambda _self, _act, _view: [])]),
+    "rank table of another attempt is used": PlantedBug("G2", [(RunMirror, "view", _same_table)]),
+    "loss is not published": PlantedBug("G6", [_rule(rules.break_round, _hide_losses)]),
+    "last-call age is taken from another machine's clock": PlantedBug("G10", [
         (HeadTracker, "ages", _foreign_ages),
-        (Leader, "write_head", _write_and_note),
-    ],
-    "an instant is written": [(Leader, "write_head", _write_instant)],
-    "round number is reused after a restart": [
-        (recovery, "_restored_head", _same_era),
+        (Presence, "write_head", _write_and_note),
+    ]),
+    "an instant is written": PlantedBug("G10", [(Presence, "write_head", _write_instant)]),
+    "round number is reused after a restart": PlantedBug("G3", [
+        (recovery, "restored_head", _same_era),
         (recovery, "next_era", lambda view: view.head.next_era),
-    ],
-    "engine that came back is not told": [(member, "reports", lambda _state: (None, None, None))],
-    "spare disturbs the round": [(rules, "_useful", lambda view: (view.newcomers, "", None))],
-    "done member blocks re-forming": [
-        (View, "_stays", lambda self, live: not self.is_draining(live) and live.record.host not in self.banned)
-    ],
-    "success closes too early": [_rule(rules.close_after_success, _close_early)],
-    "close ends a later incarnation": [
+    ]),
+    "engine that came back is not told": PlantedBug("G7", [(member, "reports", lambda _state: (None, None, None))]),
+    "spare disturbs the round": PlantedBug("G7", [(rules, "useful_newcomers", lambda view: (view.newcomers, "", None))]),
+    "done member blocks re-forming": PlantedBug("G5", [
+        (View, "stays", lambda self, live: not self.is_draining(live) and live.record.host not in self.banned)
+    ]),
+    "success closes too early": PlantedBug("G9", [_rule(rules.close_after_success, _close_early)]),
+    "close ends a later incarnation": PlantedBug("G8", [
         (Presence, "close_run", _close_any),
         (Member, "insist", _insist),
         (Member, "check", lambda *_: None),
-    ],
-    "settings mismatch is ignored": [(settings_module, "differences", lambda _mine, _theirs: [])],
-    "settings are taken for one's own without a compare": [
+    ]),
+    "settings mismatch is ignored": PlantedBug("T1", [(settings_module, "differences", lambda _mine, _theirs: [])]),
+    "settings are taken for one's own without a compare": PlantedBug("T1", [
         (registration, "Equals", lambda _key, _value: Created("nothing", 0))
-    ],
-    "one who came later is watched": [(Presence, "look_again", _watch_newest)],
-    "store of the old round is visible": [_one_store],
-    "late writer reaches the store": [
+    ]),
+    "one who came later is watched": PlantedBug("G5", [(Presence, "look_again", _watch_newest)]),
+    "store of the old round is visible": PlantedBug("G8", [_one_store]),
+    "late writer reaches the store": PlantedBug("G8", [
         (Presence, "entry_guard", lambda self, _table: Created(self.keys.settings + "/none", 0)),
         (AsyncStore, "end", lambda _self, _reason: None),
         _one_store,
-    ],
-    "watch gap is not re-listed": [(Presence, "look_again", _look_at_nothing)],
-    "leader's gap is not re-listed": [(Leader, "_pump", _pump_on)],
-    "two worlds from two engines": [(member, "is_elsewhere", lambda _state, _place: False)],
-    "evicted member acts": [
+    ]),
+    "watch gap is not re-listed": PlantedBug("G6", [(Presence, "look_again", _look_at_nothing)]),
+    "leader's gap is not re-listed": PlantedBug("G5", [(Leader, "changes", _changes_after_gaps)]),
+    "two worlds from two engines": PlantedBug("T16", [(member, "is_elsewhere", lambda _state, _place: False)]),
+    "evicted member acts": PlantedBug("G8", [
         (Presence, "heartbeat", _take_lease_again),
         (Presence, "why_gone", _say_reset),
         (Presence, "own_guard", property(lambda _self: Created("nothing", 0))),
-    ],
-    "world is given from memory": [(Presence, "examine", _examine_memory)],
-    "ready is not tied to a round": [
-        (View, "is_ready", lambda self, live: self._stays(live)),
+    ]),
+    "world is given from memory": PlantedBug("G3", [(Presence, "examine", _examine_memory)]),
+    "ready is not tied to a round": PlantedBug("G3", [
+        (View, "is_ready", lambda self, live: self.stays(live)),
         (View, "stragglers", property(lambda _view: [])),
-    ],
-    "engine's return is not waited for": [(View, "young", property(lambda _view: False))],
-    "outage is told at once": [(member, "away_s", lambda state, now: _right_away_s(state, now) * 1000.0)],
-    "round broken before it was taken is not given up": [(member, "take_result", _never_give_up)],
-    "stragglers are waited for without end": [_rule(rules.evict_stragglers, lambda _view: None)],
-    "worker ranks are those of a world of one's own": [
+    ]),
+    "engine's return is not waited for": PlantedBug("G7", [(View, "young", property(lambda _view: False))]),
+    "outage is told at once": PlantedBug("G7", [(member, "away_s", lambda state, now: _right_away_s(state, now) * 1000.0)]),
+    "round broken before it was taken is not given up": PlantedBug("G5", [(member, "take_result", _never_give_up)]),
+    "stragglers are waited for without end": PlantedBug("G5", [_rule(rules.evict_stragglers, lambda _view: None)]),
+    "worker ranks are those of a world of one's own": PlantedBug("G2", [
         (rules, "worker_ranks", lambda shares: [WorkerRanks(0, count, 0, count) for _, count in shares])
-    ],
-    "address of the former round is used again": [(view, "shares_address", lambda _announced, _head: False)],
-    "failure closes although others could go on": [_rule(rules.close_after_failure, _close_hastily)],
+    ]),
+    "address of the former round is used again": PlantedBug("G1", [
+        (view, "shares_address", lambda _announced, _head: False)
+    ]),
+    "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
 }
 
 
@@ -248,7 +261,7 @@ def planted(name: str) -> Iterator[None]:
         raise ValueError(f"no planted bug is called {name!r}; there are: {', '.join(sorted(BUGS))}")
     undo: list[Patch] = []
     try:
-        for target, attribute, wrong in BUGS[name]:
+        for target, attribute, wrong in BUGS[name].patches:
             # From __dict__, so that a property or function comes back as what it was.
             undo.append((target, attribute, vars(target)[attribute]))
             setattr(target, attribute, wrong)
@@ -258,6 +271,39 @@ def planted(name: str) -> Iterator[None]:
             setattr(target, attribute, right)
 
 
+# ---- by which seed, and how soon
+
+
+def first_caught(name: str, seeds: int, *, steered: bool = False) -> tuple[int, str] | None:
+    """Return the first seed that catches the bug, and the checkers that fire; None: none of them does."""
+    with planted(name):
+        for seed in range(seeds):
+            wrong = simulate(seed, steered=steered).wrong
+            if wrong:
+                names = {one.partition(" ")[0] for one in wrong}
+                # One report is no checker's: that the run did not come to an end.
+                return seed, ", ".join(sorted("no end" if name == "the" else name for name in names))
+    return None
+
+
+def table_row(seeds: int, name: str) -> str:
+    """Return one line of the table: the bug, the guarantee it breaks, and how each way of searching catches it."""
+    caught = [first_caught(name, seeds, steered=steered) for steered in (False, True)]
+    cells = [f"none of {seeds}" if one is None else f"{one[0]}: {one[1]}" for one in caught]
+    return f"| {' | '.join([name, BUGS[name].breaks, *cells, ''])}|"
+
+
+def table(seeds: int = 200, jobs: int = 2) -> Iterator[str]:
+    """Yield the lines of the table, in Markdown. The explorer's column is filled in by hand."""
+    yield "| planted bug | breaks | plain seed: checkers | steered seed: checkers | exploration |"
+    yield "|---|---|---|---|---|"
+    with multiprocessing.Pool(jobs) as pool:
+        yield from pool.imap(partial(table_row, seeds), BUGS)
+
+
 if __name__ == "__main__":
-    with planted(sys.argv[1]):
-        sys.exit(main(sys.argv[2:]))
+    if sys.argv[1] == "--table":
+        sys.stdout.writelines(f"{line}\n" for line in table())
+    else:
+        with planted(sys.argv[1]):
+            sys.exit(main(sys.argv[2:]))

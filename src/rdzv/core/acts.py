@@ -51,6 +51,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """A sentence for people. Logs, status, dashboards and JoinTimeout show it as it is."""
     look_again_s: float | None = None
     """How long the verdict stays the same without an event. None: only an event changes it."""
+    rule: str = ""
+    """Name of the rule that decided, as `lead` adds it."""
 
 
 def because(kind: CauseKind, text: str, members: Iterable[str] = ()) -> Cause:

@@ -63,7 +63,7 @@ def restore_closed(view: View) -> Verdict | None:
     if report is None or report.phase is not Phase.CLOSED:
         return None
     text = report.cause.text if report.cause else "closed before the engine came back empty"
-    head = _restored_head(view, report, Phase.CLOSED, Call.NONE, report.cause or because(CauseKind.CLOSED, text))
+    head = restored_head(view, report, Phase.CLOSED, Call.NONE, report.cause or because(CauseKind.CLOSED, text))
     return Verdict(WriteHead(head), f"the run was closed: {text}")
 
 
@@ -77,7 +77,7 @@ def restore_sealed(view: View) -> Verdict | None:
     held = holders(view, report.table)
     if len(held) < report.size or any(one.digest != report.digest for one in held.values()):
         return None
-    head = _restored_head(view, report, Phase.SEALED, Call.NONE, None)
+    head = restored_head(view, report, Phase.SEALED, Call.NONE, None)
     return Verdict(WriteHead(head), f"round {report.number} goes on: all {report.size} members came back to the engine")
 
 
@@ -97,7 +97,7 @@ def restore_broken(view: View) -> Verdict | None:
             reason = f"{view.here} on an engine that came back empty"
         return Verdict(None, f"{reason}: waiting for the others", BACK_S - view.known_s)
     if report.number == 0:
-        head = _restored_head(view, report, Phase.OPEN, Call.NONE, None)
+        head = restored_head(view, report, Phase.OPEN, Call.NONE, None)
         return Verdict(WriteHead(head), f"{view.here}: the run begins again on an engine that came back empty")
     text = f"{here} of {report.size} members came back after the engine was restarted"
     if report.phase is Phase.BROKEN and report.cause is not None:
@@ -105,7 +105,7 @@ def restore_broken(view: View) -> Verdict | None:
     # Members that gave the round up before they came here count as well as its holders: if a server and a member are
     # lost together, the others need not wait out a last call.
     call = Call.REGROUP if view.fitting(here) else Call.NONE
-    head = _restored_head(view, report, Phase.BROKEN, call, because(CauseKind.RETOLD, text))
+    head = restored_head(view, report, Phase.BROKEN, call, because(CauseKind.RETOLD, text))
     return Verdict(WriteHead(head), f"round {report.number} broken: {text}")
 
 
@@ -128,7 +128,7 @@ def _known_eras(report: RoundReport) -> tuple[Era, Era, Era]:
     return report.era, report.next_era, report.left.era
 
 
-def _restored_head(view: View, report: RoundReport, phase: Phase, call: Call, cause: Cause | None) -> Head:
+def restored_head(view: View, report: RoundReport, phase: Phase, call: Call, cause: Cause | None) -> Head:
     """The head as reported, on this engine instance; its next seal is in a new era."""
     # `adopted` keeps the restored round for those who hold it: a waiting member is never given a round that it was not
     # sealed into on this instance.

@@ -92,7 +92,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     @cached_property
     def candidates(self) -> dict[str, LiveMember]:
         """Members that can be in some later round: ready, straggling, spare or waiting."""
-        return {id: live for id, live in self.members.items() if self._stays(live)}
+        return {id: live for id, live in self.members.items() if self.stays(live)}
 
     def is_ready(self, live: LiveMember) -> bool:
         """Whether the member wants to be in the next round and runs no workers of an earlier one."""
@@ -166,7 +166,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         marked = {id for id, entry in self.entries.items() if entry.done}
         return marked | {live.id for live in self.in_table.values() if live.record.done}
 
-    def _stays(self, live: LiveMember) -> bool:
+    def stays(self, live: LiveMember) -> bool:
+        """Whether the member can be in some later round."""
         return not (self.is_draining(live) or live.record.done or live.record.host in self.banned)
 
     # ---- sizes

@@ -17,7 +17,7 @@ class HeadTracker:
     """Heads in the order in which they were written, whatever the order in which they are shown."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self.head: Head | None = None
         self.modified = 0
         self._revision = 0
@@ -37,7 +37,7 @@ class HeadTracker:
         self._revision = revision
         old, self.head = self.head, None if item is None else wire.decode(Head, item.value)
         self.modified = modified
-        new, now = self.head, self._now()
+        new, now = self.head, self.now()
         self._head_at = now if looked else None
         if old is None or new is None or old.run != new.run or old.call_seq != new.call_seq:
             self._call_at, self.late = now, not looked
@@ -49,9 +49,9 @@ class HeadTracker:
 
     def lasted_s(self) -> float | None:
         """How long the present head has stood; None: it was there before the first look, or there is none."""
-        return None if self.head is None or self._head_at is None else self._now() - self._head_at
+        return None if self.head is None or self._head_at is None else self.now() - self._head_at
 
     def ages(self) -> tuple[float, float, float]:
         """Seconds since the present call was set, since the round was sealed, and since the run last grew."""
-        now = self._now()
+        now = self.now()
         return now - self._call_at, now - self._sealed_at, now - self._grown_at

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..core import wire
-from ..core.acts import Act, Evict, Seal, Sweep, WriteHead
+from ..core.acts import Act, Evict, Seal, Sweep, Verdict, WriteHead
 from ..core.model import Head, Phase
 from ..core.rules import lead
 from ..core.view import View
@@ -59,7 +59,7 @@ class Leader:
     def __init__(self, presence: Presence, founds: bool) -> None:
         self._presence = presence
         self._founds = founds
-        self._session = presence.session
+        self.session = presence.session
         self._node = presence.node
         self._keys = presence.keys
         self._bell = Wakeup(presence.node)
@@ -70,7 +70,8 @@ class Leader:
         self._was_cut_off = False
         """The engine has not answered since the last listing."""
         self.mirror: RunMirror | None = None
-        self.reason = ""
+        self.verdict: Verdict | None = None
+        """The last decision. `mirror` stays as it was judged until the act has been answered."""
         self.idle = False
         self.progress = 0
 
@@ -115,33 +116,36 @@ class Leader:
         presence, everything = self._presence, port.List(self._keys.group)
         founds, self._founds = self._founds, False
         if not founds:
-            return await self._session.txn(then=[everything])
+            return await self.session.txn(then=[everything])
         settings = Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())
         untouched: list[Compare] = [presence.own_guard, Modified(self._keys.settings, presence.created)]
         try:
-            return await self._session.txn(untouched, [settings, everything], [everything])
+            return await self.session.txn(untouched, [settings, everything], [everything])
         except LeaseGone:
             raise _Stale from None
 
+    def changes(self, since: int) -> port.Watch:
+        """Watch everything that the leader must see. A gap means: list again."""
+        return self.session.watch([self._keys.group], since)
+
     async def _pump(self, since: int) -> None:
-        watch = self._session.watch([self._keys.group], since)
+        changes = self.changes(since)
         try:
-            async for batch in watch:
+            async for batch in changes:
                 self._pending.append(batch)
                 self._bell.ring()
         except Exception as error:  # noqa: BLE001  Raised again by `_catch_up`.
             self._failed = error
             self._bell.ring()
         finally:
-            await watch.aclose()
+            await changes.aclose()
 
     async def _look(self, mirror: RunMirror) -> None:
         """Judge once; act, or wait for something to change."""
         self._catch_up(mirror)
         await self._keep_run_lease(mirror)
         view = self._view(mirror)
-        verdict = lead(view)
-        self.reason = verdict.reason
+        verdict = self.verdict = lead(view)
         if verdict.act is not None:
             if view.head is None and view.reports and self._node.now() - self._listed_at > OUT_OF_TOUCH_S:
                 # Only an engine that answers now can tell that a member has not come back (T15, seed 161314).
@@ -192,7 +196,7 @@ class Leader:
     def _view(self, mirror: RunMirror) -> View:
         presence = self._presence
         view = mirror.view(
-            settings=presence.agreed, me=presence.id, durable=self._session.durable,
+            settings=presence.agreed, me=presence.id, durable=self.session.durable,
             known_s=self._node.now() - presence.known_at, ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation, fresh=self._node.token(),
         )  # fmt: skip
@@ -219,7 +223,7 @@ class Leader:
         return [self._presence.own_guard, Modified(self._keys.head, view.head_modified)]
 
     async def _txn(self, compares: list[Compare], writes: list[Operation]) -> Outcome:
-        return await self._sure(self._session.txn(compares, writes))
+        return await self._sure(self.session.txn(compares, writes))
 
     async def _sure(self, request: Awaitable[Outcome]) -> Outcome:
         """The outcome of a guarded write that took effect."""
@@ -257,9 +261,9 @@ class Leader:
         gone = [entry.name for id, entry in view.entries.items() if id not in act.entries]
         former = act.former_table
         swept = [DeletePrefix(keys.table(former)), DeletePrefix(keys.kv(former))] if former else []
-        room = min(self._session.writes_max, BATCH_MAX)
+        room = min(self.session.writes_max, BATCH_MAX)
         # Two more: the head and its journal entry.
-        while len(entries) + len(swept) + 2 > room:
+        while entries and len(entries) + len(swept) + 2 > room:
             await self._txn(self.guard(view), entries[:room])
             del entries[:room]
         if self._node.now() - began_at > presence.settings.lease / 3:
@@ -276,7 +280,7 @@ class Leader:
         """
         chosen = {self._keys.member(id): entry.created for id, entry in act.entries.items()}
         first = self._keys.member(act.first)
-        if len(chosen) + 3 > self._session.compares_max:
+        if len(chosen) + 3 > self.session.compares_max:
             chosen = {first: chosen[first]}
         return [port.AllCreated(chosen), Modified(first, view.members[act.first].modified)]
 
@@ -289,7 +293,7 @@ class Leader:
 
     async def _sweep(self, act: Sweep, view: View) -> Outcome:
         prefixes = [prefix(table) for table in act.tables for prefix in (self._keys.table, self._keys.kv)]
-        writes: list[Operation] = [DeletePrefix(prefix) for prefix in prefixes[: self._session.writes_max]]
+        writes: list[Operation] = [DeletePrefix(prefix) for prefix in prefixes[: self.session.writes_max]]
         return await self._txn(self.guard(view), writes)
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
@@ -305,4 +309,4 @@ class Leader:
         await self._await_revision(mirror, outcome.revision)
 
     async def _new_run_lease(self) -> int:
-        return self._presence.use_run_lease(await self._session.grant(RUN_LEASE_S))
+        return self._presence.use_run_lease(await self.session.grant(RUN_LEASE_S))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ..config.settings import Settings
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import NO_ROUND, RoundId
-from ..engines.port import EngineReset
+from ..engines.port import Driver, EngineReset
 from ..errors import (
     Banned,
     Closed,
@@ -25,12 +25,22 @@ from ..errors import (
 from ..member.member import Member
 from ..member.world import AsyncWorld
 from ..system.timers import Wakeup
-from .history import Acted, Changed, ClosedTold, EvictedTold, Given
+from .history import Acted, Changed, ClosedTold, EvictedTold, Given, History
 from .nodes import SimNode
 from .scenario import NodePlan
 
-if TYPE_CHECKING:
-    from .cluster import SimCluster
+
+class Stage(Protocol):
+    """The part of a simulated run that an application needs."""
+
+    history: History
+    options: dict[str, Any]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run has been closed."""
+
+    def driver(self, node: SimNode) -> Driver: ...
 
 
 class Application:
@@ -38,11 +48,11 @@ class Application:
 
     exited: asyncio.Future[None]
 
-    def __init__(self, stage: SimCluster, life: NodePlan, node: SimNode) -> None:
+    def __init__(self, stage: Stage, life: NodePlan, node: SimNode) -> None:
         self.stage = stage
         self.life = life
         self.node = node
-        self.settings = Settings.make("memory://", run_id="sim", **{**stage.scenario.options, **life.options})
+        self.settings = Settings.make("memory://", run_id="sim", **{**stage.options, **life.options})
         self.member = Member(stage.driver(node), self.settings, node)
         self.bell = Wakeup(node)
         self.order = ""

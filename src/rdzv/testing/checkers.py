@@ -7,7 +7,6 @@ in order and reports violations. `run` shows a history to several checkers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..core.keys import Keys
@@ -281,13 +280,18 @@ class G9Closing(Checker):
     _closing: set[str] = field(default_factory=set)
     """Nodes whose application has called close."""
     _operator_closes: bool = False
+    _died_done: set[str] = field(default_factory=set)
+    """Members that were done when their lease ended: a close that was decided before then may come after it."""
 
     def before(self, commit: Commit, state: State) -> None:
-        if state.head is None or state.head.phase is not Phase.CLOSED:
-            return
+        keys, closed = self.context.keys, state.head is not None and state.head.phase is Phase.CLOSED
         for event in commit.events:
-            if event.key == self.context.keys.head and event.item is not None:
+            if closed and event.key == keys.head and event.item is not None:
                 self.report(commit.at, f"{commit.actor} wrote the head after it was closed")
+            elif event.item is None and event.key.startswith(keys.members):
+                gone = state.members.get(event.key[len(keys.members) :])
+                if gone is not None and gone.record.done:
+                    self._died_done.add(gone.id)
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -295,9 +299,10 @@ class G9Closing(Checker):
             return
         kind = head.cause.kind if head.cause is not None else None
         if kind is CauseKind.SUCCESS:
-            done = {id for id, one in state.members.items() if one.record.done}
-            undone = [entry.name for id, entry in state.entries.items() if not entry.done and id not in done]
-            if undone or len(state.entries) != head.size:
+            ids = self._died_done | {id for id, one in state.members.items() if one.record.done}
+            done = {entry.rank for id, entry in state.entries.items() if entry.done or id in ids}
+            undone = [entry.name for entry in state.entries.values() if entry.rank not in done]
+            if undone or len(done) != head.size:
                 self.report(commit.at, f"closed with success, but {', '.join(undone) or 'entries'} not done or missing")
         elif kind in (CauseKind.GAVE_UP, CauseKind.LOST):
             left = [one for one in state.members.values() if state.usable(one)]
@@ -365,24 +370,42 @@ def new_seal(commit: Commit, state: State) -> Head | None:
     return head if former is None or former.table != head.table else None
 
 
-def run(context: CheckContext, history: History, checkers: list[Checker]) -> Iterator[str]:
-    """Show the history to all checkers, then yield what they report."""
-    befores, afters, sees = (
-        [getattr(one, hook) for one in checkers if getattr(type(one), hook) is not getattr(Checker, hook)]
-        for hook in ("before", "after", "see")
-    )
-    for seen in history:
-        if isinstance(seen, Commit):
-            state = context.states.get(seen.instance)
-            if state is None:
-                state = context.states[seen.instance] = State(seen.instance, context.keys)
-            for before in befores:
-                before(seen, state)
-            state.apply(seen)
-            for after in afters:
-                after(seen, state)
-        else:
-            for see in sees:
+class Judge:
+    """Shows a history to checkers, observation by observation."""
+
+    def __init__(self, context: CheckContext, checkers: list[Checker]) -> None:
+        self._context = context
+        self._checkers = checkers
+        self._befores, self._afters, self._sees = (
+            [getattr(one, hook) for one in checkers if getattr(type(one), hook) is not getattr(Checker, hook)]
+            for hook in ("before", "after", "see")
+        )
+
+    def show(self, seen: Observation) -> None:
+        """Let the checkers judge the next observation."""
+        if not isinstance(seen, Commit):
+            for see in self._sees:
                 see(seen)
-    for checker in checkers:
-        yield from checker.wrong
+            return
+        states = self._context.states
+        state = states.get(seen.instance)
+        if state is None:
+            state = states[seen.instance] = State(seen.instance, self._context.keys)
+        for before in self._befores:
+            before(seen, state)
+        state.apply(seen)
+        for after in self._afters:
+            after(seen, state)
+
+    @property
+    def wrong(self) -> list[str]:
+        """All that the checkers have reported so far."""
+        return [problem for checker in self._checkers for problem in checker.wrong]
+
+
+def run(context: CheckContext, history: History, checkers: list[Checker]) -> list[str]:
+    """Show the whole history to all checkers, and return what they report."""
+    judge = Judge(context, checkers)
+    for seen in history:
+        judge.show(seen)
+    return judge.wrong

@@ -18,12 +18,13 @@ from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
 from ..operate import commands
 from .application import Application
+from .decisions import Decisions
 from .driver import READ_TIMEOUT_S, SimDriver
 from .history import Fault, History
 from .network import SimNetwork, Way
 from .nodes import SimNode
 from .register import RegisterServer, SimRegister
-from .scenario import FaultPlan, NodePlan, Scenario
+from .scenario import WAIT_UNTIL_S, FaultPlan, NodePlan, Scenario
 from .server import SimServer
 from .targeted_faults import AMBUSHES, TargetedFault
 from .virtual_loop import VirtualLoop
@@ -40,13 +41,19 @@ TIGHT = Limits(unanswered=800, backlog=1_000)
 class SimCluster:
     """One run of a scenario."""
 
-    def __init__(self, scenario: Scenario, *, register: bool = False) -> None:
-        """`register`: the run is kept in a compare-and-set register, in every second one of them with counters."""
+    def __init__(self, scenario: Scenario, *, register: bool = False, observed: bool = False) -> None:
+        """`register`: the run is kept in a compare-and-set register, in every second one of them with counters.
+
+        `observed`: collect the leaders' decisions.
+        """
         self.scenario = scenario
+        self.options = scenario.options
         self.register = register
         self.loop = VirtualLoop()
         self.rng = random.Random(f"stage {scenario.seed}")  # noqa: S311
         self.history = History(self.loop)
+        self.decisions = Decisions(self)
+        self._observed = observed or any(trouble.when is not None for trouble in scenario.troubles)
         self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
         if scenario.seed % 4 == 2:
             self.network.trust = Trust(Secret("a secret of this run"))
@@ -65,6 +72,8 @@ class SimCluster:
         limits = TIGHT if drawn.seed % 4 == 1 else None
         server = kind(self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars)
         self.history.follow(server)
+        if self._observed:
+            self.decisions.follow(server)
         return server
 
     def driver(self, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> Driver:
@@ -134,12 +143,18 @@ class SimCluster:
 
     async def _inflict(self, trouble: FaultPlan, index: int) -> None:
         await asyncio.sleep(trouble.at)
+        name = trouble.target
+        if trouble.when is not None:
+            leader = await self.decisions.wait_for(trouble.when, WAIT_UNTIL_S)
+            if leader is None:
+                return
+            name = name or leader.life.name
         if trouble.kind in AMBUSHES:
             TargetedFault(self, trouble.kind)
             return
-        targets = self.living(trouble.target)
+        targets = self.living(name)
         app = targets[-1] if targets else None
-        target = app.node.name if app is not None else trouble.target
+        target = app.node.name if app is not None else name
         self.history.add(Fault(kind=trouble.kind, target=target, detail=f"for {trouble.lasts_s} s"))
         heal = None
         if trouble.kind in _TO_ENGINE:
@@ -169,14 +184,15 @@ class SimCluster:
         return lambda: setattr(self.engine, "slow_s", 0.0)
 
     def _engine_isolated(self) -> Heal:
-        for app in self.living():
-            self.network.cut(app.node, self.engine)
+        # The operator too: a server that hears from anybody does not take itself for isolated.
+        for node in (self.operator, *(app.node for app in self.living())):
+            self.network.cut(node, self.engine)
         self.isolated += 1
 
         def heal() -> None:
             self.isolated -= 1
-            for app in self.living():
-                self.network.heal(app.node, self.engine)
+            for node in (self.operator, *(app.node for app in self.living())):
+                self.network.heal(node, self.engine)
 
         return heal
 
@@ -221,9 +237,9 @@ class SimCluster:
         self._born += 1
         self.start(NodePlan(f"n{self._born}", self.loop.now, 10_000.0, 0.3, options=dict(options)))
 
-    def _drain_all(self) -> None:
+    def _command_all(self, order: str) -> None:
         for app in self.living():
-            app.command("drain")
+            app.command(order)
 
     def _operate(self, deed: str, *args: str) -> None:
         """Act as an operator, through an ordinary session. An operator whose engine is away gives up."""
@@ -271,6 +287,7 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "newcomer": SimCluster._newcomer,  # noqa: SLF001
     "newcomer first": SimCluster._newcomer_first,  # noqa: SLF001
     "stranger": lambda self: self._newcomer(last_call=99.0, regroup=88.0),
-    "drain all": SimCluster._drain_all,  # noqa: SLF001
+    "drain all": lambda self: self._command_all("drain"),
+    "all done": lambda self: self._command_all("finish"),
     "operator close": lambda self: self._operate("close", "wrong data", "operator", ""),
 }

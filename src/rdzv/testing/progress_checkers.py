@@ -204,6 +204,8 @@ _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""
 _IN_FLIGHT_S = 1.5
 """Two slow messages: what a leader acts on may be gone for so long."""
+_TURNS_S = 10.0
+"""On a slow register a write may also wait for the swaps of all other members."""
 
 
 @dataclass(eq=False)
@@ -236,9 +238,10 @@ class G7Cause(Checker):
         written = [event.item for event in commit.events if event.key == head_key and event.item is not None]
         if not written or b'"kind":"growth"' not in written[0].value or b'"phase":"broken"' not in written[0].value:
             return
-        if commit.at - self._useful_at.get(state.instance, -10.0) > _IN_FLIGHT_S or settings.grow == "never":
+        in_flight_s = _IN_FLIGHT_S + (_TURNS_S if self.context.register else 0.0)
+        if commit.at - self._useful_at.get(state.instance, -100.0) > in_flight_s or settings.grow == "never":
             self.report(commit.at, f"round {head.number} was broken for newcomers that it has no use for")
-        if commit.at - self._done_at.get(head.table, commit.at) > _IN_FLIGHT_S:
+        if commit.at - self._done_at.get(head.table, commit.at) > in_flight_s:
             self.report(commit.at, f"round {head.number} was broken for newcomers when some were done already")
 
     def after(self, commit: Commit, state: State) -> None:

@@ -7,13 +7,17 @@ three parts: faults; then calm, in which all faults have healed and progress is 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .decisions import Moment
 from .targeted_faults import AMBUSHES
 
 TROUBLE_S = 40.0
 """Faults begin within this time."""
+WAIT_UNTIL_S = 30.0
+"""A fault that waits for a decision gives up then."""
 
 FAULTS: dict[str, float] = {
     "crash": 5, "power cut": 1, "pause": 4, "cut": 3, "cut requests": 1, "cut answers": 1, "reset": 3, "reset all": 1,
@@ -23,6 +27,8 @@ FAULTS: dict[str, float] = {
     **dict.fromkeys(AMBUSHES, 2.0),
 }  # fmt: skip
 """Kinds of fault, and how likely each one is. The order is part of what a seed means."""
+MOMENTARY = frozenset({"reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES})
+"""Faults that do not last."""
 
 
 @dataclass
@@ -61,6 +67,8 @@ class FaultPlan:
     kind: str
     target: str = ""
     lasts_s: float = 0.0
+    when: Moment | None = None
+    """From `at` on, the fault waits for a leader's decision of this kind, and strikes that leader if it has no target."""
 
 
 @dataclass
@@ -75,13 +83,24 @@ class Scenario:
     writes_max: int
     stars: bool
     """A member's watch shows its rank entry, as on our own engines; otherwise, as on etcd, the member reads it."""
-    calm_at: float
-    end_at: float
+    calm_at: float = 0.0
+    end_at: float = 0.0
+
+    def plan_end(self) -> None:
+        """Choose the calm and the end so late that everything owed can happen."""
+        ends = [(WAIT_UNTIL_S if fault.when else fault.at) + fault.lasts_s for fault in self.troubles]
+        self.calm_at = max([TROUBLE_S * 0.3, *ends]) + 2.0
+        # Enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for another round.
+        slowest = max(life.stop_s for life in self.lives)
+        straggler_s = self.options["regroup"] + slowest if slowest > 10.0 else 0.0
+        self.end_at = self.calm_at + (40.0 + self.options["last_call"] + straggler_s)
 
 
-def draw(seed: int, members: int | None = None) -> Scenario:
-    """Return the scenario of that seed."""
-    rng = random.Random(f"scenario {seed}")  # noqa: S311
+def draw(
+    seed: int, members: int | None = None, *, stream: str = "scenario", weights: Mapping[str, float] = FAULTS
+) -> Scenario:
+    """Return the scenario of that seed. Another stream has other scenarios, with faults as likely as `weights` say."""
+    rng = random.Random(f"{stream} {seed}")  # noqa: S311
     drawn = rng.randint(2, 12)  # Drawn in any case, so that the other draws do not depend on `members`.
     count = members if members is not None else drawn
     options = _options(rng, count)
@@ -91,15 +110,12 @@ def draw(seed: int, members: int | None = None) -> Scenario:
     if rng.random() < 0.5:
         for life in lives:
             life.start_at *= 0.05
-    troubles = sorted((_fault_plan(rng, lives) for _ in range(rng.randint(0, 8))), key=lambda trouble: trouble.at)
-    over = max([TROUBLE_S * 0.3, *(trouble.at + trouble.lasts_s for trouble in troubles)])
-    slowest = max(life.stop_s for life in lives)
-    # Enough for the effects of all faults to end, for a straggler to be evicted if there is one, and for another round.
-    tail_s = 40.0 + options["last_call"] + (options["regroup"] + slowest if slowest > 10.0 else 0.0)
-    calm_at = over + 2.0
+    troubles = [_fault_plan(rng, lives, weights) for _ in range(rng.randint(0, 8))]
     loss, writes_max = rng.choice([0.0, 0.0, 0.0, 0.002]), rng.choice([100_000, 100_000, 6])
     stars = rng.random() < 0.5
-    return Scenario(seed, options, lives, troubles, loss, writes_max, stars, calm_at, end_at=calm_at + tail_s)
+    scenario = Scenario(seed, options, lives, sorted(troubles, key=lambda fault: fault.at), loss, writes_max, stars)
+    scenario.plan_end()
+    return scenario
 
 
 def _options(rng: random.Random, count: int) -> dict[str, Any]:
@@ -148,10 +164,10 @@ def _node_plan(rng: random.Random, name: str, options: dict[str, Any]) -> NodePl
     )
 
 
-def _fault_plan(rng: random.Random, lives: list[NodePlan]) -> FaultPlan:
-    kind = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+def _fault_plan(rng: random.Random, lives: list[NodePlan], weights: Mapping[str, float]) -> FaultPlan:
+    kind = rng.choices(list(weights), list(weights.values()))[0]
     lasts_s = rng.choice([0.3, 2.0, 6.0, 12.0, 20.0])
-    if kind in ("reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES):
+    if kind in MOMENTARY:
         lasts_s = 0.0
     at = rng.uniform(0.5, TROUBLE_S) if kind not in AMBUSHES else rng.choice([0.1, rng.uniform(0.1, TROUBLE_S / 2)])
     return FaultPlan(at, kind, rng.choice(lives).name, lasts_s)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from ..core.keys import Keys
 from .checkers import SAFETY_CHECKERS, Calm, CheckContext, run
 from .cluster import SimCluster
+from .decisions import Decided
 from .history import Fault, History
 from .progress_checkers import G5Progress, G6Notice, G7Cause
+from .reached import Reached
 from .scenario import Scenario, draw
+from .steering import draw_steered
 from .virtual_loop import RunError
 
 CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause)
@@ -23,27 +30,34 @@ class Result:
 
     scenario: Scenario
     history: History
+    decisions: list[Decided]
     wrong: list[str]
+    steered: bool
     register: bool
 
     @property
     def replay(self) -> str:
         """The command that repeats the run."""
-        engine = " --register" if self.register else ""
+        kind = " --steered" * self.steered + " --register" * self.register
         members = len(self.scenario.lives)
-        return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{engine} --verbose"
+        return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{kind} --verbose"
 
 
-def simulate(seed: int, members: int | None = None, *, register: bool = False) -> Result:
-    """Run the scenario of that seed, on the reference engine or on a register, and check it."""
-    scenario = draw(seed, members)
-    stage = SimCluster(scenario, register=register)
+def simulate(
+    seed: int, members: int | None = None, *, steered: bool = False, register: bool = False, observed: bool = False
+) -> Result:
+    """Run the scenario of that seed, on the reference engine or on a register, and check it.
+
+    `steered`: a scenario that aims at what plain seeds seldom reach. `observed`: collect the leaders' decisions.
+    """
+    scenario = draw_steered(seed, members) if steered else draw(seed, members)
+    stage = SimCluster(scenario, register=register, observed=observed)
     wrong = []
     try:
         stage.play()
     except RunError as error:
         wrong.append(f"the run did not come to an end: {error}")
-    return Result(scenario, stage.history, wrong + check(stage), register)
+    return Result(scenario, stage.history, stage.decisions, wrong + check(stage), steered, register)
 
 
 def check(stage: SimCluster) -> list[str]:
@@ -58,7 +72,7 @@ def check(stage: SimCluster) -> list[str]:
         # Effects of a fault end when calls have timed out (10 s), leases have ended and members have reconnected.
         calm=Calm(stage.history.of(Fault), 10.0 + stage.scenario.options["lease"] * 1.1 + 5.0),
     )
-    return list(run(context, stage.history, [kind(context) for kind in CHECKERS]))
+    return run(context, stage.history, [kind(context) for kind in CHECKERS])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,27 +80,48 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rdzv.testing.sim", description=__doc__)
     parser.add_argument("--seed", type=int, required=True, help="the number that all random choices follow from")
     parser.add_argument("--count", type=int, default=1, help="run this many seeds, from --seed on")
+    parser.add_argument("--jobs", type=int, default=1, help="share the seeds among this many processes")
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
+    parser.add_argument("--steered", action="store_true", help="aim at what plain seeds seldom reach")
     parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
     parser.add_argument("--verbose", action="store_true", help="show the whole history")
+    parser.add_argument("--reached", action="store_true", help="show which rules decided in which phase under which fault")
+    parser.add_argument("--save-reached", type=Path, metavar="FILE", help="write that as JSON, which steers --steered")
     options = parser.parse_args(arguments)
-    failed = 0
-    for seed in range(options.seed, options.seed + options.count):
-        result = simulate(seed, options.members, register=options.register)
-        if options.verbose:
-            print(result.scenario)
-            print(result.history)
-        if result.wrong:
-            failed += 1
-            print(f"seed {seed}: {len(result.wrong)} wrong; replay: {result.replay}")
-            for problem in result.wrong[: 100 if options.verbose else 3]:
-                print(f"  {problem}")
-        elif options.count == 1:
-            history = result.history
-            print(f"seed {seed}: every guarantee held ({len(history)} observations, {history.digest()[:16]})")
+    options.observed = options.reached or options.save_reached is not None
+    failed, reached = 0, Reached()
+    seeds = range(options.seed, options.seed + options.count)
+    with ExitStack() as stack:
+        judge = partial(_judge, options)
+        parallel = options.jobs > 1 and stack.enter_context(multiprocessing.Pool(options.jobs))
+        for lines, wrong, seen in parallel.imap(judge, seeds, 8) if parallel else map(judge, seeds):
+            failed += wrong
+            reached.merge(seen)
+            print(*lines, sep="", end="")
     if options.count > 1:
         print(f"{options.count - failed} of {options.count} seeds held")
+    if options.reached:
+        print(reached)
+    if options.save_reached is not None:
+        options.save_reached.write_bytes(reached.encode())
     return 1 if failed else 0
+
+
+def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, Reached]:
+    """Run one seed. Return the lines to print, whether a guarantee was broken, and what the seed reached."""
+    result = simulate(seed, options.members, steered=options.steered, register=options.register, observed=options.observed)
+    lines, reached = [], Reached()
+    if options.observed:
+        reached.see(result.history, result.decisions)
+    if options.verbose:
+        lines += [f"{result.scenario}\n", f"{result.history}\n"]
+    if result.wrong:
+        lines.append(f"seed {seed}: {len(result.wrong)} wrong; replay: {result.replay}\n")
+        lines += [f"  {problem}\n" for problem in result.wrong[: 100 if options.verbose else 3]]
+    elif options.count == 1:
+        history = result.history
+        lines.append(f"seed {seed}: every guarantee held ({len(history)} observations, {history.digest()[:16]})\n")
+    return lines, bool(result.wrong), reached
 
 
 if __name__ == "__main__":

@@ -1,0 +1,196 @@
+"""The choices in a small world: what each one does, and whom it may strike when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from .chosen import ChosenChannel
+from .history import Fault
+
+if TYPE_CHECKING:
+    from .small_world import SmallWorld
+
+TARGETS = ("", "m0", "m1", "m2", "m3", "n0")
+"""Whom a choice may be about: nobody, a member, or the newcomer."""
+
+
+class Choice(NamedTuple):
+    """One thing that may happen next, and the member that it happens to."""
+
+    verb: str
+    target: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.target}".rstrip()
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """Return the choice that `str` wrote."""
+        verb, _, target = text.rpartition(" ")
+        return cls(verb, target) if target in TARGETS else cls(text)
+
+
+def _lose_request(world: SmallWorld, name: str) -> None:
+    world.record("lose request", name)
+    for connection in world.network.of(name):
+        connection.reset()
+
+
+def _lose_answer(world: SmallWorld, name: str) -> None:
+    world.record("lose answer", name)
+    world.request_of(name).deliver()
+    for connection in world.network.of(name):
+        world.loop.call_soon(connection.reset, context=world.loop.outside)
+
+
+def _hold(world: SmallWorld, name: str) -> None:
+    """Hold the request back: it may arrive long after the member has given it up."""
+    world.record("cut requests", name, lasts=True)
+    world.held[name] = (world.request_of(name), len(world.history))
+
+
+def _release(world: SmallWorld, name: str) -> None:
+    del world.held[name]
+    world.history.add(Fault(kind="cut requests", target=name, stop=True))
+
+
+def _crash(world: SmallWorld, name: str) -> None:
+    """Kill the process before its kernel has sent what it wrote."""
+    for connection in world.network.of(name):
+        assert isinstance(connection.requests, ChosenChannel)
+        connection.requests.queue.clear()
+    _crash_late(world, name)
+
+
+def _crash_late(world: SmallWorld, name: str) -> None:
+    """Kill the process after its request went out, and before the answer comes."""
+    world.record("crash", name)
+    world.apps[name].node.crash()
+
+
+def _pause(world: SmallWorld, name: str) -> None:
+    """Stop the process. A request that it has sent is served, and the answer waits."""
+    world.record("pause", name, lasts=True)
+    if name in world.network.waiting([]):
+        world.request_of(name).deliver()
+    world.apps[name].node.pause()
+    world.paused[name] = len(world.history)
+
+
+def _stall(world: SmallWorld, name: str) -> None:
+    """Stop the process for longer than its lease lasts."""
+    _pause(world, name)
+    lease = world.leases().get(name)
+    if lease is not None:
+        world.loop.call_soon(world.engine.expire, lease, context=world.loop.outside)
+
+
+def _resume(world: SmallWorld, name: str) -> None:
+    """Let the process go on. It reads its sockets before its timers fire."""
+    for connection in world.network.of(name):
+        assert isinstance(connection.answers, ChosenChannel)
+        while connection.answers.queue:
+            connection.answers.deliver()
+    _resume_late(world, name)
+
+
+def _resume_late(world: SmallWorld, name: str) -> None:
+    """Let the process go on. Its timers fire before it reads its sockets."""
+    del world.paused[name]
+    world.history.add(Fault(kind="pause", target=name, stop=True))
+    world.apps[name].node.resume()
+
+
+def _expire(world: SmallWorld, name: str) -> None:
+    lease = world.leases()[name]
+    world.record("expire", name)
+    world.engine.expire(lease)
+
+
+def _restart(world: SmallWorld, _name: str) -> None:
+    world.record("engine restart", "")
+    world.engine.restart()
+
+
+def _restart_unseen(world: SmallWorld, name: str) -> None:
+    """Restart the engine while that member is stopped, so that the others are back before it."""
+    _pause(world, name)
+    _restart(world, "")
+
+
+def _host_down(world: SmallWorld, name: str) -> None:
+    """Take down the host that serves, with the member that runs on it. The engine comes back empty."""
+    _crash(world, name)
+    _restart(world, "")
+
+
+def _gap(world: SmallWorld, _name: str) -> None:
+    world.record("watch gap", "")
+    world.engine.drop_watches()
+
+
+def _lead_astray(world: SmallWorld, name: str) -> None:
+    """Let the endpoint's name mean another engine to that member, from its next connection on."""
+    world.record("moved", name, lasts=True)
+    world.record("second engine", name, lasts=True)
+    world.routes[name] = world.second = world.second or world.serve("engine-2")
+    world.astray[name] = len(world.history)
+    for connection in world.network.of(name):
+        connection.reset()
+
+
+def _lead_back(world: SmallWorld, name: str) -> None:
+    del world.routes[name], world.astray[name]
+    for kind in ("moved", "second engine"):
+        world.history.add(Fault(kind=kind, target=name, stop=True))
+    for connection in world.network.of(name):
+        connection.reset()
+
+
+def _newcomer(world: SmallWorld, name: str) -> None:
+    world.record("newcomer", name)
+    world.start(name)
+
+
+def _order(deed: str, world: SmallWorld, name: str) -> None:
+    world.apps[name].command(deed)
+
+
+# When a fault may strike.
+ENGINE, KEY, NEW, HOLDING, REQUEST, REQUEST_OR_QUIET = "engine", "key", "new", "holding", "request", "request or quiet"
+
+
+class FaultKind(NamedTuple):
+    """A fault, and whom it may strike when."""
+
+    when: str
+    strike: Callable[[SmallWorld, str], None]
+
+
+FAULTS: dict[str, FaultKind] = {
+    "lose request": FaultKind(REQUEST, _lose_request),
+    "lose answer": FaultKind(REQUEST, _lose_answer),
+    "hold": FaultKind(REQUEST, _hold),
+    "crash late": FaultKind(REQUEST, _crash_late),
+    "crash": FaultKind(REQUEST_OR_QUIET, _crash),
+    "pause": FaultKind(REQUEST_OR_QUIET, _pause),
+    "stall": FaultKind(REQUEST_OR_QUIET, _stall),
+    "expire": FaultKind(KEY, _expire),
+    "restart": FaultKind(ENGINE, _restart),
+    "restart unseen": FaultKind(REQUEST_OR_QUIET, _restart_unseen),
+    "host down": FaultKind(REQUEST_OR_QUIET, _host_down),
+    "gap": FaultKind(ENGINE, _gap),
+    "lead astray": FaultKind(HOLDING, _lead_astray),
+    "newcomer": FaultKind(NEW, _newcomer),
+    **{deed: FaultKind(HOLDING, partial(_order, deed)) for deed in ("fail", "leave", "done", "close", "drain", "give up")},
+}
+"""All faults. The last ones are no faults but things that a member's program does while it holds a round."""
+
+ORDINARY: dict[str, Callable[[SmallWorld, str], None]] = {
+    "serve": lambda world, name: world.request_of(name).deliver(),
+    "resume": _resume, "resume late": _resume_late, "release": _release, "lead back": _lead_back,
+}  # fmt: skip
+VERBS = ("wait", "rest", *ORDINARY, *FAULTS)
+TARGETS = ("", "m0", "m1", "m2", "m3", "n0")

@@ -1,0 +1,376 @@
+"""A small world in which everything that can happen next is a choice made from outside.
+
+Members, clients, sessions, server and engine are the ones that ship. The choices are which request the engine serves next,
+whether a timer fires before that, and which fault strikes whom. Within these bounds nothing is left to chance:
+
+- The engine's answers are delivered at once, and so are requests that change nothing for others: greetings, renewals, watches.
+  An answer that comes late is a member that is paused.
+- Time stands still while a request waits, unless a timer is due within `SOON_S`. A request that comes late is *held*.
+- A fault strikes a member when its request is about to arrive, or while nothing is under way, after something has happened.
+  A second fault strikes before the world is at rest again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config.settings import Settings
+from ..core import wire
+from ..core.keys import Keys
+from ..core.model import Head, Phase
+from ..engines.embedded.trust import Trust
+from ..engines.reference import Engine
+from . import fingerprint
+from .application import Application
+from .checkers import Calm, CheckContext, Checker, Judge
+from .choices import ENGINE, FAULTS, HOLDING, KEY, NEW, ORDINARY, REQUEST_OR_QUIET, Choice
+from .chosen import ChosenChannel, ChosenLoop, ChosenNetwork, ChosenNode, ChosenServer, decode_frames
+from .driver import SimDriver
+from .fingerprint import CLOCK_STEP
+from .history import Fault, Given, History
+from .network import SimNetwork
+from .nodes import SimNode
+from .scenario import NodePlan
+from .server import SimServer
+from .virtual_loop import current_process
+
+SOON_S = 0.001
+"""A timer due within this time may fire before or after a request that is under way arrives."""
+LONG_S = 15.0
+"""No member stays paused, and no request is held, for longer: by then every time limit has run out."""
+HORIZON_S = 150.0
+"""Virtual seconds after the last fault within which the world must have come to rest."""
+KEYS = Keys("sim")
+
+OPTIONS: dict[str, Any] = {
+    "min_nodes": 2, "max_nodes": 3, "last_call": 1.0, "regroup": 10.0, "lease": 60.0, "settle": 0.5, "grow_every": 0.0,
+    "drain_settle": 1.0, "join_timeout": 100_000.0,
+}  # fmt: skip
+"""Settings of a small world. The lease is long, so that its end is a choice and not a matter of time."""
+
+
+@dataclass(frozen=True)
+class WorldPlan:
+    """The bounds of a small world: who is in it, and which faults may strike."""
+
+    name: str
+    members: int
+    faults: tuple[str, ...]
+    faults_max: int
+    formed: bool = False
+    """Choices begin once a round stands. How it came to stand is another plan's matter."""
+    chooses_reads: bool = True
+    """A request that only reads waits for its turn, too. Otherwise it is served when it comes."""
+    stars: bool = True
+    """The engine is the embedded one; otherwise it stands for etcd, where a late request may still take effect."""
+    writes_max: int = 100_000
+    uses_store: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings that differ from `OPTIONS`."""
+    odd: dict[str, Any] = field(default_factory=dict)
+    """Settings of the last member that differ from those of the others."""
+
+
+Chooser = Callable[["SmallWorld", list[Choice]], Choice | None]
+"""Picks one of the choices; None ends the run."""
+
+
+class SmallWorld:
+    """One run of a plan."""
+
+    def __init__(
+        self, plan: WorldPlan, choose: Chooser, ended: Callable[[SmallWorld], None], kinds: Sequence[type[Checker]]
+    ) -> None:
+        """`ended` is called at the end, before anything is cleaned up. `kinds`: the checkers."""
+        self.plan = plan
+        self.options = {**OPTIONS, **plan.options}
+        self.loop = ChosenLoop(self._decide)
+        self.history = History(self.loop)
+        self.network = ChosenNetwork(self.loop, chooses_reads=plan.chooses_reads)
+        self.engine = self.serve("engine")
+        self.second: ChosenServer | None = None
+        self.routes: dict[str, SimServer] = {}
+        self.network.route = lambda node: self.routes.get(node.name, self.engine)
+        self.apps: dict[str, Application] = {}
+        self.context = CheckContext(KEYS, {}, {}, frozenset(), loss=0.0)
+        self.context.calm = _LiveCalm(self.history, 10.0 + 5.0)
+        self.judge = Judge(self.context, [kind(self.context) for kind in kinds])
+        self.decisions: list[Choice] = []
+        """The choices made where there were several, or where time began to pass."""
+        self.faults_left = plan.faults_max
+        self.paused: dict[str, int] = {}
+        """Paused members, and the length of the history when their return was last offered."""
+        self.held: dict[str, tuple[ChosenChannel, int]] = {}
+        """Members with a request that is held, the channel it is in, and the same length."""
+        self.astray: dict[str, int] = {}
+        """Members to whom the endpoint's name means another engine, and the same length."""
+        self.outcome = ""
+        """How the run ended: "at rest", "no progress", "wrong", or "" if the chooser ended it."""
+        self._choose = choose
+        self._ended = ended
+        self._formed = not plan.formed
+        self._judged = 0
+        self._struck_at = self.loop.now
+        self._offered = -1
+        """Length of the history when faults were last offered while nothing was under way."""
+        self._waited = False
+        self._new: list[str] = []
+        """Members that have not been served yet. They are alike."""
+        self._end = self.loop.create_future()
+
+    # ---- the run
+
+    def play(self) -> None:
+        """Run to the end."""
+
+        async def main() -> None:
+            for index in range(self.plan.members):
+                self.start(f"m{index}")
+            await self._end
+
+        self.loop.run(main(), limit_s=1e9)
+
+    def serve(self, name: str) -> ChosenServer:
+        """Start an engine."""
+        server = ChosenServer(self.network, name, stars=self.plan.stars, writes_max=self.plan.writes_max)
+        self.history.follow(server)
+        return server
+
+    def start(self, name: str) -> None:
+        """Start a member."""
+        node = ChosenNode(self.loop, name, len(self.apps) + 1)
+        options = self.plan.odd if len(self.apps) == self.plan.members - 1 else {}
+        app = self.apps[name] = _Application(self, NodePlan(name, 0.0, 1e6, 0.05, options=options), node)
+        self._new.append(name)
+        self.context.owners[node.host, node.pid] = name
+        self.context.agreed[name] = app.settings.agreed()
+        app.exited = node.spawn(app.run(), "app")
+
+    def driver(self, node: SimNode) -> SimDriver:
+        return SimDriver(self.network, node)
+
+    @property
+    def head(self) -> Head | None:
+        item = self.engine.engine.get(KEYS.head)
+        return None if item is None else wire.decode(Head, item.value)
+
+    @property
+    def closed(self) -> bool:
+        return self.head is not None and self.head.phase is Phase.CLOSED
+
+    def alive(self) -> list[Application]:
+        """Return the applications that run."""
+        return [app for app in self.apps.values() if not app.node.dead and not app.exited.done()]
+
+    def leases(self) -> dict[str, int]:
+        """Return the lease of each member's key on the engine, by node."""
+        state = self.context.states.get(self.engine.instance)
+        items = [item for item in self.engine.engine.items() if item.key.startswith(KEYS.members)]
+        return {self.context.owner(state, item.key[len(KEYS.members) :]): item.lease for item in items} if state else {}
+
+    def _decide(self) -> bool:
+        """Make one thing happen. Return False to let time pass instead."""
+        if self._end.done():
+            return False
+        for observation in self.history[self._judged :]:
+            self.judge.show(observation)
+        self._judged = len(self.history)
+        if self.judge.wrong:
+            return self._finish("wrong")
+        self.network.deliver_plain(self.paused, [channel for channel, _ in self.held.values()])
+        if self.loop.is_busy or self.loop.next_timer_in_s() <= 0.0:
+            return self.loop.is_busy
+        if self.loop.now - self._struck_at > HORIZON_S:
+            return self._finish("no progress")
+        choices = self.choices()
+        if not choices:
+            return self._finish("at rest")
+        # Where time begins to pass, the chooser is asked although there is no choice: a long wait may lead to a known state.
+        if not self._formed or (len(choices) == 1 and (choices[0].verb != "wait" or self._waited)):
+            return self._apply(choices[0])
+        choice = self._choose(self, choices)
+        if choice is None:
+            return self._finish("")
+        self.decisions.append(choice)
+        return self._apply(choice)
+
+    def _finish(self, outcome: str) -> bool:
+        self.outcome = outcome
+        self._ended(self)
+        self._end.set_result(None)
+        return True
+
+    # ---- choices
+
+    def choices(self) -> list[Choice]:
+        """Return all that may happen next. The first is what happens without faults and delays; none: the world is at rest."""
+        waiting = self.network.waiting([channel for channel, _ in self.held.values()])
+        first_new = next((name for name in waiting if name in self._new), None)
+        # Members that have not been served yet are alike. Any order of their first requests is this one under other names.
+        waiting = {name: channel for name, channel in waiting.items() if name not in self._new or name == first_new}
+        soon = self.loop.next_timer_in_s() <= SOON_S
+        size = len(self.history)
+        lasting = bool(self.paused or self.held or self.astray)
+        if not (waiting or soon or lasting) and self._is_at_rest():
+            self._formed = True
+            # A world that is at rest again after a fault is much like one that has met none: faults combine before that.
+            is_first = self.faults_left == self.plan.faults_max
+            return [Choice("rest"), *faults] if is_first and (faults := self._faults(waiting, size)) else []
+        found = [Choice("serve", name) for name in waiting]
+        if soon or not waiting:
+            found.append(Choice("wait"))
+        if not self._formed:
+            return found[:1]
+        late = self.loop.now - self._struck_at > LONG_S
+        if late and not waiting and lasting:
+            found = []
+        for name, offered in self.paused.items():
+            if offered != size or late:
+                found += [Choice("resume", name), Choice("resume late", name)]
+        found += [Choice("release", name) for name, (_, offered) in self.held.items() if offered != size or late]
+        found += [Choice("lead back", name) for name, offered in self.astray.items() if offered != size or late]
+        return found + self._faults(waiting, size)
+
+    def _faults(self, waiting: dict[str, ChosenChannel], size: int) -> list[Choice]:
+        if not self.faults_left or (not waiting and self._offered == size):
+            return []
+        found: list[Choice] = []
+        for kind in self.plan.faults:
+            when = FAULTS[kind].when
+            if when is ENGINE:
+                found.append(Choice(kind))
+            elif when is KEY:
+                found += [Choice(kind, name) for name in self.leases() if name in self.apps]
+            elif when is NEW:
+                found += [Choice(kind, "n0")] if "n0" not in self.apps else []
+            elif when is HOLDING:
+                found += [Choice(kind, app.node.name) for app in self._free() if app.holds.number and not waiting]
+            else:
+                found += [Choice(kind, app.node.name) for app in self._free() if self._strikes(when, app, waiting)]
+        return found
+
+    def _free(self) -> list[Application]:
+        return [app for app in self.alive() if app.node.name not in self.paused]
+
+    def _strikes(self, when: str, app: Application, waiting: dict[str, ChosenChannel]) -> bool:
+        return app.node.name in waiting or (when is REQUEST_OR_QUIET and not waiting)
+
+    def _is_at_rest(self) -> bool:
+        """Whether all that is owed has been done: a round stands, the run is closed, or too few live to form a round."""
+        alive, head = self.alive(), self.head
+        if not alive or (head is not None and head.phase is Phase.CLOSED):
+            return not alive
+        if {app.node.name for app in alive} != self.leases().keys():
+            return False
+        if head is None or head.phase is not Phase.SEALED:
+            return len(alive) < int(self.options["min_nodes"])
+        holders = [app for app in alive if app.member.world is not None and app.member.world.table == head.table]
+        is_held = len(holders) == head.size and all(app.member.changed is None for app in holders)
+        return is_held and (len(alive) == len(holders) or head.size >= int(self.options["max_nodes"]))
+
+    def _apply(self, choice: Choice) -> bool:
+        """Let it happen. Return False if that is the passing of time."""
+        verb, name = choice
+        self._waited = verb == "wait"
+        if name in self._new:
+            self._new.remove(name)
+        if verb == "wait":
+            self._offered = size = len(self.history)
+            self.paused, self.astray = dict.fromkeys(self.paused, size), dict.fromkeys(self.astray, size)
+            self.held = {name: (channel, size) for name, (channel, _) in self.held.items()}
+            return False
+        if verb == "rest":
+            return self._finish("at rest")
+        if verb in FAULTS:
+            self.faults_left -= 1
+            self._struck_at = self.loop.now
+            FAULTS[verb].strike(self, name)
+        else:
+            ORDINARY[verb](self, name)
+        return self.loop.is_busy
+
+    # ---- for what choices do
+
+    def request_of(self, name: str) -> ChosenChannel:
+        return self.network.waiting([])[name]
+
+    def record(self, kind: str, name: str, *, lasts: bool = False) -> None:
+        """Put a fault into the history."""
+        self.history.add(Fault(kind=kind, target=name))
+        if not lasts:
+            self.history.add(Fault(kind=kind, target=name, stop=True))
+
+    # ---- the state
+
+    def fingerprint(self) -> bytes:
+        """Return a fingerprint of all that the future depends on."""
+        clocks = dict(self.engine.clocks())
+        clocks.update({int(app.node.now() // CLOCK_STEP): app.node.now() for app in self.apps.values()})
+        return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now})
+
+    def _roots(self) -> Iterator[object]:
+        yield self.faults_left, self._offered == len(self.history), self._new, [*self.paused], [*self.held], [*self.astray]
+        for name, app in self.apps.items():
+            yield name if app.node.dead else (app, app.node.held)
+        for task, label in self.loop.tasks.items():
+            app_of = self.apps.get(label.removeprefix("exit of ").partition("/")[0])
+            if app_of is None or not app_of.node.dead:
+                yield task
+        yield self.engine.core
+        yield self.second and self.second.core
+        for connection, channel in self.network.channels():
+            yield connection
+            for deliver, args in channel.queue:
+                yield deliver.__name__, [decode_frames(one) if isinstance(one, bytes) else one for one in args]
+        for at, call in self.loop.pending_timers():
+            if not getattr(call.context.get(current_process), "dead", False):
+                yield at, call.callback, call.args
+        # Rounds that were given are remembered: whether a later one agrees with them is part of what is checked.
+        given = self.history.of(Given)
+        yield sorted((one.era.level, one.number, one.actor, one.table, one.digest, one.boot) for one in given)
+
+
+class _Application(Application):
+    """A holder that trains until it is told, or asked, to do something else."""
+
+    stage: SmallWorld
+
+    async def _use_store(self, world: Any) -> None:
+        if self.stage.plan.uses_store:
+            await super()._use_store(world)
+
+
+class _LiveCalm(Calm):
+    """The calm of a history that still grows."""
+
+    def __init__(self, history: History, margin_s: float) -> None:
+        super().__init__([], margin_s)
+        self._history = history
+        self._margin_s = margin_s
+
+    def since(self, at: float) -> float | None:
+        return Calm(self._history.of(Fault), self._margin_s).since(at)
+
+    def throughout(self, start: float, end: float) -> bool:
+        return Calm(self._history.of(Fault), self._margin_s).throughout(start, end)
+
+
+def _visit_engine(walk: fingerprint.Walk, engine: Engine) -> None:
+    """Describe an engine by its keys, leases and watchers. The journal and the past decide nothing."""
+    if walk.is_met(engine):
+        return
+    items = [item for item in engine.items() if not item.key.startswith(KEYS.journal)]
+    # In the order of keys, not of subscriptions: a watch subscribes to its keys in the order of a set.
+    watchers = [sorted(by.items(), key=lambda pair: pair[0]) for by in (engine._by_key, engine._by_prefix)]
+    walk.items([engine.instance, engine.revision, items, *watchers])
+    leases = engine.leases
+    # A lease without a key decides nothing when it ends.
+    for lease in sorted({item.lease for item in items} & leases._leases.keys()):
+        walk.items([lease, leases._leases[lease].due, leases._leases[lease].cut])
+    walk.items([leases._hang_ups, leases._lingering, leases._spared])
+
+
+fingerprint.IGNORED += [SmallWorld, SimNetwork, SimServer, SimNode, History, Settings, Trust]
+fingerprint.VISITORS[Engine] = _visit_engine

@@ -1,0 +1,116 @@
+"""Small worlds, explored: every interleaving within the bounds of a plan, with every guarantee checked in each state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rdzv.testing import explore as module
+from rdzv.testing.choices import FAULTS, TARGETS, VERBS, Choice
+from rdzv.testing.explore import WORLDS, explore, main, read_story, tell
+from support.explored_bugs import EXPLORED_BUGS
+from support.planted_bugs import BUGS, planted
+
+CHOICES_MAX = 600
+"""Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
+SOAK_S = 1_500.0
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_guarantee_holds(name, record_property):
+    report = explore(WORLDS[name], choices_max=CHOICES_MAX)
+    record_property("explored", str(report))
+    assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
+    assert report.complete or report.choices >= CHOICES_MAX
+    assert report.states > 50
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SOAK_S + 120.0)
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_guarantee_holds_in_the_whole_world(name, record_property):
+    report = explore(WORLDS[name], SOAK_S)
+    record_property("explored", str(report))
+    assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
+    assert report.complete, str(report)
+
+
+LATE = {"round number is reused after a restart"}
+"""Bugs that are met only after thousands of choices."""
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=[pytest.mark.soak] if bug in LATE else []) for bug in sorted(EXPLORED_BUGS)]
+)
+def test_planted_bug_is_found(bug):
+    """And its story can be told again."""
+    plan, words = EXPLORED_BUGS[bug]
+    with planted(bug):
+        report = explore(plan, choices_max=20_000 if bug in LATE else 1_000)
+        assert report.wrong, f"{bug}: {report}"
+        problem, decisions = report.wrong[0]
+        assert words in problem
+        story, world = tell(plan, decisions)
+    assert words in story or world.outcome == "no progress"
+
+
+def test_the_safe_worlds_of_planted_bugs_hold():
+    """Otherwise the bug would not be what is found."""
+    for plan, _ in EXPLORED_BUGS.values():
+        assert not explore(plan, choices_max=40).wrong
+
+
+def test_every_planted_safety_bug_is_explored():
+    """G5, G6 and G7 are promises about time and disturbance; G10 shows only by what it leads to."""
+    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7")}
+    assert safety - {"last-call age is taken from another machine's clock"} <= set(EXPLORED_BUGS)
+
+
+def test_a_story_is_read_as_it_was_told(tmp_path, capsys):
+    plan = WORLDS["three re-form"]
+    with planted("seals below quorum"):
+        report = explore(plan, choices_max=2_000)
+        story, world = tell(plan, report.wrong[0][1])
+        assert read_story(story) == (plan, report.wrong[0][1])
+        path = tmp_path / "story.txt"
+        path.write_text(story)
+        assert main(["--replay", str(path)]) == 1
+        assert capsys.readouterr().out.strip() == story
+    assert world.judge.wrong
+    assert main(["--replay", str(path)]) == 0, "without the bug, the same decisions break nothing"
+
+
+def test_a_story_that_cannot_happen_is_refused():
+    with pytest.raises(ValueError, match="release m1 cannot happen here; what can: serve m0"):
+        tell(WORLDS["two form"], [Choice("release", "m1")])
+
+
+def test_a_world_without_a_way_to_rest_is_found():
+    """A defect that loses no guarantee at once: nobody is evicted, and the world waits for ever."""
+    plan = replace(WORLDS["three re-form"], faults=("hold",), faults_max=0)
+    shared = module._Shared()
+    shared.add_edge(module.START, Choice("wait"), 5)
+    shared.add_edge(5, Choice("serve", "m0"), 6)
+    shared.add_edge(6, Choice("serve", "m1"), 5)
+    shared.add_edge(5, Choice("crash", "m1"), module.REST)
+    assert [path for _, path in shared.stuck()] == [[], [Choice("serve", "m0")]]
+    shared.add_edge(6, Choice("wait"), module.REST)
+    assert not list(shared.stuck())
+    assert explore(plan).complete
+
+
+def test_the_command_names_the_worlds(capsys):
+    assert main(["other settings"]) == 0
+    assert "other settings: " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["no such world"])
+    assert "there is no world 'no such world'; there are two form" in capsys.readouterr().err
+
+
+def test_every_choice_has_a_bit():
+    """Choices are kept as bits of three words."""
+    assert len(VERBS) * len(TARGETS) <= 3 * 64
+    assert set(FAULTS) < set(VERBS)
+    for text in ("wait", "serve m0", "lose request m1", "restart", "newcomer n0"):
+        assert str(Choice.parse(text)) == text

@@ -1,0 +1,41 @@
+"""The small world in which exploration finds each planted bug, and words of what is then wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rdzv.testing.explore import WORLDS
+from rdzv.testing.small_world import WorldPlan
+
+
+def _world(name: str, *faults: str, **changes: Any) -> WorldPlan:
+    """Return a world of the table with these faults only, so that the bug is met early."""
+    return replace(WORLDS[name], faults=faults, **changes)
+
+
+EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
+    "an instant is written": (_world("two form", faults_max=0), "G10"),
+    "close ends a later incarnation": (_world("three re-form", "close", "stall"), "no progress"),
+    "engine that came back is not told": (_world("two re-form", "restart"), "G7"),
+    "engine's return is not waited for": (_world("lone survivors", "restart", "crash"), "G7"),
+    "evicted member acts": (_world("three re-form", "expire"), "G8"),
+    "failure closes although others could go on": (_world("three end", "give up", "fail"), "G9"),
+    "former leader's write is accepted": (_world("two form", "expire"), "G8"),
+    "ghost is sealed in": (_world("two form", "expire", "crash"), "G4"),
+    "late writer reaches the store": (WORLDS["two use the store"], "G8"),
+    "leader's gap is not re-listed": (_world("two re-form", "gap", "crash", "newcomer"), "no progress"),
+    "loss is not published": (_world("three re-form", "crash"), "no progress"),
+    "one who came later is watched": (_world("three re-form", "crash", "gap"), "no progress"),
+    "rank table of another attempt is used": (_world("three re-form", "fail", "expire", writes_max=4), "G2"),
+    "ready is not tied to a round": (_world("three re-form", "crash", "newcomer", "fail"), "G3"),
+    "round number is reused after a restart": (_world("lone survivors", "restart unseen", "host down"), "G3"),
+    "seals below quorum": (_world("three re-form", "crash"), "G2"),
+    "settings are taken for one's own without a compare": (WORLDS["other settings"], "T1"),
+    "settings mismatch is ignored": (WORLDS["other settings"], "T1"),
+    "store of the old round is visible": (WORLDS["two use the store"], "G8"),
+    "success closes too early": (_world("three end", "done"), "G9"),
+    "two worlds from two engines": (WORLDS["two engines"], "G8"),
+    "watch gap is not re-listed": (_world("two re-form", "gap", "crash", "expire"), "no progress"),
+    "world is given from memory": (_world("two form", "expire", "crash"), "no progress"),
+}
