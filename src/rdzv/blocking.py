@@ -242,6 +242,7 @@ class World:
         self.size = world.size
         self.worker_ranks = world.worker_ranks
         self.bootstrap = world.bootstrap
+        self.fence = world.fence
         self.era = world.era
         self.digest = world.digest
         self.incarnation = world.incarnation

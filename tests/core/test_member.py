@@ -291,6 +291,7 @@ def test_h32_a_waiting_member_announces_what_is_true_now(changes, announced, wan
     teller = present(head=head(boot="n1:1"), **changes)
     record = MemberRecord(name="n1", host="n1", **announced)
     assert machine.next_step(teller.state, teller.now, record) == wanted
+    assert machine.next_step(teller.state, teller.now, record, unsure=True) == actions.PutReady()
 
 
 @pytest.mark.parametrize(
@@ -438,3 +439,15 @@ class AnyLife(RuleBasedStateMachine):
 
 TestAnyLife = AnyLife.TestCase
 TestAnyLife.settings = settings(stateful_step_count=40)
+
+
+def test_the_highest_fence_and_its_place_are_remembered_over_instances():
+    """Also of a head that is seen before the member has registered, and if a later engine knows only lower ones."""
+    teller = Teller()
+    teller.on(events.Join())
+    for place, fence, known in (("p1", 7, (7, "p1")), ("p2", 5, (7, "p1")), ("p3", 9, (9, "p3")), ("p3", 0, (9, "p3"))):
+        teller.on(events.Connected("n1", place))
+        teller.on(events.HeadSeen(head(fence=fence)))
+        teller.on(events.Registered(11, False, teller.now, place))
+        assert (teller.state.fence, teller.state.fence_place) == known
+        teller.on(events.EngineAway("no route"))

@@ -194,7 +194,7 @@ def test_the_first_sealed_head_is_complete():
     seal = seal_of(lead(view))
     sealed_as = digest(seal.entries.values())
     fields = {"number": 1, "phase": Phase.SEALED, "table": "fresh", "size": 2, "digest": sealed_as, "top": 2}
-    assert seal.head == after(view, **fields, boot="node-a:29500", seen=REVISION, call=NONE)
+    assert seal.head == after(view, **fields, boot="node-a:29500", seen=REVISION, fence=1, call=NONE)
     assert (seal.first, seal.former_table, seal.head.incarnation) == ("A", "", 2)
 
 
@@ -205,7 +205,7 @@ def test_h16_the_next_sealed_head_is_complete():
     seal = seal_of(lead(view))
     sealed_as = digest(seal.entries.values())
     fields = {"number": 4, "phase": Phase.SEALED, "table": "fresh", "size": 2, "digest": sealed_as, "boot": "node-a:29500"}
-    assert seal.head == after(view, **fields, seen=REVISION, call=NONE, cause=None, adopted=False)
+    assert seal.head == after(view, **fields, seen=REVISION, fence=1, call=NONE, cause=None, adopted=False)
     assert (seal.head.top, seal.head.grown, seal.head.flaps) == (3, 2, {"node-x": 1})
     assert (seal.first, seal.former_table) == ("A", "t3")
 

@@ -229,9 +229,11 @@ async def test_a_failure_that_puts_quorum_out_of_reach_closes_the_run_with_its_r
 
 async def test_a_run_id_can_be_used_again_by_a_higher_incarnation():
     async with Party(1, 1, closed_for=LONG_S) as party:
-        (a,), _ = await party.form("a")
+        (a,), (world,) = await party.form("a")
         await a.close_run("requeued")
         await a.leave()
         with pytest.raises(Closed):
             await party.member("a").join()
-        assert (await party.member("a", incarnation=1).join()).round == 1
+        again = await party.member("a", incarnation=1).join()
+        assert again.round == 1
+        assert again.fence > world.fence, "also within the same second"

@@ -250,6 +250,9 @@ BUGS: dict[str, PlantedBug] = {
     "address of the former round is used again": PlantedBug("G1", [
         (view, "shares_address", lambda _announced, _head: False)
     ]),
+    "fence of a restarted server begins at what it is told": PlantedBug("fences", [
+        (rules, "next_fence", lambda made: max(made.head.fence, *(one.record.fence for one in made.members.values())) + 1)
+    ]),
     "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
 }
 

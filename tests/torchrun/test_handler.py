@@ -123,6 +123,7 @@ def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():
         assert (handlers[0].get_backend(), handlers[0].get_run_id()) == ("rdzv", "job")
         assert not handlers[0].is_closed()
         assert (os.environ["RDZV_RUN_ID"], os.environ["RDZV_ROUND"]) == ("job", "1")
+        assert {str(handler._world.fence) for handler in handlers} == {os.environ["RDZV_FENCE"]}
         assert os.environ["RDZV_REASON"] == "this node came to join"
 
 

@@ -112,9 +112,12 @@ def closed_error(me: Identity, head: Head) -> Closed:
 
 
 def next_step(
-    state: MemberState, now: float, announced: MemberRecord | None = None
+    state: MemberState, now: float, announced: MemberRecord | None = None, *, unsure: bool = False
 ) -> do.Examine | do.PutReady | do.Raise | None:
-    """The next step of a waiting join; None: wait until something changes. `announced`: the record on the engine."""
+    """The next step of a waiting join; None: wait until something changes.
+
+    `announced`: the record on the engine; `unsure`: perhaps the one before it still is.
+    """
     if state.standing is not PRESENT:
         return None
     if state.asked or state.drain:
@@ -122,7 +125,7 @@ def next_step(
     head = state.head
     if head is not None and head.phase is CLOSED:
         return do.Raise(closed_error(state.me, head))
-    if state.holding is OWING:
+    if state.holding is OWING or unsure:
         return do.PutReady()
     if announced is not None and (announced.role, announced.workers) != (state.role, state.workers):
         return do.PutReady()
@@ -245,6 +248,7 @@ def _join(state: MemberState, event: events.Join, now: float) -> Actions:
 def _connected(state: MemberState, event: events.Connected, _now: float) -> Actions:
     """A new presence has no entry in any table of this instance yet, and announces a fresh bootstrap socket."""
     state.head, state.examined, state.asked = None, "", ""
+    state.engine_place = event.place
     if state.holding is OWING:
         state.holding = NOTHING
     return [do.Bind(event.addr)]
@@ -289,6 +293,8 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
     """The head changed. Some changes end the presence."""
     old, new = state.head, event.head
     state.head = new
+    if new is not None and new.fence > state.fence:
+        state.fence, state.fence_place = new.fence, state.engine_place
     if state.standing is LEAVING:
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:

@@ -24,6 +24,8 @@ class Connected(MemberEvent, frozen=True):
 
     addr: str
     """The address at which others reach this node."""
+    place: str = ""
+    """Where the engine runs."""
 
 
 class Elsewhere(MemberEvent, frozen=True):

@@ -118,6 +118,8 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     """Bootstrap address: host:port of the socket that rank 0 has bound."""
     seen: int = 0
     """Revision of the view that the seal was decided on."""
+    fence: int = 0
+    """The fence of the round, for what its workers write elsewhere. No rule reads it (fence.py)."""
     call: Call = Call.NONE
     call_seq: int = 0
     """`seq` of the write that set `call`. The age of the call is measured from that write."""
@@ -201,6 +203,10 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     holds: RoundReport | None = None
     """The round that the member brought to an emptied engine, with its workers running."""
     heard: RoundReport | None = None
+    fence: int = 0
+    """The highest fence that the member knew of when it came."""
+    fence_place: str = ""
+    """Where the engine ran that had it."""
 
 
 class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):

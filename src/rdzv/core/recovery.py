@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 from .acts import Verdict, WriteHead, because
+from .fence import restored_fence
 from .model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RoundReport
 from .view import View
 
@@ -137,4 +138,5 @@ def restored_head(view: View, report: RoundReport, phase: Phase, call: Call, cau
         run=report.run, era=report.era, number=report.number, phase=phase, table=report.table, size=report.size,
         digest=report.digest, boot=report.boot, call=call, call_seq=1, cause=cause, adopted=phase is Phase.SEALED,
         next_era=Era(level + 1, view.fresh), top=report.top, grown=report.grown, incarnation=report.incarnation,
+        fence=restored_fence(view),
     )  # fmt: skip

@@ -63,6 +63,7 @@ import msgspec
 
 from . import recovery
 from .acts import Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
+from .fence import first_fence, next_fence
 from .model import BACK_S, FLAPS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
 from .ranks import assign, digest, worker_ranks
 from .view import LiveMember, View, candidate, name_of, names
@@ -99,7 +100,7 @@ def first_head(view: View) -> Verdict:
         back = "waiting for members of an earlier round to come back to this engine"
         return Verdict(None, f"{view.here}: {_missing_for_quorum(view) or back}", BACK_S - view.known_s)
     era = Era(1, view.fresh)
-    head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
+    head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation, fence=first_fence(view))
     if view.is_full:
         # T6 would seal this round in the next step anyway. Every head write notifies all members, so making the head
         # already sealed halves the notifications of a starting run.
@@ -437,7 +438,7 @@ def _seal(view: View, size: int) -> Seal:
         # Rank 0 bound its socket before it became ready. Asking for the address after the seal would leave all members
         # waiting if rank 0 died in between (H23).
         boot=view.members[first].record.boot,
-        seen=view.revision, cause=None, adopted=False, top=max(size, head.top), grown=grown,
+        seen=view.revision, fence=next_fence(view), cause=None, adopted=False, top=max(size, head.top), grown=grown,
     )  # fmt: skip
     return Seal(sealed, entries, first, head.table)
 

@@ -35,6 +35,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     durable: bool = True
     known_s: float = 0.0
     """How long the observer has known this engine instance."""
+    place: str = ""
+    """Where the engine runs."""
+    fence_floor: int | None = 0
+    """Fences count from above this on an engine of this start; None: the engine's revisions never begin again."""
+    wall_s: int = 0
+    """The observer's wall clock in seconds since 2020. It serves fences only, which decide nothing."""
     revision: int = 0
     head: Head | None = None
     head_modified: int = 0

@@ -199,6 +199,7 @@ class Leader:
             settings=presence.agreed, me=presence.id, durable=self.session.durable,
             known_s=self._node.now() - presence.known_at, ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation, fresh=self._node.token(),
+            place=self.session.place, fence_floor=self.session.fence_floor, wall_s=self._node.wall_s(),
         )  # fmt: skip
         if not view.drains:
             self._drains_at = None

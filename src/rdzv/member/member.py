@@ -96,6 +96,8 @@ class Member:
         self._taking: tuple[Presence, Look] | None = None
         """The read that the machine is being told of."""
         self._boot = NextBootstrap(node, settings.bootstrap_port)
+        self._unsure = False
+        """The outcome of the last put of the own record is unknown."""
         self._pauses = 0
         self._leaving: asyncio.Task[None] | None = None
 
@@ -267,7 +269,8 @@ class Member:
     async def _be_present(self, session: Session) -> None:
         """One presence, from its registration to its end. Returns when the machine, or its instance, has ended it."""
         addr = self._settings.local_addr or session.local_host or self._node.host
-        self._on(events.Connected(addr))
+        self._on(events.Connected(addr, session.place))
+        self._unsure = False
         record = record_for(self._settings, self._node, self.state, addr, self._boot.address, self._boot.same_port)
         presence = self._coming = Presence(session, self._settings, self._node, record, self.state, self._on)
         try:
@@ -391,7 +394,7 @@ class Member:
         """Do what a waiting join does now. Returns the world, if it is this member's to take."""
         presence = self.presence
         announced = None if presence is None else presence.record
-        wanted = machine.next_step(self.state, self._node.now(), announced)
+        wanted = machine.next_step(self.state, self._node.now(), announced, unsure=self._unsure)
         if type(wanted) is actions.Raise:
             raise wanted.error
         if wanted is None or presence is None:
@@ -421,18 +424,21 @@ class Member:
 
     async def _put_ready(self, presence: Presence) -> None:
         """T4: one put per member and round, with a fresh bootstrap socket."""
-        record, state = presence.record, self.state
-        left = state.left if state.holding is Holding.OWING else record.left
-        taken = state.head is not None and shares_address(record, state.head)
-        boot = self._boot
-        if boot.bound is None or (boot.address == record.boot and (record.left < left or taken)):
-            # Not at a repetition after an unknown outcome: what was announced must be what is bound (seed 2619).
+        record, state, boot = presence.record, self.state, self._boot
+        owes = state.holding is Holding.OWING
+        left = state.left if owes else record.left
+        # Nothing is bound anew for a repetition after an unknown outcome: what was announced must be bound (seed 2619).
+        if not boot.address or (boot.address == record.boot and record.left < left):
             boot.bind(record.addr, state.heard)
+        elif not owes and not self._unsure and state.head is not None and shares_address(record, state.head):
+            boot.bind(record.addr, state.heard, keep=True)
         heard = record.heard or record.holds
+        self._unsure = True
         await presence.put_record(
             left=left, boot=boot.address, same_port=boot.same_port, role=state.role, workers=state.workers,
             holds=None, heard=heard, done=False,
         )  # fmt: skip
+        self._unsure = False
         if presence is self.presence:
             self._on(events.ReadyPut(left))
 

@@ -66,6 +66,7 @@ class Given(Observation, frozen=True, kw_only=True):
     digest: str
     boot: str
     workers: WorkerRanks | None = None
+    fence: int = 0
 
     @classmethod
     def of(cls, actor: str, world: AsyncWorld) -> Given:
@@ -74,7 +75,7 @@ class Given(Observation, frozen=True, kw_only=True):
             actor=actor, member=member, instance=instance, revision=revision,
             run=world.incarnation, era=world.era, number=world.round, table=world.table,
             size=world.size, rank=world.rank, digest=world.digest, boot=str(world.bootstrap),
-            workers=world.worker_ranks,
+            workers=world.worker_ranks, fence=world.fence,
         )  # fmt: skip
 
     def tell(self) -> str:

@@ -198,7 +198,9 @@ class Handler(RendezvousHandler):
                 self._bootstrap = _serve(world.take_bootstrap_socket())
             else:
                 world.bootstrap.release()
-        os.environ.update(RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_REASON=reason)
+        os.environ.update(
+            RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_FENCE=str(world.fence), RDZV_REASON=reason
+        )
         text = f"round {world.round}: rank {world.rank} of {world.size}"
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
         logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
