@@ -26,7 +26,7 @@ FULL: list[model.Record] = [
     Head(
         run="r1", era=ERA, number=3, phase=Phase.SEALED, table="t1", size=2, digest="d", boot="h:1", seen=17,
         fence=859093042311725058,
-        call=Call.SETTLE, call_seq=5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
+        call=Call.SETTLE, call_seq=5, waited=2.5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
         flaps={"node7": 2}, incarnation=1,
     ),
     MemberRecord(

@@ -123,6 +123,8 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     call: Call = Call.NONE
     call_seq: int = 0
     """`seq` of the write that set `call`. The age of the call is measured from that write."""
+    waited: float = 0.0
+    """How long a quorum had been there when the head was made: that time is part of the last call."""
     seq: int = 1
     """Number of writes of this head; also numbers the journal."""
     cause: Cause | None = None
@@ -135,7 +137,7 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     grown: int = 0
     """Number of the last round that was growth, 0 if none was."""
     flaps: dict[str, int] = {}
-    """How often each host was lost soon after the growth that it caused. At most FLAPS_MAX hosts."""
+    """How often members of each name were lost soon after the growth that they caused. At most FLAPS_MAX names."""
     incarnation: int = 0
     """Set by the user: a higher one may begin anew after a close."""
 

@@ -21,6 +21,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from .acts import Verdict, WriteHead, because
 from .fence import restored_fence
 from .model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RoundReport
@@ -98,7 +100,8 @@ def restore_broken(view: View) -> Verdict | None:
             reason = f"{view.here} on an engine that came back empty"
         return Verdict(None, f"{reason}: waiting for the others", BACK_S - view.known_s)
     if report.number == 0:
-        head = restored_head(view, report, Phase.OPEN, Call.NONE, None)
+        call, waited = view.first_call
+        head = msgspec.structs.replace(restored_head(view, report, Phase.OPEN, call, None), waited=waited)
         return Verdict(WriteHead(head), f"{view.here}: the run begins again on an engine that came back empty")
     text = f"{here} of {report.size} members came back after the engine was restarted"
     if report.phase is Phase.BROKEN and report.cause is not None:

@@ -13,7 +13,7 @@ import msgspec
 
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import Call, Head, MemberRecord, Phase, RankEntry, RunSettings
+from ..core.model import BACK_S, Call, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..engines.port import Event
 from .history import Commit
 
@@ -165,8 +165,11 @@ class State:
             # Two debts, each with a time of its own: until the head is restored, and from then on.
             return ("go on: full", 3.0) if reported and head is None else ("seal: full", 0.0)
         if head is not None and head.call is Call.REGROUP:
-            return "seal: regrouped", settings.replace_wait
-        return "seal: last call", settings.last_call + 3.0
+            # Members of a round that lost its quorum by cut connections have time to come back.
+            return "seal: regrouped", max(settings.replace_wait, 0.0 if self.size_of(len(self.survivors)) else BACK_S)
+        if head is None or head.number == 0:
+            return "seal: last call", max(settings.last_call, BACK_S)
+        return "seal: last call", settings.last_call + BACK_S
 
     def _owed_sealed(self, settings: RunSettings, head: Head) -> tuple[str, float] | None:
         if self.lost or any(self.has_left(one) for one in self.survivors):
