@@ -435,7 +435,10 @@ def test_a_partition_in_one_direction_is_a_loss_for_the_others_and_an_eviction_f
 # ---- clocks
 
 
-@by_hand(min_nodes=2, max_nodes=4, last_call=6.0, catches={"last-call age is taken from another machine's clock": "the last call took"})
+@by_hand(
+    min_nodes=2, max_nodes=4, last_call=6.0,
+    catches={"last-call age is taken from another machine's clock": "the last call took"},
+)  # fmt: skip
 async def test_clocks_that_drift_apart_disturb_nobody(hands):
     """One runs a fifth slow, one a quarter fast, and all began billions of seconds apart. The last call is measured by
     the leader's own clock, also by one that took over; leases are measured by the engine's; and nobody is taken for
