@@ -21,7 +21,7 @@ WORDS = (
     "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",
     "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "notice", "engine",
     "embedded server", "endpoint", "driver", "register", "instance", "place", "adopt", "adopted", "retold", "secret", "lease",
-    "linger", "outage grace", "revision", "watch", "guard", "fencing",
+    "linger", "outage grace", "revision", "watch", "guard", "fencing", "fence",
 )  # fmt: skip
 
 

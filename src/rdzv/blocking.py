@@ -181,16 +181,20 @@ class Rendezvous:
         """
         self._handle.run(self._aio.prepare())
 
-    def join(self, timeout_s: float | None = None, *, lasts: Callable[[], object] | None = None) -> World:
+    def join(
+        self, timeout_s: float | None = None, *,
+        workers: int = 0, role: str = "", lasts: Callable[[], object] | None = None,
+    ) -> World:  # fmt: skip
         """Wait until a round is sealed with this member in it. The call says that no worker of an earlier round runs.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
         must. While the engine is away the time counts, too; finding out the reason takes at most two seconds more.
-        `lasts` is called in this thread about once a second while it waits, for progress output.
+        `workers`: how many workers this member will start, in that role; `world.worker_ranks` then says which ranks they
+        have. `lasts` is called in this thread about once a second while it waits, for progress output.
         Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         arguments.function("join", "lasts", lasts)
-        return World(self._handle, self._handle.run(self._aio.join(timeout_s), lasts))
+        return World(self._handle, self._handle.run(self._aio.join(timeout_s, workers=workers, role=role), lasts))
 
     @property
     def changed(self) -> Change | None:
@@ -258,7 +262,9 @@ class World:
         self.round = world.round
         self.rank = world.rank
         self.size = world.size
+        self.worker_ranks = world.worker_ranks
         self.bootstrap = world.bootstrap
+        self.fence = world.fence
         self.era = world.era
         self.digest = world.digest
         self.incarnation = world.incarnation

@@ -90,7 +90,7 @@ class FakeWorld:
     """The attributes that a line shows."""
 
     run_id = incarnation = digest = "x"
-    era, round, rank, size, bootstrap = Era(1, "e"), 1, 0, 2, Bootstrap("h", 1)
+    era, round, fence, rank, size, bootstrap = Era(1, "e"), 1, 7, 0, 2, Bootstrap("h", 1)
 
 
 def test_the_lines_have_the_fields_that_are_shown(capsys):

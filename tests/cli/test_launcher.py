@@ -61,7 +61,8 @@ def test_a_taken_port_is_named():
 
 PROGRAM = """
 import os, sys, time
-print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "RDZV_ROUND", "RDZV_RUN_ID")), flush=True)
+NAMES = "RANK", "WORLD_SIZE", "MASTER_PORT", "RDZV_ROUND", "RDZV_RUN_ID", "RDZV_FENCE"
+print(*(os.environ[name] for name in NAMES), flush=True)
 print(os.environ["RDZV_REASON"], file=sys.stderr, flush=True)
 if os.environ["WORLD_SIZE"] == sys.argv[1]:
     sys.exit(int(sys.argv[2]))
@@ -85,7 +86,8 @@ def test_a_program_is_run_in_each_world_and_restarted_when_it_changes():
             assert a.wait(LIMIT_S) == 0
             lines = [process.stdout.readline().split() for process in (a, b)]
             assert sorted(line[0] for line in lines) == ["0", "1"]
-            assert {tuple(line[1:]) for line in lines} == {("2", lines[0][2], "2", "t")}
+            assert {tuple(line[1:]) for line in lines} == {("2", lines[0][2], "2", "t", lines[0][5])}
+            assert int(lines[0][5]) > 2**32
             assert "came to join" in a.stderr.read()
 
 

@@ -21,7 +21,7 @@ from rdzv.core import member_events as events
 from rdzv.core.member import step
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.member_state import HOLDINGS, TRANSITIONS, Holding, Identity, MemberState, Standing, diagram
-from rdzv.core.model import NO_ROUND, Cause, CauseKind, Era, Head, Phase, RoundId
+from rdzv.core.model import NO_ROUND, Cause, CauseKind, Era, Head, MemberRecord, Phase, RoundId
 from rdzv.errors import Banned, Closed, Drained, EngineMoved, Evicted, LeftAlready
 from support.views import ERA, entry
 
@@ -274,6 +274,27 @@ def test_what_a_waiting_join_does_next(changes, wanted):
 
 
 @pytest.mark.parametrize(
+    ("changes", "announced", "wanted"),
+    [
+        ({"examined": "t1"}, {"boot": "n1:1"}, actions.PutReady()),
+        ({"examined": "t1"}, {"boot": "n1:1", "same_port": True}, None),
+        ({"examined": "t1"}, {"boot": "n1:2"}, None),
+        # It may be rank 0 of that very round.
+        ({}, {"boot": "n1:1"}, actions.Examine("t1")),
+        # The holder joined again with another number of workers.
+        ({"workers": 2, "role": "t"}, {"boot": "n1:2"}, actions.PutReady()),
+        ({"workers": 2, "role": "t", "examined": "t1"}, {"boot": "n1:2", "workers": 2, "role": "t"}, None),
+    ],
+)
+def test_h32_a_waiting_member_announces_what_is_true_now(changes, announced, wanted):
+    """T4.5: not the address of a round that it was not in, nor another number of workers."""
+    teller = present(head=head(boot="n1:1"), **changes)
+    record = MemberRecord(name="n1", host="n1", **announced)
+    assert machine.next_step(teller.state, teller.now, record) == wanted
+    assert machine.next_step(teller.state, teller.now, record, unsure=True) == actions.PutReady()
+
+
+@pytest.mark.parametrize(
     ("changes", "error"),
     [({"asked": "scaled down"}, Drained), ({"drain": "SIGTERM"}, Drained), ({"head": CLOSED}, Closed)],
 )
@@ -418,3 +439,15 @@ class AnyLife(RuleBasedStateMachine):
 
 TestAnyLife = AnyLife.TestCase
 TestAnyLife.settings = settings(stateful_step_count=40)
+
+
+def test_the_highest_fence_and_its_place_are_remembered_over_instances():
+    """Also of a head that is seen before the member has registered, and if a later engine knows only lower ones."""
+    teller = Teller()
+    teller.on(events.Join())
+    for place, fence, known in (("p1", 7, (7, "p1")), ("p2", 5, (7, "p1")), ("p3", 9, (9, "p3")), ("p3", 0, (9, "p3"))):
+        teller.on(events.Connected("n1", place))
+        teller.on(events.HeadSeen(head(fence=fence)))
+        teller.on(events.Registered(11, False, teller.now, place))
+        assert (teller.state.fence, teller.state.fence_place) == known
+        teller.on(events.EngineAway("no route"))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.ranks import Candidate, assign, digest, first_order, natural
+from rdzv.core.model import WorkerRanks
+from rdzv.core.ranks import Candidate, assign, digest, first_order, natural, worker_ranks
 from support.views import entry
 
 
@@ -274,3 +275,32 @@ def test_the_digest_does_not_change_when_members_die_or_mark_their_lines():
 def test_the_digest_changes_with_a_rank_an_id_or_a_name(other):
     """R6."""
     assert digest([entry("a", 0), other]) != digest([entry("a", 0), entry("b", 1)])
+
+
+# ---- workers
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ("t:8 t:4 t:2", [(0, 14, 0, 14), (8, 14, 8, 14), (12, 14, 12, 14)]),
+        ("t:1", [(0, 1, 0, 1)]),
+        ("t:2 reader:1 t:3 reader:4", [(0, 10, 0, 5), (2, 10, 0, 5), (3, 10, 2, 5), (6, 10, 1, 5)]),
+        ("t:8 t:0 t:2", [None, None, None]),
+        (":1 :1", [(0, 2, 0, 2), (1, 2, 1, 2)]),
+    ],
+)
+def test_h31_the_ranks_of_workers_follow_those_of_their_members(shares, expected):
+    """R7: as torch's agents compute them; if a member does not say how many workers it has, there are none."""
+    given = [(role, int(count)) for role, count in (share.split(":") for share in shares.split())]
+    assert worker_ranks(given) == [None if one is None else WorkerRanks(*one) for one in expected]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), min_size=1, max_size=12))
+def test_every_worker_has_one_rank_in_the_world_and_one_in_its_role(shares):
+    found = worker_ranks(shares)
+    world = [one.first + local for one, (_, count) in zip(found, shares, strict=True) for local in range(count)]
+    assert world == list(range(found[0].total))
+    for role in {role for role, _ in shares}:
+        mine = [(one, count) for one, (other, count) in zip(found, shares, strict=True) if other == role]
+        assert [one.role_first + local for one, count in mine for local in range(count)] == list(range(mine[0][0].role_total))

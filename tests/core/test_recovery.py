@@ -79,11 +79,11 @@ ONE_BACK = "1 of 2 members came back after the engine was restarted"
        f"round 3 broken: {ONE_BACK} | {restored('broken', cause='retold()')}")
       for fields in ({"phase": Phase.BROKEN}, {"phase": Phase.SEALED, "cause": LOST})],
     ("T15.4 a run without a round begins again", forgot(heard(**NO_ROUND_YET), {}, young=False, incarnation=9),
-     "2 of 2..4 nodes: the run begins again on an engine that came back empty | run=r1 era=1.e1 next_era=2.fresh"),
+     "2 of 2..4 nodes: the run begins again on an engine that came back empty | run=r1 era=1.e1 call=last next_era=2.fresh"),
     ("T15.1 it waits too: a member may know of a round", forgot(heard(**NO_ROUND_YET)),
      "1 of 2..4 nodes on an engine that came back empty: waiting for the others @ 2"),
     ("T15.1 unless it is full", forgot(*[heard(**NO_ROUND_YET)] * 4),
-     "4 of 2..4 nodes: the run begins again on an engine that came back empty | run=r1 era=1.e1 next_era=2.fresh"),
+     "4 of 2..4 nodes: the run begins again on an engine that came back empty | run=r1 era=1.e1 call=last next_era=2.fresh"),
 )  # fmt: skip
 def test_without_a_head(view, expected):
     assert said(view) == expected

@@ -10,13 +10,27 @@ import msgspec
 import pytest
 
 from rdzv.core.acts import Evict, Seal, Sweep, WriteHead
-from rdzv.core.model import CAUSE_MEMBERS_MAX, FLAPS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
+from rdzv.core.model import (
+    CAUSE_MEMBERS_MAX,
+    FLAPS_MAX,
+    Call,
+    Cause,
+    CauseKind,
+    Era,
+    Head,
+    Phase,
+    RankEntry,
+    WorkerRanks,
+)
 from rdzv.core.ranks import digest
 from rdzv.core.rules import RULES, lead
 from support.verdicts import said
 from support.views import NUMBER, REVISION, ROUND, after, broken, closed, live, no_head, opened, report, seal_of, sealed
 
 NONE, LAST, REGROUP, SETTLE = Call
+SOON = ": c was lost soon after it came in"
+BACK = {"heard": report(rank=1)}
+"""The record of a member that was in the broken round and comes again."""
 BAD = "bad memory"
 BEGINS = "the run begins | run=fresh era=1.fresh next_era=1.fresh"
 BROKEN = "phase=broken call=regroup cause"
@@ -43,7 +57,12 @@ def table(*rows):
     ("T2.4 a full run is sealed with its first head; the fifth is spare", no_head("a b c d e"),
      "5 of 2..4 nodes: full | seal a b c d"),
     ("T2.4 a banned member does not make a run full", no_head("a b c d", banned={"node-d": BAD}),
-     f"3 of 2..4 nodes: {BEGINS}"),
+     f"3 of 2..4 nodes: last call | {BEGINS.partition(' | ')[2].replace(' next', ' call=last next')}"),
+    ("T2.6 the last call of a quorum began while members of an earlier round were waited for",
+     no_head("a b", durable=False, known_s=3.0, quorum_age_s=2.5),
+     "2 of 2..4 nodes: last call | run=fresh era=1.fresh call=last waited=2.5 next_era=1.fresh"),
+    ("T2.6 but no more of it than that wait takes", no_head("a b", quorum_age_s=50.0),
+     "2 of 2..4 nodes: last call | run=fresh era=1.fresh call=last waited=3.0 next_era=1.fresh"),
 )  # fmt: skip
 def test_how_the_first_head_is_made(view, expected):
     assert said(view) == expected
@@ -82,6 +101,27 @@ def test_h9_a_newcomer_does_not_begin_a_run_that_a_member_reports():
     ("T5.1 quorum starts the last call", opened("a b"), "2 of 2..4 nodes: last call | call=last"),
     ("T5.1 H18 newcomers that make a quorum start a last call: others may be right behind",
      broken("a:ready b:ready c:lost d:lost e:new f:new", min=4, max=8), "4 of 4..8 nodes: last call | call=last"),
+    ("T5.6 members that come back after a cut are a round again, without a last call",
+     broken("a:ready b:lost c:lost e:new", records={"e": BACK}),
+     "2 of 2..4 nodes: enough of round 3 are back to go on | call=regroup"),
+    ("T5.6 H18 but a process that was started anew is not", broken("a:ready b:lost c:lost e:new", records={"e": {"name": "b"}}),
+     "2 of 2..4 nodes: last call | call=last"),
+    ("T5.6 T6.15 the last of them may be a moment behind",
+     broken("a:ready b:lost c:lost e:new", call=REGROUP, age=2.0, records={"e": BACK}),
+     "2 of 2..4 nodes: waiting 1 s for members of round 3 to come back @ 1"),
+    ("T6.15 no longer", broken("a:ready b:lost c:lost e:new", call=REGROUP, age=3.0, records={"e": BACK}),
+     "2 of 2..4 nodes: all who live are ready | seal a e"),
+    *[(f"T6.15 not for one that {how} ", broken(f"a:ready b:lost c:{how} e:new", call=REGROUP, records={"e": BACK}),
+       "2 of 2..4 nodes: all who live are ready | seal a e") for how in ("gave_up", "went", "gone")],
+    ("T6.15 nor if the survivors alone are a quorum",
+     broken("a:ready b:ready c:lost d:lost e:new", max=9, call=REGROUP, records={"e": BACK}),
+     "3 of 2..9 nodes: all who live are ready | seal a b e"),
+    ("T6.15 nor on an engine that came back empty, which has waited already",
+     broken("a:ready b:lost c:lost e:new", call=REGROUP, call_seq=1, records={"e": BACK}),
+     "2 of 2..4 nodes: all who live are ready | seal a e"),
+    ("T6.15 a longer wait for a replacement counts",
+     broken("a:ready b:lost c:lost e:new", call=REGROUP, age=2.0, replace_wait=5.0, records={"e": BACK}),
+     "2 of 2..4 nodes: waiting 3 s for a replacement @ 3"),
     ("T5.5 a last call is waited out", opened("a b", call=LAST, age=12.0), "2 of 2..4 nodes: last call, 18 s left @ 18"),
     ("T5.5 T6.6 H18 also after the loss of quorum",
      broken("a:ready b:ready c:lost d:lost e:new f:new", min=4, max=8, call=LAST, age=10.0),
@@ -113,6 +153,10 @@ def test_h19_no_instant_is_in_the_head():
 
 
 @table(
+    ("T2.6 T6.6 what a quorum had waited before the head was made is part of the last call",
+     opened("a b", call=LAST, age=27.0, waited=3.0), "2 of 2..4 nodes: last call over | seal a b"),
+    ("T2.6 T5.5 and of the time left", opened("a b", call=LAST, age=12.0, waited=3.0),
+     "2 of 2..4 nodes: last call, 15 s left @ 15"),
     ("T6.6 the last call is over", opened("a b", call=LAST, age=30.0), "2 of 2..4 nodes: last call over | seal a b"),
     ("T6.6 H18 after the loss of quorum too", broken("a:ready b:ready c:lost e:new", min=3, max=8, call=LAST, age=30.0),
      "3 of 3..8 nodes: last call over | seal a b e"),
@@ -183,19 +227,19 @@ def test_the_first_sealed_head_is_complete():
     seal = seal_of(lead(view))
     sealed_as = digest(seal.entries.values())
     fields = {"number": 1, "phase": Phase.SEALED, "table": "fresh", "size": 2, "digest": sealed_as, "top": 2}
-    assert seal.head == after(view, **fields, boot="node-a:29500", seen=REVISION, call=NONE)
+    assert seal.head == after(view, **fields, boot="node-a:29500", seen=REVISION, fence=1, call=NONE)
     assert (seal.first, seal.former_table, seal.head.incarnation) == ("A", "", 2)
 
 
 def test_h16_the_next_sealed_head_is_complete():
     """T6.8, T6.9, T6.10: every field of it. Table ids are random, so a late writer to the old store reaches no new one."""
     cause = Cause(kind=CauseKind.LOST, text="c lost", members=("c",))
-    view = broken("a:ready b:ready c:lost", call=REGROUP, cause=cause, flaps={"node-x": 1}, grown=2, adopted=True)
+    view = broken("a:ready b:ready c:lost", call=REGROUP, cause=cause, flaps={"x": 1}, grown=2, adopted=True)
     seal = seal_of(lead(view))
     sealed_as = digest(seal.entries.values())
     fields = {"number": 4, "phase": Phase.SEALED, "table": "fresh", "size": 2, "digest": sealed_as, "boot": "node-a:29500"}
-    assert seal.head == after(view, **fields, seen=REVISION, call=NONE, cause=None, adopted=False)
-    assert (seal.head.top, seal.head.grown, seal.head.flaps) == (3, 2, {"node-x": 1})
+    assert seal.head == after(view, **fields, seen=REVISION, fence=1, call=NONE, cause=None, adopted=False)
+    assert (seal.head.top, seal.head.grown, seal.head.flaps) == (3, 2, {"x": 1})
     assert (seal.first, seal.former_table) == ("A", "t3")
 
 
@@ -206,6 +250,15 @@ def test_h1_the_entries_of_the_first_table_are_complete():
         "A": RankEntry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
         "B": RankEntry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
     }
+
+
+def test_h31_the_ranks_of_workers_are_part_of_the_seal():
+    """T6.11 R7: in the order of the members' ranks, whoever came first."""
+    records = {"a": {"workers": 4, "role": "t", "order": "2"}, "b": {"workers": 8, "role": "t", "order": "1"}}
+    entries = seal_of(lead(opened("a b", call=LAST, age=30.0, records=records))).entries
+    assert {id: entry.workers for id, entry in entries.items()} == {
+        "B": WorkerRanks(0, 12, 0, 12), "A": WorkerRanks(8, 12, 8, 12)
+    }  # fmt: skip
 
 
 def test_h5_the_entries_of_the_next_table_are_complete():
@@ -253,7 +306,7 @@ LATE = "c and d did not stop within 75 s: evicted | evict C D"
     ("T8.1 not if the others are no quorum", broken("a:ready b c", call=REGROUP, age=75.0),
      "1 of 2..4 nodes: waiting for 1 more (b and c stopping their workers)"),
     ("T8.1 nor without a call, which gives notice", broken("a:ready b:ready c", age=500.0),
-     "2 of 2..4 nodes: last call | call=last"),
+     "2 of 2..4 nodes: enough of round 3 are back to go on | call=regroup"),
     ("T8.3 a leader that straggles is last: nothing that it writes afterwards takes effect",
      broken("a b c:ready d:ready e", call=REGROUP, age=75.0, max=8),
      "a, b and e did not stop within 75 s: evicted | evict B E A"),
@@ -340,12 +393,15 @@ def lost(people, text, about, **given):
     # Flaps: lost less than 60 s after the round in which it came; forgiven if the round lasted longer.
     *[(f"T7.6 H26 flaps {before} become {noted}: {age:g} s, since {since}",
        sealed("a b c:lost", sealed_age=age, flaps=before, entries={"c": {"since": since}}),
-       f"round 3 broken: c lost | {BROKEN}=lost(c)" + (f" flaps={noted}" if noted != before else ""))
-      for age, since, before, noted in [
-          (59.0, 3, {}, {"node-c": 1}), (59.0, 3, {"node-c": 2}, {"node-c": 3}), (59.0, 3, {"node-c": 30}, {"node-c": 30}),
-          (59.0, 3, {"node-c": 29, "node-x": 1}, {"node-c": 30, "node-x": 1}), (59.0, 2, {}, {}), (60.0, 3, {}, {}),
-          (60.0, 3, {"node-c": 2}, {"node-c": 2}), (59.0, 2, {"node-a": 2}, {"node-a": 2}),
-          (60.0, 2, {"node-a": 2, "node-x": 1}, {"node-x": 1})]],
+       f"round 3 broken: c lost{said} | {BROKEN}=lost(c)" + (f" flaps={noted}" if noted != before else ""))
+      for age, since, before, noted, said in [
+          (59.0, 3, {}, {"c": 1}, " (c was lost soon after it came in: it waits 4 s when it comes again)"),
+          (59.0, 3, {"c": 2}, {"c": 3}, " (c was lost soon after it came in, 3 times: it waits 16 s when it comes again)"),
+          (59.0, 3, {"c": 30}, {"c": 30}, ""),
+          (59.0, 3, {"c": 29, "x": 1}, {"c": 30, "x": 1},
+           " (c was lost soon after it came in, 30 times: it waits 600 s when it comes again)"),
+          (59.0, 2, {}, {}, ""), (60.0, 3, {}, {}, ""), (60.0, 3, {"c": 2}, {"c": 2}, ""), (59.0, 2, {"a": 2}, {"a": 2}, ""),
+          (60.0, 2, {"a": 2, "x": 1}, {"x": 1}, "")]],
     ("T7.6 nobody flaps in the first round", sealed("a b c:lost", number=1, entries={"c": {"since": 1}}),
      f"round 1 broken: c lost | {BROKEN}=lost(c)"),
 )  # fmt: skip
@@ -361,13 +417,22 @@ def test_h21_a_cause_names_a_few_members_only():
     assert cause.text == "x00, x01, x02 and 17 more lost"
 
 
+def test_names_flap_and_not_hosts():
+    """T7.6: two members of one host count for themselves, and two of one name count once."""
+    lost = {name: {"since": NUMBER, "host": "h"} for name in "cd"}
+    view = sealed("a b c:lost d:lost", sealed_age=9.0, entries=lost)
+    assert lead(view).act.head.flaps == {"c": 1, "d": 1}
+    same = {id: msgspec.structs.replace(entry, name="c") if id == "D" else entry for id, entry in view.entries.items()}
+    assert lead(msgspec.structs.replace(view, entries=same)).act.head.flaps == {"c": 1}
+
+
 def test_h21_only_the_worst_flaps_are_kept():
     """T7.6."""
     before = {f"x{index:02d}": 1 + index % 2 for index in range(FLAPS_MAX + 4)}
     noted = lead(sealed("a b c:lost", sealed_age=1.0, flaps=before, entries={"c": {"since": NUMBER}})).act.head.flaps
     assert len(noted) == FLAPS_MAX
-    assert [host for host, count in noted.items() if count == 2] == [host for host, count in before.items() if count == 2]
-    assert [host for host, count in noted.items() if count == 1] == ["node-c", "x00", "x02", "x04", "x06", "x08"]
+    assert [name for name, count in noted.items() if count == 2] == [name for name, count in before.items() if count == 2]
+    assert [name for name, count in noted.items() if count == 1] == ["c", "x00", "x02", "x04", "x06", "x08"]
 
 
 # ---- sealed: growth
@@ -395,7 +460,7 @@ C_JOINS = f"round 3 broken: c came to join | {BROKEN}=growth(c)"
     ("T7.10 settling stops when they are gone", sealed("a b", call=SETTLE, age=1.5), f"{RUNS} | call=none"),
     ("T7.12 without settling at once", sealed("a b c:new", grow="now"), C_JOINS),
     ("T7.12 with no time to settle too", sealed("a b c:new", settle=0.0), C_JOINS),
-    ("T7.12 then a flapping host too", sealed("a b c:new", grow="now", flaps={"node-c": 3}), C_JOINS),
+    ("T7.12 then one that flapped too", sealed("a b c:new", grow="now", flaps={"c": 3}), C_JOINS),
     *[(f"T7.7 as many are useful as the round would grow by: {people} {given}", sealed(people, call=SETTLE, age=2.0, **given),
        f"round 3 broken: {text} came to join | {BROKEN}=growth({about})") for people, given, text, about in [
            ("a b c:new d:new", {"max": 3}, "c", "c"), ("a b d:new c:new", {"max": 3}, "d", "d"),
@@ -413,13 +478,17 @@ C_JOINS = f"round 3 broken: c came to join | {BROKEN}=growth(c)"
         ("it had that size before", {"grown": 2, "top": 3}), ("no limit", {"grown": 2, "grow_every": 0.0})]],
     ("T7.8 a replacement is let in, and a newcomer along with it", sealed("a b c:new d:new", grown=2, grown_age=45.0, top=3),
      f"{RUNS}; c and d waiting to come in | call=settle"),
-    *[(f"T7.12 H26 {flaps} flaps: a host waits twice as long each time",
-       sealed("a b c:new", call=SETTLE, age=wait - 0.5, flaps={"node-c": flaps, "node-x": 5}), f"{COMES} @ 0.5")
-      for flaps, wait in [(0, 2.0), (1, 4.0), (2, 8.0), (8, 512.0), (9, 600.0), (30, 600.0)]],
-    ("T7.12 but no longer", sealed("a b c:new", call=SETTLE, age=600.0, flaps={"node-c": 30}), C_JOINS),
-    ("T7.12 a settle longer than that stays", sealed("a b c:new", call=SETTLE, settle=700.0, age=650.0, flaps={"node-c": 3}),
-     f"{COMES} @ 50"),
-    ("T7.11 the shortest wait counts", sealed("a b c:new d:new", call=SETTLE, age=2.0, flaps={"node-c": 5}),
+    *[(f"T7.12 H26 {flaps} flaps: a name waits twice as long each time",
+       sealed("a b c:new", call=SETTLE, age=wait - 0.5, flaps={"c": flaps, "x": 5}), f"{COMES}{said} @ 0.5")
+      for flaps, wait, said in [(0, 2.0, ""), (1, 4.0, f"{SOON}, 0 s left"), (2, 8.0, f"{SOON}, 2 times, 0 s left"),
+                                (8, 512.0, f"{SOON}, 8 times, 0 s left"), (30, 600.0, f"{SOON}, 30 times, 0 s left")]],
+    ("T7.12 T7.13 the wait is told", sealed("a b c:new", flaps={"c": 3}), f"{COMES}{SOON}, 3 times, 16 s left | call=settle"),
+    ("T7.13 an observer that came later says at most", sealed("a b c:new", call=SETTLE, age=4.0, late=True, flaps={"c": 3}),
+     f"{COMES}{SOON}, 3 times, at most 12 s left @ 12"),
+    ("T7.12 but no longer", sealed("a b c:new", call=SETTLE, age=600.0, flaps={"c": 30}), C_JOINS),
+    ("T7.12 a settle longer than that stays", sealed("a b c:new", call=SETTLE, settle=700.0, age=650.0, flaps={"c": 3}),
+     f"{COMES}{SOON}, 3 times, 50 s left @ 50"),
+    ("T7.11 the shortest wait counts", sealed("a b c:new d:new", call=SETTLE, age=2.0, flaps={"c": 5}),
      f"round 3 broken: c and d came to join | {BROKEN}=growth(c d)"),
     ("T7.4 growth waits while drains gather", sealed("a b c:drains d:new", call=SETTLE, age=9.0, drain_age=0.5),
      "round 3: c draining, gathering others @ 0.5"),
@@ -461,7 +530,7 @@ MORE = "1 of 2..4 nodes: waiting for 1 more"
      "round 3 runs with 2 nodes"),
     ("T11.1 nobody of none is not everybody", opened("a"), MORE),
     ("T11.1 success goes before a failure", sealed("a:done b:gone", entries={"b": {"gave_up": "exit code 1"}}), DONE),
-    ("T11.11 the close stops the call", sealed("a:done b:done", call=SETTLE, grown=2, flaps={"node-x": 1}),
+    ("T11.11 the close stops the call", sealed("a:done b:done", call=SETTLE, grown=2, flaps={"x": 1}),
      "all 2 members of round 3 are done | phase=closed call=none cause=success()"),
     *closes("T11.2 a member gave up", "a b:gave_up", f"b gave up: exit code 1; {ONE_LEFT}", "gave_up(b)"),
     *closes("T11.2 the lowest rank is named", "a b:gave_up c:gave_up", f"c gave up: first; {ONE_LEFT}", "gave_up(c)",

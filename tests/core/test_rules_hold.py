@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rdzv.core.acts import Evict, Seal, Verdict
+from rdzv.core.flaps import FLAP_WAIT_MAX_S
 from rdzv.core.model import BACK_S, Call, Phase, RoundId
-from rdzv.core.rules import FLAP_WAIT_MAX_S, lead
+from rdzv.core.rules import lead
 from rdzv.core.view import View
 from support.generated_views import AGE, AGREED, later, views
 from support.rule_story import Story

@@ -209,3 +209,10 @@ def test_a_view_without_anybody_has_nobody_in_it():
     for word, _ in WORDS:
         assert not getattr(view, word)
     assert view.head.phase is Phase.SEALED
+
+
+@pytest.mark.parametrize(("record", "ready"), [({}, False), ({"same_port": True}, True), ({"boot": "node-b:29401"}, True)])
+def test_h32_a_member_at_the_address_of_the_former_round_is_not_ready(record, ready):
+    """W5, T4.5: late workers of that round could meet those of the next one there."""
+    view = broken("a:lost b:new", boot="node-b:29400", records={"b": {"boot": "node-b:29400", **record}})
+    assert [one.id for one in view.ready] == (["B"] if ready else [])

@@ -27,16 +27,18 @@ TOLD = model.RoundReport(
 FULL: list[model.Record] = [
     Head(
         run="r1", era=ERA, number=3, phase=Phase.SEALED, table="t1", size=2, digest="d", boot="h:1", seen=17,
-        call=Call.SETTLE, call_seq=5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
+        fence=859093042311725058,
+        call=Call.SETTLE, call_seq=5, waited=2.5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
         flaps={"node7": 2}, incarnation=1,
     ),
     MemberRecord(
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
-        info={"gpus": "8"}, boot="10.0.0.7:29500", left=RoundId(ERA, 2), drain="SIGTERM", done=True, holds=TOLD, heard=TOLD,
+        info={"gpus": "8"}, boot="10.0.0.7:29500", same_port=True, left=RoundId(ERA, 2), role="trainer", workers=8,
+        drain="SIGTERM", done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
     ),
     model.RankEntry(
         rank=1, created=12, name="node7/0", host="node7", order="7", sealed_as="m1", since=2, done=True, gave_up="exit code 1",
-        went="drained",
+        went="drained", workers=model.WorkerRanks(8, 16, 0, 8),
     ),
     model.RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, grow_every=5.5,
@@ -114,6 +116,7 @@ def any_of(kind):
 
 STRATEGIES[Cause | None] = st.none() | any_of(Cause)
 STRATEGIES[model.RoundReport | None] = st.none() | any_of(model.RoundReport)
+STRATEGIES[model.WorkerRanks | None] = st.none() | st.builds(model.WorkerRanks, counts, counts, counts, counts)
 records = st.one_of(*map(any_of, KINDS))
 
 
@@ -190,6 +193,19 @@ def test_the_error_about_a_record_does_not_repeat_its_escapes():
 def test_a_request_that_cannot_be_read_counts_without_its_reason():
     assert wire.reason_of(Ban, wire.encode(Ban(reason="bad\nmemory"))) == "bad memory"
     assert wire.reason_of(DrainRequest, b"garbage") == "no readable reason"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "field"),
+    [
+        (MemberRecord, b'{"v":1,"type":"member","name":"n","host":"h","boot":"h:1"}', "workers"),
+        (MemberRecord, b'{"v":1,"type":"member","name":"n","host":"h","boot":"h:1"}', "fence"),
+        (Head, b'{"v":1,"type":"head","run":"r","era":[1,"e"],"number":3,"next_era":[1,"e"]}', "fence"),
+        (model.RankEntry, b'{"v":1,"type":"entry","rank":0,"created":3,"name":"n","host":"h","sealed_as":"m"}', "workers"),
+    ],
+)
+def test_a_record_of_an_earlier_release_is_read_with_defaults(kind, data, field):
+    assert not getattr(wire.decode(kind, data), field)
 
 
 # ---- what is not ours

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 
 import pytest
 
 from rdzv.core.member_rules import ChangeKind
-from rdzv.core.model import Phase
-from rdzv.errors import Closed
+from rdzv.core.model import Phase, WorkerRanks
+from rdzv.errors import Closed, JoinTimeout
 from support.memory_members import LONG_S, Party, assert_one_world, join, kill, run
 
 
@@ -35,6 +37,39 @@ async def test_members_on_one_host_are_told_apart_by_their_slots():
         members = [party.member("a", slot=slot) for slot in ("1", "0")]
         worlds = await join(*members)
         assert [peer.name for peer in await worlds[0].members()] == ["a/0", "a/1"]
+
+
+async def test_members_that_say_how_many_workers_they_start_are_told_their_ranks():
+    async with Party(2, 2) as party:
+        a, b = party.member("a"), party.member("b")
+        worlds = await asyncio.gather(a.join(workers=8, role="t"), b.join(workers=4, role="t"))
+        assert [world.worker_ranks for world in worlds] == [WorkerRanks(0, 12, 0, 12), WorkerRanks(8, 12, 8, 12)]
+        worlds = await asyncio.gather(a.join(workers=2), b.join())
+        assert [world.worker_ranks for world in worlds] == [None, None]
+
+
+async def test_a_waiting_member_may_change_its_mind_about_its_workers():
+    async with Party(2, 2) as party:
+        a, b = party.member("a"), party.member("b")
+        with pytest.raises(JoinTimeout):
+            await a.join(0.2, workers=8)
+        worlds = await asyncio.gather(a.join(workers=3), b.join(workers=4))
+        assert [world.worker_ranks.total for world in worlds] == [7, 7]
+
+
+async def test_the_next_round_has_another_bootstrap_port_or_a_warning_says_that_it_has_not(caplog):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with Party(1, 1, bootstrap_port=f"{port}-{port + 20}") as party:
+        a = party.member("a")
+        ports = [(await a.join()).bootstrap.port for _ in range(4)]
+        assert all(one != other for one, other in itertools.pairwise(ports))
+        assert caplog.text == ""
+    async with Party(1, 1, bootstrap_port=port) as party:
+        a = party.member("a")
+        assert [(await a.join()).bootstrap.port for _ in range(3)] == [port] * 3
+    assert caplog.text.count(f"no port but {port} is free") == 1
 
 
 # ---- forming again
@@ -194,9 +229,11 @@ async def test_a_failure_that_puts_quorum_out_of_reach_closes_the_run_with_its_r
 
 async def test_a_run_id_can_be_used_again_by_a_higher_incarnation():
     async with Party(1, 1, closed_for=LONG_S) as party:
-        (a,), _ = await party.form("a")
+        (a,), (world,) = await party.form("a")
         await a.close_run("requeued")
         await a.leave()
         with pytest.raises(Closed):
             await party.member("a").join()
-        assert (await party.member("a", incarnation=1).join()).round == 1
+        again = await party.member("a", incarnation=1).join()
+        assert again.round == 1
+        assert again.fence > world.fence, "also within the same second"

@@ -10,7 +10,7 @@ import msgspec
 from rdzv.core import rules, wire
 from rdzv.core.member_rules import ChangeKind
 from rdzv.core.member_state import Standing
-from rdzv.core.model import CauseKind, Phase
+from rdzv.core.model import Call, CauseKind, Phase
 from rdzv.core.model import MemberRecord as Record
 from rdzv.core.view import View
 from rdzv.engines.port import Created, Get, Put
@@ -266,3 +266,70 @@ async def test_all_members_drain_at_once_and_no_doomed_round_is_formed(hands):
     assert (len(hands.breaks()), [player.kinds for player in players]) == (0, [[], [], [], []]), "a doomed round"
     await hands.all(*(player.leave() for player in players))
     assert [head.number for _, head in hands.seals()] == [1]
+
+
+# ---- waits that are longer than they need to be
+
+
+def a_quorum_waits_twice():
+    return [(View, "first_call", property(lambda _view: (Call.NONE, 0.0)))]
+
+
+@by_hand(min_nodes=2, max_nodes=4, last_call=5.0, seeds=3, catches={a_quorum_waits_twice: "sealed after"})
+async def test_a_new_run_waits_for_the_last_call_and_no_more(hands):
+    """The engine is young: members of an earlier life may come back. That wait and the last call run together (T2.6)."""
+    hands.start("a", "b")
+    sealed_at = await hands.until(lambda: hands.sealed == 1)
+    assert 5.0 * 0.98 < sealed_at < 5.0 * 1.02 + EPSILON_S, f"sealed after {sealed_at} s"
+
+
+@by_hand(min_nodes=2, max_nodes=4, last_call=1.0, seeds=3)
+async def test_a_last_call_that_is_shorter_than_that_wait_is_over_with_it(hands):
+    hands.start("a", "b")
+    sealed_at = await hands.until(lambda: hands.sealed == 1)
+    assert 3.0 * 0.98 < sealed_at < 3.0 * 1.02 + EPSILON_S, f"sealed after {sealed_at} s"
+
+
+def members_that_come_back_count_as_new():
+    return [(View, "former", property(lambda view: view.survivors))]
+
+
+@by_hand(
+    min_nodes=2, max_nodes=3, last_call=30.0, lease=3.0, seeds=3,
+    catches={members_that_come_back_count_as_new: "did not happen within"},
+)  # fmt: skip
+async def test_after_a_cut_the_rest_of_a_round_regroups_without_a_last_call(hands):
+    """The serving host was cut off from B and C. Only B comes back. It was in the round: no last call (T5.6)."""
+    a, b, c = hands.start("a", "b", "c")
+    await hands.until(lambda: a.is_in and b.is_in and c.is_in)
+    b.cut()
+    c.cut()
+    await hands.until(lambda: hands.phase is Phase.BROKEN and b.key is None and c.key is None)
+    c.crash()
+    healed_at = hands.now
+    b.heal()
+    sealed_at = await hands.until(lambda: hands.sealed == 2, 15.0)
+    assert sealed_at - healed_at < 3.0 + 8.0, "b needs up to 8 s to find its engine again, and c has 3 s to come too"
+    await hands.until(lambda: a.is_in and b.is_in)
+    assert hands.seated == ["a", "b"]
+
+
+def nobody_else_comes_back():
+    return [(View, "may_return", property(lambda _view: 0))]
+
+
+@by_hand(min_nodes=2, max_nodes=3, last_call=30.0, lease=3.0, seeds=3, catches={nobody_else_comes_back: "in two rounds"})
+async def test_members_that_come_back_one_after_the_other_are_one_round(hands):
+    """B is back a moment before C. The round waits for C (T6.15), or all would restart once more."""
+    a, b, c = hands.start("a", "b", "c")
+    await hands.until(lambda: a.is_in and b.is_in and c.is_in)
+    b.cut()
+    c.cut()
+    await hands.until(lambda: hands.phase is Phase.BROKEN and b.key is None and c.key is None)
+    b.heal()
+    await hands.until(lambda: b.key is not None)
+    await hands.pass_time(1.0)
+    c.heal()
+    await hands.until(lambda: hands.phase is Phase.SEALED and c.is_in)
+    assert hands.sealed == 2, "they came back in two rounds"
+    assert sorted(hands.seated) == ["a", "b", "c"]

@@ -10,6 +10,7 @@ from support.planted_bugs import BUGS, planted, table_row
 SEEDS_MAX = 200
 
 FIRST_TO_TRY = {
+    "address of the former round is used again": 178,
     "close ends a later incarnation": 5,
     "done member blocks re-forming": 69,
     "engine that came back is not told": 39,

@@ -93,7 +93,7 @@ class Application:
         report(
             Given(
                 actor=self.name, member=member, instance=instance, revision=revision, run=world.incarnation, era=world.era,
-                number=world.round, table=world.table, size=world.size, rank=world.rank, digest=world.digest,
+                number=world.round, table=world.table, size=world.size, rank=world.rank, digest=world.digest, fence=world.fence,
                 boot=str(world.bootstrap),
             )
         )  # fmt: skip

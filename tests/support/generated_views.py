@@ -62,7 +62,7 @@ def a_head(phase: Phase) -> dict[str, Any]:
     era = an_era()
     fields = {
         "era": era, "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
-        "call": pick(CALLS[phase]), "cause": pick([None, CAUSE]), "flaps": pick([{}, {"node-f": 1, "node-g": 30}]),
+        "call": pick(CALLS[phase]), "cause": pick([None, CAUSE]), "flaps": pick([{}, {"f": 1, "g": 30}]),
     }  # fmt: skip
     if phase is not Phase.OPEN:
         fields |= {"adopted": pick([False, True]), "grown": pick([0, 2]), "number": chance.randint(1, 5)}

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rdzv.config import settings as settings_module
-from rdzv.core import member, member_events, recovery, rules, wire
+from rdzv.core import member, member_events, recovery, rules, view, wire
 from rdzv.core.acts import Verdict, close_head
 from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
-from rdzv.core.model import Head, Phase, RankEntry
+from rdzv.core.model import Head, Phase, RankEntry, WorkerRanks
 from rdzv.core.view import View
 from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
@@ -247,6 +247,15 @@ BUGS: dict[str, PlantedBug] = {
     "outage is told at once": PlantedBug("G7", [(member, "away_s", lambda state, now: _right_away_s(state, now) * 1000.0)]),
     "round broken before it was taken is not given up": PlantedBug("G5", [(member, "take_result", _never_give_up)]),
     "stragglers are waited for without end": PlantedBug("G5", [_rule(rules.evict_stragglers, lambda _view: None)]),
+    "worker ranks are those of a world of one's own": PlantedBug("G2", [
+        (rules, "worker_ranks", lambda shares: [WorkerRanks(0, count, 0, count) for _, count in shares])
+    ]),
+    "address of the former round is used again": PlantedBug("G1", [
+        (view, "shares_address", lambda _announced, _head: False)
+    ]),
+    "fence of a restarted server begins at what it is told": PlantedBug("fences", [
+        (rules, "next_fence", lambda made: max(made.head.fence, *(one.record.fence for one in made.members.values())) + 1)
+    ]),
     "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
 }
 

@@ -48,6 +48,7 @@ class Story:
         self.now = 0.0
         self.people: dict[str, Person] = {}
         self._joins = 0
+        self._ports: dict[str, int] = {}
         self._made = 0
         self._start_engine()
 
@@ -66,7 +67,7 @@ class Story:
     def join(self, name: str, **record: Any) -> None:
         """T1: as new."""
         person = self.people[name] = Person(name, self._new_id(name))
-        self._put(person, member(name, **record))
+        self._put(person, member(name, **{"boot": self._bind(name), **record}))
 
     def ready(self, name: str) -> None:
         """T4: the member's workers have stopped."""
@@ -76,7 +77,8 @@ class Story:
             person.holds = person.entry = None
         record = self.members[person.id].record
         heard = record.heard or record.holds
-        self._put(person, msgspec.structs.replace(record, left=person.left, holds=None, heard=heard, done=False))
+        boot = self._bind(name)
+        self._put(person, msgspec.structs.replace(record, left=person.left, boot=boot, holds=None, heard=heard, done=False))
 
     def put(self, name: str, **record: Any) -> None:
         """Change the member's record: drain, done."""
@@ -153,7 +155,7 @@ class Story:
         if person.holds is not None and not still_ours(person.holds, self.head):
             del self.people[name]
             return "evicted"
-        self._put(person, member(name, holds=person.holds, heard=heard))
+        self._put(person, member(name, boot=self._bind(name), holds=person.holds, heard=heard))
         if person.holds is not None and person.entry is not None:
             person.entry = msgspec.structs.replace(person.entry, created=self.members[person.id].created)
             self.tables.setdefault(person.holds.table, {})[person.id] = person.entry
@@ -229,6 +231,11 @@ class Story:
     def _new_id(self, name: str) -> str:
         self._joins += 1
         return f"{name.upper()}{self._joins}"
+
+    def _bind(self, name: str) -> str:
+        """Return the address of a new bootstrap socket."""
+        port = self._ports[name] = self._ports.get(name, 29499) + 1
+        return f"node-{name}:{port}"
 
     def _put(self, person: Person, record: MemberRecord) -> None:
         self.revision += 1

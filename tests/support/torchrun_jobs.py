@@ -230,6 +230,7 @@ class Job:
         *,
         mode: str = "",
         nnodes: str = "",
+        workers: int = 1,
         max_restarts: int | None = None,
         program: Sequence[str] = (),
         function: str = "",
@@ -245,7 +246,8 @@ class Job:
         """
         restarts = self.max_restarts if max_restarts is None else max_restarts
         argv = [
-            f"--nnodes={nnodes or self.nnodes}", "--nproc-per-node=1", f"--max-restarts={restarts}", "--monitor-interval=0.1",
+            f"--nnodes={nnodes or self.nnodes}", f"--nproc-per-node={workers}", f"--max-restarts={restarts}",
+            "--monitor-interval=0.1",
             f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.run_id}",
         ]  # fmt: skip
         settings = {**self.conf, **conf}
@@ -276,8 +278,12 @@ class Job:
         return [self.agent(node, **options) for node in nodes]
 
     def hold(self, node: str) -> None:
-        """Stop the agent, once, between getting a world and assigning the ranks in it."""
+        """Stop the agent, once, between getting a world and assigning the ranks in it, until it is released."""
         (self.folder / f"{node}.hold").touch()
+
+    def release(self, node: str) -> None:
+        """Let a held agent assign the ranks."""
+        (self.folder / f"{node}.release").touch()
 
     def order(self, node: str, code: int = 0) -> None:
         """Tell the node's worker to end with that code, once."""

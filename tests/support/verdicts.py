@@ -118,6 +118,7 @@ def check_seal(view: View, act: Seal) -> None:
     assert (new.table, new.seen, act.former_table) == (view.fresh, view.revision, old.table)
     assert (new.run, new.cause, new.adopted, new.call, new.seq) == (old.run, None, False, Call.NONE, old.seq + 1)
     assert new.top == max(old.top, new.size)
+    assert new.fence > max([old.fence, *(one.record.fence for one in view.members.values())])
 
 
 def check_evict(view: View, act: Evict) -> None:

@@ -121,7 +121,7 @@ def head(phase: Phase | None, entries: Mapping[str, RankEntry], **fields: Any) -
     base: dict[str, Any] = {"run": "r1", "era": ERA, "next_era": ERA, "phase": phase, "seq": 7, "call_seq": 5}
     if phase is not Phase.OPEN:
         size = len(entries)
-        base |= {"number": NUMBER, "table": "t3", "size": size, "top": size, "boot": "node-a:29500"}
+        base |= {"number": NUMBER, "table": "t3", "size": size, "top": size, "boot": "node-a:29400"}
         base |= {"digest": digest(entries.values()), "seen": 800}
     return Head(**{**base, **fields})
 

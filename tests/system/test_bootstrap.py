@@ -12,7 +12,8 @@ import textwrap
 import pytest
 
 from rdzv.errors import SettingsError
-from rdzv.system.bootstrap import Bootstrap, bind, parse
+from rdzv.system import bootstrap as bootstrap_module
+from rdzv.system.bootstrap import Bootstrap, bind, candidates, parse
 
 V4 = "127.0.0.1"
 
@@ -84,6 +85,32 @@ def test_a_released_port_can_be_bound_by_another(bound):
         assert again.port == bound.port
     finally:
         again.release()
+
+
+@pytest.mark.parametrize(
+    ("ports", "former", "tried"),
+    [
+        ((7, 10), 0, [7, 8, 9, 10]),
+        ((7, 10), 8, [9, 10, 7, 8]),
+        ((7, 10), 10, [7, 8, 9, 10]),
+        ((7, 10), 99, [7, 8, 9, 10]),
+        ((7, 7), 7, [7]),
+        ((0, 0), 7, [0, 0]),
+    ],
+)
+def test_rounds_take_turns_in_a_range_and_the_former_port_is_the_last_choice(ports, former, tried):
+    assert candidates(ports, former) == tried
+
+
+def test_a_port_that_the_system_chooses_is_not_the_former_one(monkeypatch, bound):
+    chosen = [bound.port, 0]
+    real = bootstrap_module._listen
+    bound.release()
+    monkeypatch.setattr(bootstrap_module, "_listen", lambda host, _port: real(host, chosen.pop(0)))
+    again = bind(V4, (0, 0), former=bound.port)
+    assert (again.port != bound.port, chosen) == (True, [])
+    assert not accepts(V4, bound.port)
+    again.release()
 
 
 def test_a_held_port_cannot_be_bound_by_another(bound):

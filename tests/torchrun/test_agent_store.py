@@ -21,6 +21,7 @@ from torch.distributed.elastic.utils import store as store_util
 
 from rdzv import Rendezvous
 from rdzv.torchrun.agent_store import BATCH, TERMINAL, AgentStore
+from support.torchrun_jobs import wait_for
 
 LONG_S = 20.0
 QUICK = {"last_call": 0.2, "settle": 0.1, "drain_settle": 0.1, "grow_every": 0, "lease": 2, "closed_for": 5}
@@ -32,15 +33,16 @@ class FakeHandler:
 
     def __init__(self, rendezvous):
         self.rendezvous = rendezvous
-        self.restart_reason = ""
+        self.learned = []
         self.finished = threading.Event()
         self.closed = threading.Event()
 
     def is_over(self):
-        return bool(self.restart_reason) or self.rendezvous.changed is not None
+        return self.rendezvous.changed is not None
 
-    def restart(self, reason):
-        self.restart_reason = reason
+    def learn_workers(self, role, workers):
+        self.learned.append((role, workers))
+        return True
 
     def finish(self, timeout_s):
         self.finished.set()
@@ -50,10 +52,11 @@ class FakeHandler:
 
 
 class Agents:
-    """Agents in one round."""
+    """Agents in one round, with so many workers each; 0: they did not say how many before it."""
 
-    def __init__(self, size):
+    def __init__(self, size, workers=None):
         self.size = size
+        self.workers = workers or [2] * size
         self.stack = ExitStack()
         self.pool = self.stack.enter_context(ThreadPoolExecutor(size + 1))
 
@@ -65,7 +68,8 @@ class Agents:
             )
             for slot in range(self.size)
         ]
-        worlds = list(self.pool.map(lambda member: member.join(LONG_S), self.members))
+        join = lambda member, workers: member.join(LONG_S, workers=workers, role="trainer")  # noqa: E731
+        worlds = list(self.pool.map(join, self.members, self.workers))
         self.handlers = [FakeHandler(member) for member in self.members]
         pairs = sorted(zip(worlds, self.handlers, strict=True), key=lambda pair: pair[0].rank)
         self.worlds, self.handlers = zip(*pairs, strict=True)
@@ -75,8 +79,9 @@ class Agents:
     def __exit__(self, *error):
         self.stack.close()
 
-    def assign(self, rank, workers=2, role="trainer"):
+    def assign(self, rank, workers=0, role="trainer"):
         """Assign ranks, as torch's agent does after each rendezvous."""
+        workers = workers or self.workers[rank]
         spec = SimpleNamespace(role=role, local_world_size=workers)
         found = SimpleElasticAgent._assign_worker_ranks(None, self.stores[rank], rank, self.size, spec)
         return [(worker.global_rank, worker.world_size, worker.role_rank, worker.role_world_size) for worker in found]
@@ -86,22 +91,27 @@ def barrier(store, size, timeout_s=LONG_S):
     store_util.barrier(store, size, TERMINAL, timeout_s)
 
 
-def test_all_agents_give_their_workers_ranks_of_one_world():
-    with Agents(3) as agents:
+@pytest.mark.parametrize("said", [True, False])
+def test_all_agents_give_their_workers_ranks_of_one_world(said):
+    """By the seal, or by an exchange if they did not say before it how many workers they have."""
+    with Agents(3, [2, 1, 3] if said else [0, 0, 0]) as agents:
         found = list(agents.pool.map(agents.assign, range(3), [2, 1, 3]))
+        assert agents.worlds[0].store.num_keys() == (0 if said else 6)
+        assert [handler.learned for handler in agents.handlers] == [[("trainer", 2)], [("trainer", 1)], [("trainer", 3)]]
     assert found == [[(0, 6, 0, 6), (1, 6, 1, 6)], [(2, 6, 2, 6)], [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)]]
 
 
-def test_an_agent_that_is_alone_asks_nobody():
-    with Agents(1) as agents:
-        before = agents.worlds[0].store.num_keys()
-        assert agents.assign(0) == [(0, 2, 0, 2), (1, 2, 1, 2)]
-        assert agents.worlds[0].store.num_keys() == before == 0
+def test_the_agent_of_rank_0_may_also_read_what_the_others_start():
+    """It computes ranks from that and writes them, but nobody reads those."""
+    with Agents(2) as agents:
+        assert agents.assign(0) == [(0, 4, 0, 4), (1, 4, 1, 4)]
+        roles = agents.stores[0].multi_get(["torchelastic/role_info/0", "torchelastic/role_info/1"])
+        assert [json.loads(role)["local_world_size"] for role in roles] == [2, 2]
 
 
 def test_many_keys_go_in_batches_that_every_engine_takes():
     with Agents(2) as agents:
-        keys = [f"torchelastic/role_info/{number}" for number in range(2 * BATCH + 1)]
+        keys = [f"some/key/{number}" for number in range(2 * BATCH + 1)]
         asked = []
         real = agents.worlds[0].store.multi_set
         agents.worlds[0].store.multi_set = lambda values: (asked.append(len(values)), real(values))
@@ -111,21 +121,29 @@ def test_many_keys_go_in_batches_that_every_engine_takes():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_when_a_member_is_lost_before_the_ranks_are_known_the_agent_gets_a_stand_in_and_no_exception(rank):
-    with Agents(2) as agents:
-        waiting = agents.pool.submit(agents.assign, rank)
+def test_after_a_loss_the_agent_still_gets_the_ranks_that_were_sealed(rank):
+    with Agents(2, [8, 4]) as agents:
         agents.handlers[1 - rank].rendezvous.leave(reason="gone")
-        assert waiting.result(LONG_S) in ([(0, 2, 0, 2), (1, 2, 1, 2)], [(0, 4, 0, 4), (1, 4, 1, 4)])
-        assert agents.handlers[rank].is_over()
-        assert agents.handlers[rank].restart_reason.startswith("the ranks of round 1 could not be given out: round 1 is over: ")
+        wait_for(agents.handlers[rank].is_over)
+        first, total = agents.assign(rank)[0][:2]
+        assert (first, total) == (0 if rank == 0 else 8, 12)
 
 
-def test_a_key_that_does_not_come_in_time_is_no_reason_to_end_an_agent_either():
-    with Agents(2) as agents:
-        agents.stores[1].set("torchelastic/role_info/1", json.dumps({"role": "r", "rank": 1, "local_world_size": 3}))
-        agents.stores[1].set_timeout(timedelta(seconds=0.1))
-        assert json.loads(agents.stores[1].get("torchelastic/assigned_ranks/1")) == [0, 3, 0, 3]
-        assert "not set within 0.1 s" in agents.handlers[1].restart_reason
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_were_not_sealed_are_not_made_up(rank):
+    with Agents(2, [0, 0]) as agents:
+        waiting = agents.pool.submit(agents.assign, rank, 2)
+        agents.handlers[1 - rank].rendezvous.leave(reason="gone")
+        with pytest.raises(DistStoreError, match="round 1 is over"):
+            waiting.result(LONG_S)
+
+
+def test_a_key_of_the_ranks_that_torch_did_not_write_is_any_key():
+    with Agents(2, [0, 0]) as agents:
+        for value in ("x", "[]", "{}"):
+            agents.stores[1].set("torchelastic/role_info/1", value)
+        assert agents.stores[0].get("torchelastic/role_info/1") == b"{}"
+        assert agents.handlers[1].learned == []
 
 
 def test_other_keys_behave_as_in_any_store():
@@ -167,7 +185,7 @@ def test_the_barrier_is_over_when_the_round_breaks():
         assert agents.handlers[0].finished.wait(LONG_S)
         agents.handlers[1].rendezvous.leave(reason="gone")
         waiting.result(LONG_S)
-        assert agents.handlers[0].restart_reason == ""
+        assert agents.handlers[0].is_over()
 
 
 def test_the_barrier_ends_in_its_time_without_an_error(caplog):

@@ -8,12 +8,13 @@ import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
-from torch.distributed import TCPStore
+from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -28,6 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.utils import store as store_util
 
 from rdzv.config import secret
+from rdzv.core.model import WorkerRanks
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
 from rdzv.torchrun import events, plugin
@@ -133,6 +135,7 @@ def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():
         assert (handlers[0].get_backend(), handlers[0].get_run_id()) == ("rdzv", "job")
         assert not handlers[0].is_closed()
         assert (os.environ["RDZV_RUN_ID"], os.environ["RDZV_ROUND"]) == ("job", "1")
+        assert {str(handler._world.fence) for handler in handlers} == {os.environ["RDZV_FENCE"]}
         assert os.environ["RDZV_REASON"] == "this node came to join"
 
 
@@ -393,17 +396,47 @@ def test_a_handler_serves_from_when_it_is_made_until_it_goes(free_port):
 # ---- coming back
 
 
-def test_an_agent_whose_ranks_could_not_be_given_out_starts_anew():
+class CallingAgent:
+    """An agent that calls its handler as torch's does: what it starts is in its `spec`."""
+
+    def __init__(self, handler, workers, role="trainer"):
+        self.handler = handler
+        self.spec = SimpleNamespace(role=role, local_world_size=workers)
+
+    def next_rendezvous(self):
+        spec = self.spec
+        return self.handler.next_rendezvous() if spec else None
+
+
+def assign(info, workers):
+    """Assign the ranks of the only agent's workers, as torch's agent does."""
+    spec = SimpleNamespace(role="trainer", local_world_size=workers)
+    return SimpleElasticAgent._assign_worker_ranks(None, info.store, 0, 1, spec)
+
+
+def test_what_the_agent_starts_is_found_where_it_calls_from():
     with Handlers(1, 1) as job:
-        [handler], _ = job.form(1)
-        handler.restart("the ranks of round 1 could not be given out: a trial")
-        assert handler.num_nodes_waiting() == 1
+        handler = job.agent()
+        info = CallingAgent(handler, 8).next_rendezvous()
+        assert handler._world.worker_ranks == WorkerRanks(0, 8, 0, 8)
+        workers = assign(info, 8)
+        assert [worker.global_rank for worker in workers] == list(range(8))
+
+
+def test_another_number_of_workers_than_was_sealed_ends_the_agent():
+    with Handlers(1, 1) as job:
+        info = CallingAgent(job.agent(), 8).next_rendezvous()
+        with pytest.raises(DistStoreError, match="was sealed for another number of workers"):
+            assign(info, 4)
+
+
+def test_what_cannot_be_found_is_learned_in_the_first_round():
+    with Handlers(1, 1) as job:
+        [handler], [info] = job.form(1)
+        assert handler._world.worker_ranks is None
+        assign(info, 2)
         job.next(handler)
-        assert handler.num_nodes_waiting() == 0
-        assert (os.environ["RDZV_ROUND"], os.environ["RDZV_REASON"]) == (
-            "2",
-            "the ranks of round 1 could not be given out: a trial",
-        )
+        assert handler._world.worker_ranks == WorkerRanks(0, 2, 0, 2)
 
 
 def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch, caplog):

@@ -31,7 +31,7 @@ class Printer:
 
     def world(self, world: AsyncWorld) -> None:
         """Print a world, with all fields that a reader needs to compare it with the worlds of other members."""
-        fields = {name: getattr(world, name) for name in ("incarnation", "era", "round", "rank", "size", "digest")}
+        fields = {name: getattr(world, name) for name in ("incarnation", "era", "round", "fence", "rank", "size", "digest")}
         text = f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}"
         self.line({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)}, text)
 
@@ -138,6 +138,7 @@ class Program:
             "MASTER_ADDR": world.bootstrap.host,
             "MASTER_PORT": str(world.bootstrap.port),
             "RDZV_ROUND": str(world.round),
+            "RDZV_FENCE": str(world.fence),
             "RDZV_RUN_ID": world.run_id,
             "RDZV_REASON": reason,
         }

@@ -96,8 +96,8 @@ def run(
 ) -> None:
     """Run a program, given after --, in each world. It is stopped and started again when the round changes.
 
-    Its environment has RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_RUN_ID and RDZV_REASON, and no
-    RDZV_TOKEN or RDZV_ETCD_PASSWORD. Ends with the program's exit code (128 + n if signal n ended it), or with one
+    Its environment has RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_FENCE, RDZV_RUN_ID and RDZV_REASON,
+    and no RDZV_TOKEN or RDZV_ETCD_PASSWORD. Ends with the program's exit code (128 + n if signal n ended it), or with one
     of `rdzv join`.
     """
     command = context.args

@@ -105,7 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         f"where the node is in the network, to put neighbours together (default: {TOPOLOGY_ENV})")] = ""
     info: Annotated[dict[str, str], mapping("told to all members of the round", "each fetches it from all others")] = {}
     bootstrap_port: Annotated[tuple[int, int], ports(
-        "where rank 0 serves the workers' bootstrap; a range if a firewall wants one")] = (0, 0)
+        "where rank 0 serves the workers' bootstrap; if a firewall wants fixed ports, a range: rounds take turns in it")
+    ] = (0, 0)
     local_addr: Annotated[str, address("how others reach this node; empty: taken from the connection")] = ""
     token: Annotated[Secret | None, secret(
         f"the secret that members and server share (default: {TOKEN_ENV}, which is taken out of the environment)",

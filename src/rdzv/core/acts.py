@@ -67,7 +67,7 @@ def with_call(head: Head, call: Call) -> Head:
     seq = head.seq + 1
     if call is head.call:
         return msgspec.structs.replace(head, seq=seq)
-    return msgspec.structs.replace(head, seq=seq, call=call, call_seq=seq)
+    return msgspec.structs.replace(head, seq=seq, call=call, call_seq=seq, waited=0.0)
 
 
 def close_head(head: Head, cause: Cause) -> Head:

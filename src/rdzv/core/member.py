@@ -49,6 +49,7 @@ from .member_rules import (
     ChangeKind,
     change_for,
     report,
+    shares_address,
     still_ours,
     take_result,
     worth_examining,
@@ -68,7 +69,7 @@ from .member_state import (
     Identity,
     MemberState,
 )
-from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, RankEntry, RoundReport
+from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, MemberRecord, RankEntry, RoundReport
 
 # ---- questions
 
@@ -110,8 +111,13 @@ def closed_error(me: Identity, head: Head) -> Closed:
     return Closed(me.run_id, text, cause is not None and cause.kind is CauseKind.SUCCESS, me.closed_for)
 
 
-def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.Raise | None:
-    """The next step of a waiting join; None: wait until something changes."""
+def next_step(
+    state: MemberState, now: float, announced: MemberRecord | None = None, *, unsure: bool = False
+) -> do.Examine | do.PutReady | do.Raise | None:
+    """The next step of a waiting join; None: wait until something changes.
+
+    `announced`: the record on the engine; `unsure`: perhaps the one before it still is.
+    """
     if state.standing is not PRESENT:
         return None
     if state.asked or state.drain:
@@ -119,12 +125,16 @@ def next_step(state: MemberState, now: float) -> do.Examine | do.PutReady | do.R
     head = state.head
     if head is not None and head.phase is CLOSED:
         return do.Raise(closed_error(state.me, head))
-    if state.holding is OWING:
+    if state.holding is OWING or unsure:
+        return do.PutReady()
+    if announced is not None and (announced.role, announced.workers) != (state.role, state.workers):
         return do.PutReady()
     # A member whose lease may have ended waits: what it read could be of a time when its key stood (scenario H4).
     if head is None or not is_fresh(state, now):
         return None
-    return do.Examine(head.table) if worth_examining(head, state.left, state.examined) else None
+    if worth_examining(head, state.left, state.examined):
+        return do.Examine(head.table)
+    return do.PutReady() if announced is not None and shares_address(announced, head) else None
 
 
 def unusable(state: MemberState, call: str) -> Exception | None:
@@ -215,9 +225,10 @@ def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
     return [*told, do.WAKE]
 
 
-def _join(state: MemberState, _event: events.Join, now: float) -> Actions:
+def _join(state: MemberState, event: events.Join, now: float) -> Actions:
     """T4: give up the round that is held, and be present."""
     actions: Actions = [do.Overlook()]
+    state.role, state.workers = event.role, event.workers
     running = state.standing in (AWAY, PRESENT)
     if state.holds is not None:
         actions.append(do.EndWorld(state.change.reason if state.change else "this member joined again"))
@@ -237,6 +248,7 @@ def _join(state: MemberState, _event: events.Join, now: float) -> Actions:
 def _connected(state: MemberState, event: events.Connected, _now: float) -> Actions:
     """A new presence has no entry in any table of this instance yet, and announces a fresh bootstrap socket."""
     state.head, state.examined, state.asked = None, "", ""
+    state.engine_place = event.place
     if state.holding is OWING:
         state.holding = NOTHING
     return [do.Bind(event.addr)]
@@ -281,6 +293,8 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
     """The head changed. Some changes end the presence."""
     old, new = state.head, event.head
     state.head = new
+    if new is not None and new.fence > state.fence:
+        state.fence, state.fence_place = new.fence, state.engine_place
     if state.standing is LEAVING:
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:

@@ -14,12 +14,18 @@ class MemberEvent(msgspec.Struct, frozen=True, gc=False):
 class Join(MemberEvent, frozen=True):
     """The holder joins: no worker of an earlier round runs any more (T4.2)."""
 
+    role: str = ""
+    workers: int = 0
+    """How many workers the holder starts in each round; 0: it does not say."""
+
 
 class Connected(MemberEvent, frozen=True):
     """An engine instance answers that may be followed. A new presence begins."""
 
     addr: str
     """The address at which others reach this node."""
+    place: str = ""
+    """Where the engine runs."""
 
 
 class Elsewhere(MemberEvent, frozen=True):

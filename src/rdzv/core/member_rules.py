@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from .model import BROKEN, CLOSED, NO_ROUND, SEALED, CauseKind, Head, RankEntry, RoundId, RoundReport
+from .model import BROKEN, CLOSED, NO_ROUND, SEALED, CauseKind, Head, MemberRecord, RankEntry, RoundId, RoundReport
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -48,6 +48,11 @@ def worth_examining(head: Head, left: RoundId, examined: str) -> bool:
     """T3.1: a waiting member examines a table once, and only if its round is above all that the member gave up."""
     may_be_given = (head.phase is SEALED or head.phase is BROKEN) and not head.adopted
     return may_be_given and head.table != examined and head.round > left
+
+
+def shares_address(announced: MemberRecord, head: Head) -> bool:
+    """T4.5: whether the member announces the bootstrap address of the head's round although it could bind another."""
+    return bool(announced.boot) and announced.boot == head.boot and not announced.same_port
 
 
 def take_result(head: Head | None, table: str, entry: RankEntry | None, created: int) -> TakeResult:

@@ -74,6 +74,13 @@ class MemberState(msgspec.Struct):
     """Own rank in the table of `heard`, if it is known."""
     left: RoundId = NO_ROUND
     """Highest round given up."""
+    fence: int = 0
+    """Highest fence of all heads seen."""
+    fence_place: str = ""
+    """Where the engine ran that had it."""
+    role: str = ""
+    workers: int = 0
+    """Role and number of the workers that the holder starts in each round."""
     done: bool = False
     drain: str = ""
     """Why the holder wants to go; empty: it does not."""
@@ -94,6 +101,8 @@ class MemberState(msgspec.Struct):
     """The engine does not answer, and the observer has been told."""
 
     # Looking for an engine.
+    engine_place: str = ""
+    """Where the engine runs that answered last."""
     place: str = ""
     """Where the engine runs on which this member was present last."""
     away_at: float | None = None

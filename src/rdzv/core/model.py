@@ -76,6 +76,16 @@ class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
 NO_ROUND = RoundId()
 
 
+class WorkerRanks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The ranks of one member's workers among all workers of a round, and among those of its role."""
+
+    first: int
+    """Rank of the member's first worker; the others follow it."""
+    total: int
+    role_first: int
+    role_total: int
+
+
 class Cause(Record, frozen=True, kw_only=True):
     """Why a round was broken or a run closed."""
 
@@ -108,9 +118,13 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     """Bootstrap address: host:port of the socket that rank 0 has bound."""
     seen: int = 0
     """Revision of the view that the seal was decided on."""
+    fence: int = 0
+    """The fence of the round, for what its workers write elsewhere. No rule reads it (fence.py)."""
     call: Call = Call.NONE
     call_seq: int = 0
     """`seq` of the write that set `call`. The age of the call is measured from that write."""
+    waited: float = 0.0
+    """How long a quorum had been there when the head was made: that time is part of the last call."""
     seq: int = 1
     """Number of writes of this head; also numbers the journal."""
     cause: Cause | None = None
@@ -123,7 +137,7 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     grown: int = 0
     """Number of the last round that was growth, 0 if none was."""
     flaps: dict[str, int] = {}
-    """How often each host was lost soon after the growth that it caused. At most FLAPS_MAX hosts."""
+    """How often members of each name were lost soon after the growth that they caused. At most FLAPS_MAX names."""
     incarnation: int = 0
     """Set by the user: a higher one may begin anew after a close."""
 
@@ -176,15 +190,25 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     info: dict[str, str] = {}
     boot: str = ""
     """host:port of a socket that the member bound before it became ready, in case it gets rank 0."""
+    same_port: bool = False
+    """No port was free but the one of the round before, so the two rounds may have the same address."""
     left: RoundId = NO_ROUND
     """Highest round given up: no worker of it or of an earlier one runs. Names the round, because a plain "ready" flag
     let a round be sealed over running workers (H2)."""
+    role: str = ""
+    """The role of the workers that the member would start."""
+    workers: int = 0
+    """How many workers the member would start; 0: it does not say."""
     drain: str = ""
     """Why the member is about to go; empty if it is not."""
     done: bool = False
     holds: RoundReport | None = None
     """The round that the member brought to an emptied engine, with its workers running."""
     heard: RoundReport | None = None
+    fence: int = 0
+    """The highest fence that the member knew of when it came."""
+    fence_place: str = ""
+    """Where the engine ran that had it."""
 
 
 class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
@@ -200,6 +224,8 @@ class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
     """Member id at the seal. Ids change at every join, so the digest covers this one."""
     since: int = 0
     """Number of the round in which this member came in."""
+    workers: WorkerRanks | None = None
+    """Ranks of the member's workers; None: some member of the round did not say how many workers it has."""
     done: bool = False
     gave_up: str = ""
     """Why the member failed for good; empty if it did not."""

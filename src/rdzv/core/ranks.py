@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from .model import RankEntry
+from .model import RankEntry, WorkerRanks
 
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -92,6 +92,27 @@ def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[RankEntry]) -> dict[
             if likeness and candidate.id not in heirs and open_ranks.get(likeness):
                 heirs[candidate.id] = open_ranks[likeness].pop()
     return heirs
+
+
+def worker_ranks(shares: Sequence[tuple[str, int]]) -> list[WorkerRanks | None]:
+    """Return the ranks of each member's workers, given every member's role and number of workers in rank order.
+
+    If a member does not say how many workers it has, no worker gets a rank: any answer would be a guess.
+    """
+    if any(count <= 0 for _, count in shares):
+        return [None] * len(shares)
+    total = sum(count for _, count in shares)
+    role_totals: dict[str, int] = {}
+    firsts = []
+    first = 0
+    for role, count in shares:
+        firsts.append((first, role_totals.get(role, 0)))
+        first += count
+        role_totals[role] = role_totals.get(role, 0) + count
+    return [
+        WorkerRanks(first, total, role_first, role_totals[role])
+        for (first, role_first), (role, _) in zip(firsts, shares, strict=True)
+    ]
 
 
 def digest(entries: Iterable[RankEntry]) -> str:

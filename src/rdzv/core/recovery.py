@@ -21,7 +21,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from .acts import Verdict, WriteHead, because
+from .fence import restored_fence
 from .model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RoundReport
 from .view import View
 
@@ -97,7 +100,8 @@ def restore_broken(view: View) -> Verdict | None:
             reason = f"{view.here} on an engine that came back empty"
         return Verdict(None, f"{reason}: waiting for the others", BACK_S - view.known_s)
     if report.number == 0:
-        head = restored_head(view, report, Phase.OPEN, Call.NONE, None)
+        call, waited = view.first_call
+        head = msgspec.structs.replace(restored_head(view, report, Phase.OPEN, call, None), waited=waited)
         return Verdict(WriteHead(head), f"{view.here}: the run begins again on an engine that came back empty")
     text = f"{here} of {report.size} members came back after the engine was restarted"
     if report.phase is Phase.BROKEN and report.cause is not None:
@@ -137,4 +141,5 @@ def restored_head(view: View, report: RoundReport, phase: Phase, call: Call, cau
         run=report.run, era=report.era, number=report.number, phase=phase, table=report.table, size=report.size,
         digest=report.digest, boot=report.boot, call=call, call_seq=1, cause=cause, adopted=phase is Phase.SEALED,
         next_era=Era(level + 1, view.fresh), top=report.top, grown=report.grown, incarnation=report.incarnation,
+        fence=restored_fence(view),
     )  # fmt: skip

@@ -63,18 +63,15 @@ import msgspec
 
 from . import recovery
 from .acts import Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
-from .model import BACK_S, FLAPS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
-from .ranks import assign, digest
+from .fence import first_fence, next_fence
+from .flaps import count_flaps, flap_wait_s, times
+from .model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
+from .ranks import assign, digest, worker_ranks
+from .text import clip
 from .view import LiveMember, View, candidate, name_of, names
 
 Rule = Callable[[View], "Verdict | None"]
 
-FLAP_WINDOW_S = 60.0
-"""A host lost this soon after the growth it caused is flapping."""
-FLAP_WAIT_MAX_S = 600.0
-"""Longest wait of a newcomer on a flapping host."""
-FLAPS_COUNT_MAX = 30
-"""Flaps counted per host. `settle` doubled so often exceeds FLAP_WAIT_MAX_S long before; the bound keeps 2**n small."""
 
 
 def lead(view: View) -> Verdict:
@@ -99,12 +96,14 @@ def first_head(view: View) -> Verdict:
         back = "waiting for members of an earlier round to come back to this engine"
         return Verdict(None, f"{view.here}: {_missing_for_quorum(view) or back}", BACK_S - view.known_s)
     era = Era(1, view.fresh)
-    head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
+    head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation, fence=first_fence(view))
     if view.is_full:
         # T6 would seal this round in the next step anyway. Every head write notifies all members, so making the head
         # already sealed halves the notifications of a starting run.
         return Verdict(_seal(msgspec.structs.replace(view, head=head), view.capacity), f"{view.here}: full")
-    return Verdict(WriteHead(head), f"{view.here}: the run begins")
+    call, waited = view.first_call
+    head = msgspec.structs.replace(head, call=call, call_seq=int(call is Call.LAST), waited=waited)
+    return Verdict(WriteHead(head), f"{view.here}: {'last call' if call is Call.LAST else 'the run begins'}")
 
 
 # ---- any phase but closed
@@ -181,7 +180,14 @@ def _broken(view: View, cause: Cause) -> Verdict:
     # survivors are no quorum, the head has no call, and T5 starts a last call as soon as a quorum is ready.
     head = _head(view)
     call = Call.REGROUP if view.fitting(len(view.survivors)) else Call.NONE
-    broken = msgspec.structs.replace(with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=_flaps(view))
+    flaps = count_flaps(view)
+    flapped = sorted(name for name, count in flaps.items() if count > head.flaps.get(name, 0))
+    if flapped:
+        name = flapped[0]
+        said = f"{name} was lost soon after it came in{times(flaps[name])}"
+        said += f": it waits {flap_wait_s(view.settings.settle, flaps[name]):g} s when it comes again"
+        cause = msgspec.structs.replace(cause, text=clip(f"{cause.text} ({said})"))
+    broken = msgspec.structs.replace(with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=flaps)
     return Verdict(WriteHead(broken), f"round {head.number} broken: {cause.text}")
 
 
@@ -232,12 +238,20 @@ def grow(view: View) -> Verdict:
         return Verdict(None, calm, wait)
     # The shortest wait counts: a well-behaved newcomer need not wait for a flapping one. Later newcomers do not restart
     # the timer, or one newcomer per second would keep all of them out (H26).
-    settle_s = 0.0 if view.settings.grow == "now" else min(_admission_wait_s(view, live) for live in useful)
+    first = min(useful, key=lambda live: head.flaps.get(live.record.name, 0))
+    flaps = head.flaps.get(first.record.name, 0)
+    settle_s = 0.0 if view.settings.grow == "now" else flap_wait_s(view.settings.settle, flaps)
     who = names(useful)
-    if settle_s > 0 and head.call is not Call.SETTLE:
-        return Verdict(WriteHead(with_call(head, Call.SETTLE)), f"{calm}; {who} waiting to come in")
-    if settle_s > view.call_age_s:
-        return Verdict(None, f"{calm}; {who} waiting to come in", settle_s - view.call_age_s)
+    starts = settle_s > 0 and head.call is not Call.SETTLE
+    left_s = settle_s if starts else settle_s - view.call_age_s
+    calm += f"; {who} waiting to come in"
+    if flaps:
+        most = "at most " if view.late else ""
+        calm += f": {first.record.name} was lost soon after it came in{times(flaps)}, {most}{max(left_s, 0):.0f} s left"
+    if starts:
+        return Verdict(WriteHead(with_call(head, Call.SETTLE)), calm)
+    if left_s > 0:
+        return Verdict(None, calm, left_s)
     return _broken(view, because(CauseKind.GROWTH, f"{who} came to join", map(name_of, useful)))
 
 
@@ -267,29 +281,6 @@ def useful_newcomers(view: View) -> tuple[list[LiveMember], str, float | None]:
     if size > head.top and as_before <= head.size and head.grown and wait > 0:
         return [], f"{names(newcomers)} waiting: the run grew a moment ago", wait
     return newcomers[:gain], "", None
-
-
-def _admission_wait_s(view: View, live: LiveMember) -> float:
-    """How long a newcomer waits: `settle`, doubled for each time its host flapped."""
-    flaps = _head(view).flaps.get(live.record.host, 0)
-    return min(view.settings.settle * 2.0**flaps, max(FLAP_WAIT_MAX_S, view.settings.settle))
-
-
-def _flaps(view: View) -> dict[str, int]:
-    """Count the hosts that came in with this round and were lost soon after; forgive those that stayed."""
-    head = _head(view)
-    soon = view.sealed_age_s < FLAP_WINDOW_S
-    flaps = dict(head.flaps)
-    for id, entry in view.entries.items():
-        if id in view.lost:
-            # In the first round nobody flaps: the host came with all the others and made nobody restart.
-            if soon and head.number > 1 and entry.since == head.number:
-                flaps[entry.host] = min(flaps.get(entry.host, 0) + 1, FLAPS_COUNT_MAX)
-        elif not soon:
-            flaps.pop(entry.host, None)
-    # Every member receives the head, so its size must not depend on the number of hosts.
-    worst = sorted(flaps.items(), key=lambda item: (-item[1], item[0]))
-    return dict(worst[:FLAPS_MAX])
 
 
 # ---- open or broken: a round is being formed
@@ -336,9 +327,9 @@ def seal(view: View) -> Verdict | None:
         why = "full"
     elif head.call is Call.REGROUP and len(view.ready) >= head.size:
         why = "all are back"
-    elif head.call is Call.REGROUP and view.call_age_s >= settings.replace_wait:
+    elif head.call is Call.REGROUP and view.call_age_s >= max(settings.replace_wait, _return_wait_s(view)):
         why = "all who live are ready"
-    elif head.call is Call.LAST and view.call_age_s >= settings.last_call:
+    elif head.call is Call.LAST and view.call_age_s + head.waited >= settings.last_call:
         why = "last call over"
     else:
         return None
@@ -346,11 +337,25 @@ def seal(view: View) -> Verdict | None:
 
 
 def start_call(view: View) -> Verdict | None:
-    """T5: a quorum is ready; give other members `last_call` seconds to come too."""
+    """T5: a quorum is ready; give other members `last_call` seconds to come too, unless they were a round before."""
     head = _head(view)
     if head.call is not Call.NONE or not view.fitting(len(view.ready)):
         return None
+    if head.phase is Phase.BROKEN and view.fitting(len(view.former)):
+        # Connections were cut, so that too few were left, and have healed. These members know each other from the round
+        # that broke; no newcomer is waited for. Processes that were started anew do not count: others that were started
+        # with them may be right behind (H18).
+        text = f"{view.here}: enough of round {head.number} are back to go on"
+        return Verdict(WriteHead(with_call(head, Call.REGROUP)), text)
     return Verdict(WriteHead(with_call(head, Call.LAST)), f"{view.here}: last call")
+
+
+def _return_wait_s(view: View) -> float:
+    """How long a round that lost its quorum by cut connections waits for the last of its members to come back."""
+    # One that is a moment behind would otherwise make all restart. A head that was restored has waited for them already:
+    # its first write set the call.
+    head = _head(view)
+    return BACK_S if head.call_seq > 1 and view.may_return and not view.fitting(len(view.survivors)) else 0.0
 
 
 def _missing_for_quorum(view: View) -> str:
@@ -381,9 +386,11 @@ def keep_waiting(view: View) -> Verdict:
         return Verdict(None, reason, BACK_S - view.known_s)
     most = "at most " if view.late else ""
     if head.call is Call.REGROUP:
-        wait = settings.replace_wait - age
-        return Verdict(None, f"{view.here}: waiting {most}{wait:.0f} s for a replacement", wait)
-    wait = settings.last_call - age
+        back_s = _return_wait_s(view)
+        who = "a replacement" if settings.replace_wait >= back_s else f"members of round {head.number} to come back"
+        wait = max(settings.replace_wait, back_s) - age
+        return Verdict(None, f"{view.here}: waiting {most}{wait:.0f} s for {who}", wait)
+    wait = settings.last_call - age - head.waited
     return Verdict(None, f"{view.here}: last call, {most}{wait:.0f} s left", wait)
 
 
@@ -411,14 +418,20 @@ def _seal(view: View, size: int) -> Seal:
     # A chosen member may have heard of a round that this engine has forgotten. The new number must be above that too,
     # or the member would not take it.
     number = max([head.number, *(report.number for _, report in view.reports if report.run == head.run)]) + 1
+    # The ranks of the workers are part of the seal too. Agents that exchanged them after it could be left without an
+    # answer when a member was lost in between, and each then started workers in a world of its own (H31).
+    in_order = sorted(ranks, key=ranks.__getitem__)
+    records = [view.members[id].record for id in in_order]
+    workers = worker_ranks([(record.role, record.workers) for record in records])
     entries = {}
     for id, rank in ranks.items():
         one = chosen[id]
         since = view.entries[id].since if id in kept else number
         entries[id] = RankEntry(
-            rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since
-        )
-    first = next(id for id, rank in ranks.items() if rank == 0)
+            rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since,
+            workers=workers[rank],
+        )  # fmt: skip
+    first = in_order[0]
     era = recovery.next_era(view)
     grown = number if size > head.top and head.number else head.grown
     sealed = msgspec.structs.replace(
@@ -431,7 +444,7 @@ def _seal(view: View, size: int) -> Seal:
         # Rank 0 bound its socket before it became ready. Asking for the address after the seal would leave all members
         # waiting if rank 0 died in between (H23).
         boot=view.members[first].record.boot,
-        seen=view.revision, cause=None, adopted=False, top=max(size, head.top), grown=grown,
+        seen=view.revision, fence=next_fence(view), cause=None, adopted=False, top=max(size, head.top), grown=grown,
     )  # fmt: skip
     return Seal(sealed, entries, first, head.table)
 

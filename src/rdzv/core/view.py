@@ -13,7 +13,8 @@ from functools import cached_property
 
 import msgspec
 
-from .model import BACK_S, NO_ROUND, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
+from .member_rules import shares_address
+from .model import BACK_S, NO_ROUND, Call, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
 from .ranks import Candidate
 
 
@@ -34,6 +35,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     durable: bool = True
     known_s: float = 0.0
     """How long the observer has known this engine instance."""
+    place: str = ""
+    """Where the engine runs."""
+    fence_floor: int | None = 0
+    """Fences count from above this on an engine of this start; None: the engine's revisions never begin again."""
+    wall_s: int = 0
+    """The observer's wall clock in seconds since 2020. It serves fences only, which decide nothing."""
     revision: int = 0
     head: Head | None = None
     head_modified: int = 0
@@ -51,6 +58,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     grown_age_s: float = 0.0
     drain_age_s: float = 0.0
     """Time since the observer saw the first of the present drains in the table."""
+    quorum_age_s: float = 0.0
+    """Without a head: time since the observer saw that the ready members are a quorum."""
     late: bool = False
     """The present call began before the observer looked, so its ages are too small and waits are upper bounds."""
     incarnation: int = 0
@@ -103,6 +112,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
             # the member must first learn what became of its round. Seed 57: it was sealed into the next round in the
             # milliseconds before it could say that it holds one.
             return False
+        if self.head is not None and shares_address(record, self.head):
+            # A newcomer bound the port of the round that is over, whose server is gone. Late workers of that round
+            # could meet those of the next one there (H32). The member announces another port as soon as it sees the head.
+            return False
         return live.id not in self.in_table or record.left >= self.round
 
     @cached_property
@@ -134,6 +147,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         reported = {live.id for live, one in self.reports if head and one.table == head.table and one.rank >= 0}
         reported |= self.in_table.keys()
         return [live for id, live in self.candidates.items() if id in reported]
+
+    @cached_property
+    def may_return(self) -> int:
+        """How many lost members may be about to come back as others did, after their connections were cut."""
+        lost = [one for one in self.lost.values() if not (one.gave_up or one.went or one.host in self.banned)]
+        back = [live for live in self.former if live.id not in self.in_table]
+        return max(0, len(lost) - len(back)) if back else 0
 
     @cached_property
     def stragglers(self) -> list[LiveMember]:
@@ -182,6 +202,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     def is_full(self) -> bool:
         """Whether as many members are ready as a round can hold."""
         return len(self.ready) >= self.capacity
+
+    @property
+    def first_call(self) -> tuple[Call, float]:
+        """The call of a head of no round that is made now, and how much of its time has passed already."""
+        # A quorum need not wait twice: for members that may come back to an emptied engine, and then for a last call.
+        if not self.fitting(len(self.ready)):
+            return Call.NONE, 0.0
+        return Call.LAST, round(min(self.quorum_age_s, BACK_S), 3)
 
     @property
     def here(self) -> str:

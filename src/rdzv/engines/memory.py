@@ -115,6 +115,7 @@ class MemorySession:
     """A session for the loop it was made on. Its calls return at once, without switching to other tasks."""
 
     durable = True
+    fence_floor: int | None = 0
     compares_max = TXN_MAX
     writes_max = TXN_MAX
     stars = True

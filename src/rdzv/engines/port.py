@@ -244,6 +244,9 @@ class Session(Protocol):
     """Random id of this life of the engine's memory."""
     place: str
     """The place where the engine runs; two instances at one place cannot live at the same time."""
+    fence_floor: int | None
+    """Fences count from above this (`core/fence.py`). It is higher after every start of the engine at its place; 0: the
+    engine cannot tell; None: its revisions never begin again, so they are fences themselves."""
     durable: bool
     """Whether the engine keeps its data over a restart: a run unknown to it then never existed."""
     compares_max: int

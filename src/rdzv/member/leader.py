@@ -66,6 +66,7 @@ class Leader:
         self._pending: deque[port.Batch] = deque()
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
+        self._quorum_at: float | None = None
         self._listed_at = 0.0
         self._was_cut_off = False
         """The engine has not answered since the last listing."""
@@ -199,7 +200,12 @@ class Leader:
             settings=presence.agreed, me=presence.id, durable=self.session.durable,
             known_s=self._node.now() - presence.known_at, ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation, fresh=self._node.token(),
+            place=self.session.place, fence_floor=self.session.fence_floor, wall_s=self._node.wall_s(),
         )  # fmt: skip
+        if view.head is None and view.fitting(len(view.ready)):
+            self._quorum_at = self._node.now() if self._quorum_at is None else self._quorum_at
+            return msgspec.structs.replace(view, quorum_age_s=self._node.now() - self._quorum_at)
+        self._quorum_at = None
         if not view.drains:
             self._drains_at = None
             return view

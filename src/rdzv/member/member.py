@@ -32,18 +32,17 @@ from ..core import member_actions as actions
 from ..core import member_events as events
 from ..core.acts import because
 from ..core.keys import Keys
-from ..core.member_rules import Change, ChangeKind
+from ..core.member_rules import Change, ChangeKind, shares_address
 from ..core.member_state import Holding, Identity, MemberState, Standing
 from ..core.model import SEALED, CauseKind
 from ..core.status import Status
-from ..core.text import REASON_MAX, clip
+from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Driver, EngineReset, Get, Session
 from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
-from ..system import bootstrap
-from ..system.bootstrap import Bootstrap
 from ..system.node import Node
 from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
+from .next_bootstrap import NextBootstrap
 from .notices import Notifier, Observer
 from .presence import Look, Presence
 from .registration import member_name, record_for
@@ -99,7 +98,9 @@ class Member:
         self._early: asyncio.Task[Session] | None = None
         self._taking: tuple[Presence, Look] | None = None
         """The read that the machine is being told of."""
-        self._boot: Bootstrap | None = None
+        self._boot = NextBootstrap(node, settings.bootstrap_port)
+        self._unsure = False
+        """The outcome of the last put of the own record is unknown."""
         self._pauses = 0
         self._leaving: asyncio.Task[bool] | None = None
 
@@ -139,14 +140,17 @@ class Member:
             dialling = self.driver.connect()
             self._early = asyncio.get_running_loop().create_task(dialling, name=f"rdzv dials {self._node.host}")
 
-    async def join(self, timeout_s: float | None = None) -> AsyncWorld:
+    async def join(self, timeout_s: float | None = None, *, workers: int = 0, role: str = "") -> AsyncWorld:
         """Wait until a round is sealed with this member in it. The call says that no worker of an earlier round runs.
 
         The time (default: `join_timeout`) counts only while the run has no sealed round: a spare waits as long as it
         must. While the engine is away the time counts, too; finding out the reason takes at most two seconds more.
+        `workers`: how many workers this member will start, in that role; `world.worker_ranks` then says which ranks they
+        have.
         Raises JoinTimeout, Closed, Evicted (join again), Drained, Banned, SettingsError, Untrusted, EngineMoved.
         """
         wanted_s = arguments.seconds_or_none("join", timeout_s)
+        count, named = arguments.whole("join", "workers", workers), arguments.text("join", "role", role)
         refused = machine.join_refusal(self.state, self._told_of)
         if refused is not None:
             self._told_of = refused
@@ -156,7 +160,7 @@ class Member:
             ending = asyncio.wait([self.task])  # The former presence may still be giving back its lease.
             if await with_timeout(self._node, limit_s, ending, "rdzv ends a presence") is None:
                 raise unanswered(self._settings, limit_s)
-        self._on(events.Join())
+        self._on(events.Join(clip(named, NAME_MAX), max(count, 0)))
         began_at = self._node.now()
         while True:
             rings = self.bell.rings
@@ -253,7 +257,7 @@ class Member:
             elif type(action) is actions.GiveRound:
                 self._give(action)
             elif type(action) is actions.Bind:
-                self._bind(action.addr)
+                self._boot.bind(action.addr, self.state.heard)
             elif type(action) is actions.Connect:
                 self.task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._node.host}")
             elif type(action) is actions.EndPresence and self._coming is not None:
@@ -271,20 +275,8 @@ class Member:
         assert self._taking is not None, "a round is given by a read of the present presence"
         presence, look = self._taking
         presence.take(look)
-        address = bootstrap.parse(given.head.boot)
-        if self._boot is not None and given.entry.rank == 0:
-            address, self._boot = self._boot, None
-        self._release_boot()
+        address = self._boot.take(given.head.boot, given.entry.rank)
         self.world = AsyncWorld(presence, given.head, given.entry, address)
-
-    def _bind(self, addr: str) -> None:
-        self._release_boot()
-        self._boot = self._node.bind(addr, self._settings.bootstrap_port)
-
-    def _release_boot(self) -> None:
-        if self._boot is not None:
-            self._boot.release()
-            self._boot = None
 
     def _notice(self, kind: str, reason: str) -> None:
         heard = self.state.heard
@@ -305,8 +297,9 @@ class Member:
     async def _be_present(self, session: Session) -> None:
         """One presence, from its registration to its end. Returns when the machine, or its instance, has ended it."""
         addr = self._settings.local_addr or session.local_host or self._node.host
-        self._on(events.Connected(addr))
-        record = record_for(self._settings, self._node, self.state, addr, str(self._boot))
+        self._on(events.Connected(addr, session.place))
+        self._unsure = False
+        record = record_for(self._settings, self._node, self.state, addr, self._boot.address, self._boot.same_port)
         presence = self._coming = Presence(session, self._settings, self._node, record, self.state, self._on)
         try:
             asked_at = await self._register(presence)
@@ -422,7 +415,7 @@ class Member:
                 await self._early.result().close()
         await self.driver.close()
         self._alarm.cancel()
-        self._release_boot()
+        self._boot.release()
         self._on(events.Left())
         return told
 
@@ -430,7 +423,9 @@ class Member:
 
     async def _try_take(self, began_at: float, limit_s: float) -> AsyncWorld | None:
         """Do what a waiting join does now, within its time. Returns the world, if it is this member's to take."""
-        wanted, presence = machine.next_step(self.state, self._node.now()), self.presence
+        presence = self.presence
+        announced = None if presence is None else presence.record
+        wanted = machine.next_step(self.state, self._node.now(), announced, unsure=self._unsure)
         if type(wanted) is actions.Raise:
             raise wanted.error
         if wanted is None or presence is None:
@@ -458,15 +453,26 @@ class Member:
         self._taking = presence, look
         self._on(events.Examined(table, look.head, look.entry, presence.created))
         self._taking = None
+        if look.head is not None and shares_address(presence.record, look.head):
+            self.bell.ring()  # The table may not be this member's, which must then announce another address.
 
     async def _put_ready(self, presence: Presence) -> None:
         """T4: one put per member and round, with a fresh bootstrap socket."""
-        record, left = presence.record, self.state.left
-        if self._boot is None or (str(self._boot) == record.boot and record.left < left):
-            # Not at a repetition after an unknown outcome: what was announced must be what is bound (seed 2619).
-            self._bind(record.addr)
+        record, state, boot = presence.record, self.state, self._boot
+        owes = state.holding is Holding.OWING
+        left = state.left if owes else record.left
+        # Nothing is bound anew for a repetition after an unknown outcome: what was announced must be bound (seed 2619).
+        if not boot.address or (boot.address == record.boot and record.left < left):
+            boot.bind(record.addr, state.heard)
+        elif not owes and not self._unsure and state.head is not None and shares_address(record, state.head):
+            boot.bind(record.addr, state.heard, keep=True)
         heard = record.heard or record.holds
-        await presence.put_record(left=left, boot=str(self._boot), holds=None, heard=heard, done=False)
+        self._unsure = True
+        await presence.put_record(
+            left=left, boot=boot.address, same_port=boot.same_port, role=state.role, workers=state.workers,
+            holds=None, heard=heard, done=False,
+        )  # fmt: skip
+        self._unsure = False
         if presence is self.presence:
             self._on(events.ReadyPut(left))
 

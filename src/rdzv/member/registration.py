@@ -143,6 +143,9 @@ class Registration:
             self._show_head(item, seen.revision)
             raise closed_error(self._me, head)
         compares += [Empty(self._keys.members), Modified(self._keys.head, item.modified)]
+        # The next head is made anew, and its rounds must be above those of this one (T1.4).
+        self._record = msgspec.structs.replace(self._record, fence=max(self._record.fence, head.fence))
+        self._entrance = msgspec.structs.replace(self._entrance, value=wire.encode(self._record))
         return [port.Delete(self._keys.head)]
 
     def _settle(self, settings: Item | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
@@ -175,10 +178,13 @@ def member_name(settings: Settings, node: Node) -> str:
     return clip(f"{node.host}/{settings.slot}" if settings.slot else node.host, NAME_MAX)
 
 
-def record_for(settings: Settings, node: Node, state: MemberState, addr: str, boot: str) -> MemberRecord:
+def record_for(
+    settings: Settings, node: Node, state: MemberState, addr: str, boot: str, same_port: bool = False
+) -> MemberRecord:
     """This member as the others see it."""
     return MemberRecord(
-        name=state.me.name, host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid, boot=boot,
+        name=state.me.name, host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid, boot=boot, same_port=same_port,
         order=settings.order, topology=settings.topology, version=__version__, info=dict(settings.info),
-        drain=state.drain, done=state.done,
+        role=state.role, workers=state.workers, drain=state.drain, done=state.done,
+        fence=state.fence, fence_place=state.fence_place if state.fence else "",
     )  # fmt: skip

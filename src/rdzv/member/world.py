@@ -36,7 +36,11 @@ class AsyncWorld:
         self.round = head.number
         self.rank = entry.rank
         self.size = head.size
+        self.worker_ranks = entry.workers
+        """Ranks of this member's workers; None: not every member said how many workers it has."""
         self.bootstrap = address
+        self.fence = head.fence
+        """A number above those of all earlier rounds, for what workers write elsewhere (docs/concepts.md)."""
         self.era: Era = head.era
         self.digest = head.digest
         self.incarnation = head.run

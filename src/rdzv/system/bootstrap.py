@@ -1,8 +1,8 @@
 """The socket where rank 0 will serve, bound before ranks are assigned.
 
 A member binds a new socket for every round it wants to be in and puts the address in its record. The seal copies rank
-0's address into the head. So all members agree on the address, its port is really held, and it is never a former
-round's.
+0's address into the head. So all members agree on the address, its port is really held, and it is not the one of the
+round before.
 """
 
 from __future__ import annotations
@@ -58,16 +58,38 @@ def parse(address: str) -> Bootstrap:
     return Bootstrap(host.strip("[]"), int(port))
 
 
-def bind(host: str, ports: tuple[int, int]) -> Bootstrap:
-    """Bind a socket on all interfaces and announce it as `host`, which may resolve to loopback on this node."""
+def candidates(ports: tuple[int, int], former: int) -> list[int]:
+    """Return the ports of a range in the order to try them: those above the former one, those below it, itself last."""
+    low, high = ports
+    if (low, high) == (0, 0):
+        return [0, 0]
+    start = former + 1 if low <= former <= high else low
+    return [*range(start, high + 1), *range(low, start)]
+
+
+def bind(host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+    """Bind a socket on all interfaces and announce it as `host`, which may resolve to loopback on this node.
+
+    The round before used port `former`. A worker that is late in that round must not meet one of the next there, so it
+    is bound only if no other port of the range is free.
+    """
     low, high = ports
     problem: OSError | None = None
-    for port in range(low, high + 1):
-        try:
-            listener = _listen(host, port)
-            return Bootstrap(host, listener.getsockname()[1], listener)
-        except OSError as error:
-            problem = error
+    refused: socket.socket | None = None
+    try:
+        for port in candidates(ports, former):
+            try:
+                listener = _listen(host, port)
+            except OSError as error:
+                problem = error
+                continue
+            chosen = listener.getsockname()[1]
+            if port or chosen != former:
+                return Bootstrap(host, chosen, listener)
+            refused = listener  # Bound until another one is found, or the system might choose it again.
+    finally:
+        if refused is not None:
+            refused.close()
     raise SettingsError(
         f"bootstrap_port {low}..{high}: no port could be bound on this host ({problem}); give a free port or a wider range"
     )

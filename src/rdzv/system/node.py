@@ -18,6 +18,10 @@ from typing import Protocol
 from .bootstrap import Bootstrap, bind
 from .timers import Timer
 
+YEAR_2020_S = 1_577_836_800
+FENCES_PER_S = 64
+"""A server may seal so many rounds per second of its life before its successor could start below its last fence."""
+
 
 class Node(Protocol):
     """The interface that members, and drivers with timers, need of their node."""
@@ -40,8 +44,14 @@ class Node(Protocol):
     def stamp(self) -> str:
         """The wall clock as text for people. Nothing may depend on it: it differs between nodes and may be stepped."""
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """Bind a listening socket, to be announced as `host`, on the first free port of the range; (0, 0): any."""
+    def wall_s(self) -> int:
+        """The wall clock in seconds since 2020. Only fences are made of it: it differs between nodes and may be stepped."""
+
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        """Bind a listening socket, to be announced as `host`, on a free port of the range; (0, 0): any.
+
+        The round before used port `former`: the next one after it is tried first, and itself last.
+        """
 
 
 class LocalNode:
@@ -66,13 +76,22 @@ class LocalNode:
     def stamp(self) -> str:
         return stamp()
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        return bind(host, ports)
+    def wall_s(self) -> int:
+        return max(0, int(time.time()) - YEAR_2020_S)
+
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        return bind(host, ports, former)
 
 
 def stamp() -> str:
     """Return UTC to the second, to be shown beside a record and never compared."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def fence_floor() -> int:
+    """Return a number that is higher for each later start of a server on this machine, until it is booted again."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return int(time.clock_gettime(clock) * FENCES_PER_S) + 1
 
 
 def http_date() -> str:

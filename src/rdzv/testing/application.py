@@ -114,7 +114,7 @@ class Application:
             self.act("ready" if self.holds != NO_ROUND else "joined")
             self.joins = True
             try:
-                world = await self.member.join()
+                world = await self.member.join(workers=self.life.workers, role=self.life.role)
             except Evicted as evicted:
                 self._told_evicted(evicted)
                 continue

@@ -10,11 +10,13 @@ import re
 from dataclasses import dataclass, field
 
 from ..core.keys import Keys
-from ..core.model import NO_ROUND, CauseKind, Head, Phase, RoundId, RunSettings
+from ..core.model import NO_ROUND, CauseKind, Head, Phase, RoundId, RunSettings, WorkerRanks
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, History, Observation
 from .replay import State
 
 EPSILON_S = 0.5
+AGREE_S = 2.0
+"""Wall clocks that agree do so within less than this, and show whole seconds."""
 DRIFT = 1.02
 """Node clocks may be this much slower than virtual time: 1 % by their rates, and as much to spare."""
 
@@ -32,6 +34,8 @@ class CheckContext:
     """Nodes whose workers may take longer to stop than the others wait."""
     loss: float
     """Chance per message that its connection breaks."""
+    steps: bool = False
+    """Wall clocks step, so that no two of them agree."""
     register: bool = False
     """The engine is a compare-and-set register, which promises less (`engines/register/driver.py`)."""
     states: dict[str, State] = field(default_factory=dict)
@@ -102,10 +106,17 @@ class G1Agreement(Checker):
     def see(self, seen: Observation) -> None:
         if isinstance(seen, Given):
             key = (seen.run, RoundId(seen.era, seen.number))
-            world = (seen.size, seen.digest, seen.boot, seen.table)
+            world = (seen.size, seen.digest, seen.boot, seen.table, seen.fence)
             first = self._rounds.setdefault(key, world)
             if first != world:
                 self.report(seen.at, f"{seen.actor} was given {world} for round {seen.number}, another one {first}")
+
+    def after(self, commit: Commit, state: State) -> None:
+        """Check that a round does not begin at the address of the round before (T4.5)."""
+        head = new_seal(commit, state)
+        former = state.heads[-2][1] if len(state.heads) > 1 else None
+        if head is not None and former is not None and former.run == head.run and former.boot == head.boot:
+            self.report(commit.at, f"rounds {former.number} and {head.number} both have the address {head.boot}")
 
 
 @dataclass(eq=False)
@@ -114,6 +125,8 @@ class G2Ranks(Checker):
 
     name = "G2 ranks"
     _ranks: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+    _sealed: dict[str, list[WorkerRanks | None]] = field(default_factory=dict)
+    """For each table: the worker ranks of its members, by rank."""
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -122,12 +135,28 @@ class G2Ranks(Checker):
         ranks = sorted(entry.rank for entry in state.entries.values())
         if not head.adopted and ranks != list(range(head.size)):
             self.report(commit.at, f"round {head.number} of size {head.size} was sealed with ranks {ranks}")
+        if new_seal(commit, state) is not None:
+            self._check_workers(commit, state, head)
         low, high = state.settings.min_nodes, state.settings.max_nodes
         if not low <= head.size <= high or head.size % state.settings.unit:
             self.report(commit.at, f"round {head.number} was sealed with size {head.size}, allowed are {low}..{high}")
 
+    def _check_workers(self, commit: Commit, state: State, head: Head) -> None:
+        """Check that the workers of all members have the ranks of one world, each once, or none has a rank."""
+        entries = sorted(state.entries.values(), key=lambda entry: entry.rank)
+        counts = [state.members[entry.sealed_as].record.workers for entry in entries]
+        self._sealed[head.table] = ranks = [entry.workers for entry in entries]
+        expected: list[tuple[int, int] | None] = [(sum(counts[:at]), sum(counts)) for at in range(len(counts))]
+        if 0 in counts:
+            expected = [None] * len(counts)
+        if [None if one is None else (one.first, one.total) for one in ranks] != expected:
+            self.report(commit.at, f"round {head.number} was sealed with the worker ranks {ranks} of {counts} workers")
+
     def see(self, seen: Observation) -> None:
         if isinstance(seen, Given):
+            sealed = self._sealed.get(seen.table, [])
+            if sealed and sealed[seen.rank] != seen.workers:
+                self.report(seen.at, f"{seen.actor} was given the worker ranks {seen.workers}, sealed were {sealed}")
             holder = self._ranks.setdefault((seen.run, seen.table), {}).setdefault(seen.rank, seen.member)
             if holder != seen.member or not 0 <= seen.rank < seen.size:
                 self.report(seen.at, f"rank {seen.rank} of {seen.size} was given to {seen.member} and to {holder}")
@@ -192,6 +221,37 @@ class G3Order(Checker):
         life = state.lives.get(seen.member, [])
         if not life or life[0] > seen.revision or (len(life) > 1 and life[1] <= seen.revision):
             self.report(seen.at, f"{seen.actor} was given round {seen.number} by a read at which its key did not live")
+
+
+@dataclass(eq=False)
+class Fences(Checker):
+    """Fences only grow: within a run at one place always, elsewhere as far as clocks agree (T6.14)."""
+
+    name = "fences"
+    _top: dict[tuple[str, str], int] = field(default_factory=dict)
+    """For each server and incarnation: the highest fence sealed."""
+    _sealed: list[tuple[float, int]] = field(default_factory=list)
+    """Every fence sealed by any server, and when."""
+    _made: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When each head was made, by engine instance and incarnation."""
+
+    def after(self, commit: Commit, state: State) -> None:
+        head = new_head(commit, state)
+        if head is None:
+            return
+        made_at = self._made.setdefault((state.instance, head.run), commit.at)
+        if new_seal(commit, state) is None:
+            return
+        here = commit.server, head.run
+        certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
+        if certain and head.fence <= self._top.get(here, 0):
+            self.report(commit.at, f"round {head.number} has fence {head.fence}, after {self._top[here]} at {commit.server}")
+        # A head that nobody told of an earlier one goes by the clocks. Those of two nodes are less than a second apart.
+        earlier = [fence for at, fence in self._sealed if at < made_at - AGREE_S]
+        if not self.context.steps and earlier and head.fence <= max(earlier):
+            self.report(commit.at, f"round {head.number} has fence {head.fence}, a head made later than {max(earlier)}")
+        self._top[here] = max(head.fence, self._top.get(here, 0))
+        self._sealed.append((commit.at, head.fence))
 
 
 class G4Ghosts(Checker):
@@ -306,12 +366,14 @@ class G10Clocks(Checker):
     """No record holds an instant of a node's clock: every simulated clock shows more than a billion."""
 
     name = "G10 no wall clock"
+    _FENCE = re.compile(rb'"fence":\d+')
+    """A fence is made of a clock, but no rule reads it."""
     _LARGE = re.compile(rb"[:\[,]-?(\d{9,}(?:\.\d+)?|\d(?:\.\d+)?[eE]\+?\d+)[,}\]]")
 
     def after(self, commit: Commit, state: State) -> None:  # noqa: ARG002
         for event in commit.events:
             if event.item is not None and not event.key.startswith(self.context.keys.run + "kv/"):
-                for found in self._LARGE.findall(event.item.value):
+                for found in self._LARGE.findall(self._FENCE.sub(b"", event.item.value)):
                     self.report(commit.at, f"{commit.actor} wrote {found!r} in {event.key}")
 
 
@@ -333,7 +395,7 @@ class T1Settings(Checker):
 
 
 SAFETY_CHECKERS: tuple[type[Checker], ...] = (
-    G1Agreement, G2Ranks, G3Order, G4Ghosts, G8Fencing, G9Closing, G10Clocks, T1Settings,
+    G1Agreement, G2Ranks, G3Order, Fences, G4Ghosts, G8Fencing, G9Closing, G10Clocks, T1Settings,
 )  # fmt: skip
 
 

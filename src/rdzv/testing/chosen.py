@@ -67,7 +67,10 @@ class ChosenNode(SimNode):
     def jitter(self) -> float:
         return 0.5
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:  # noqa: ARG002
+    def wall_s(self) -> int:
+        return 1
+
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:  # noqa: ARG002
         self._bound += 1
         return Bootstrap(host, PORT + 1000 * self._index + self._bound)
 
@@ -80,6 +83,7 @@ class ChosenServer(SimServer):
     def start(self) -> None:
         super().start()
         core, engine = self.core, self.engine
+        core.fence_floor = 1000 * (self._drawn + 1)
         core.awake_s = core._swept_s = core._emptied_s = 3 * CLOCK_STEP
         engine.instance = self._token()
         engine.revision = REVISION

@@ -153,6 +153,7 @@ class SimCluster:
         self._born += 1
         name = life.name if life.name not in self.apps else f"{life.name}.{self._born}"
         node = SimNode(self.loop, name, self.scenario.seed, host=f"host-{life.name}")
+        node.steps = self.scenario.seed % 5 == 2
         if self.isolated:
             self.network.cut(node, self.engine)
         app = Application(self, life, node)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..core.model import NO_ROUND, Era, RoundId
+from ..core.model import NO_ROUND, Era, RoundId, WorkerRanks
 from ..engines.port import Batch, Event
 from ..member.world import AsyncWorld
 from .server import SimServer
@@ -65,6 +65,8 @@ class Given(Observation, frozen=True, kw_only=True):
     rank: int
     digest: str
     boot: str
+    workers: WorkerRanks | None = None
+    fence: int = 0
 
     @classmethod
     def of(cls, actor: str, world: AsyncWorld) -> Given:
@@ -73,6 +75,7 @@ class Given(Observation, frozen=True, kw_only=True):
             actor=actor, member=member, instance=instance, revision=revision,
             run=world.incarnation, era=world.era, number=world.round, table=world.table,
             size=world.size, rank=world.rank, digest=world.digest, boot=str(world.bootstrap),
+            workers=world.worker_ranks, fence=world.fence,
         )  # fmt: skip
 
     def tell(self) -> str:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from ..system.bootstrap import Bootstrap
+from ..system.bootstrap import Bootstrap, candidates
 from ..system.timers import Timer
 from .virtual_loop import Process, VirtualLoop
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 OFFSETS_S = (1e9, 9e9)
 RATES = (0.99, 1.01)
+WALL_S = 2e8
+"""The wall clock, in seconds since 2020, at the begin of a run."""
 LATE_S = 4e-6
 """Timers are this late: a float clock with such an offset has no finer steps, and a timer must not be early by it."""
 
@@ -36,6 +38,9 @@ class SimNode(Process):
         self.pid = self.rng.randrange(2, 1 << 22)
         self.rate = self.rng.uniform(*RATES) if rate is None else rate
         self.offset_s = self.rng.uniform(*OFFSETS_S) if offset_s is None else offset_s
+        self.wall_off_s = self.offset_s % 0.4
+        self.steps = False
+        """Whether its wall clock steps."""
         self.dead = False
         self.on_crash: list[Callable[[bool], None]] = []
         """Called after a crash with `silent`, for what outlives a process, such as its sockets."""
@@ -60,10 +65,16 @@ class SimNode(Process):
     def stamp(self) -> str:
         return ""  # All that is written must follow from the seed.
 
-    def bind(self, host: str, ports: tuple[int, int]) -> Bootstrap:
-        """Return an address without a socket. A free port is always new, so that an address of a former round shows."""
-        low, high = ports if ports[0] else (20_000, 59_999)
-        return Bootstrap(host, low + next(self.loop.serial) % (high - low + 1))
+    def wall_s(self) -> int:
+        """Read the wall clock, which is a little off, and steps by up to a day in every fifth scenario."""
+        step_s = random.Random(f"{self.name}/{self.loop.now // 7}").uniform(-86_400, 86_400) if self.steps else 0.0  # noqa: S311
+        return int(WALL_S + self.loop.now + self.wall_off_s + step_s)
+
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        """Return an address without a socket. Without a range it is always new, so that a former address shows."""
+        if not ports[0]:
+            return Bootstrap(host, 20_000 + next(self.loop.serial) % 40_000)
+        return Bootstrap(host, candidates(ports, former)[0])
 
     # ---- the scenario's side
 

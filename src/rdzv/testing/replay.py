@@ -14,7 +14,7 @@ import msgspec
 
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import Call, Head, MemberRecord, Phase, RankEntry, RunSettings
+from ..core.model import BACK_S, Call, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..engines.port import Event
 from .history import Commit
 
@@ -129,6 +129,7 @@ class State:
             one
             for one in self.members.values()
             if self.usable(one)
+            and (self.head is None or one.record.boot != self.head.boot)
             and (one.record.holds is None or one.record.left >= one.record.holds.round)
             and (one.id not in self.seated or self.has_left(one))
         ]
@@ -194,8 +195,11 @@ class State:
             # Two debts, each with a time of its own: until the head is restored, and from then on.
             return ("go on: full", 3.0) if reported and head is None else ("seal: full", 0.0)
         if head is not None and head.call is Call.REGROUP:
-            return "seal: regrouped", settings.replace_wait
-        return "seal: last call", settings.last_call + 3.0
+            # Members of a round that lost its quorum by cut connections have time to come back.
+            return "seal: regrouped", max(settings.replace_wait, 0.0 if self.size_of(len(self.survivors)) else BACK_S)
+        if head is None or head.number == 0:
+            return "seal: last call", max(settings.last_call, BACK_S)
+        return "seal: last call", settings.last_call + BACK_S
 
     def _owed_sealed(self, settings: RunSettings, head: Head) -> tuple[str, float] | None:
         if self.lost or any(self.has_left(one) for one in self.survivors):

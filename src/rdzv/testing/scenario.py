@@ -58,6 +58,15 @@ class NodePlan:
     """The application uses the store of every round. If it does not, it still writes there as rank 0, for the others."""
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def workers(self) -> int:
+        """How many workers it starts: the same in each of its lives, and 0, which says nothing, for one in nine."""
+        return sum(self.name.encode()) % 9
+
+    @property
+    def role(self) -> str:
+        return "reader" if self.workers % 3 == 1 else "trainer"
+
 
 @dataclass
 class FaultPlan:
@@ -110,6 +119,8 @@ def draw(
     drawn = rng.choices(list(SIZES), list(SIZES.values()))[0]
     count = members if members is not None else drawn
     options = _options(rng, count)
+    if seed % 3 == 1:  # Few ports: processes on one host bind the same ones again and again.
+        options["bootstrap_port"] = "20000-20003"
     lives = [_node_plan(rng, f"m{index}", options) for index in range(count)]
     if rng.random() < 0.5:
         for life in lives:

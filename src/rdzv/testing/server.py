@@ -17,6 +17,7 @@ from ..engines.embedded.server_core import ServerCore
 from ..engines.embedded.session import ServerSession
 from ..engines.port import Batch
 from ..engines.reference import Engine
+from ..system.node import FENCES_PER_S
 from .network import SimConnection, SimNetwork
 from .virtual_loop import Process
 
@@ -41,6 +42,8 @@ class SimServer(Process):
         """The last three are what sessions say of their engine, so that the embedded server can stand for others."""
         super().__init__(network.loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
         self.place = f"{name}:29400"
+        self.booted_s = 1e3 * random.Random(f"boot {seed}/{name}").random()  # noqa: S311
+        """How long its machine has been up at the begin of the run."""
         self.limits = limits or Limits()
         self.durable = durable
         self.writes_max = writes_max
@@ -151,6 +154,7 @@ class _SimCore(ServerCore):
         self.clock = LeaseClock(self.judge, server.loop, TICK_S)
         super().__init__(limits=server.limits, trust=network.trust)
         self.place = server.place
+        self.fence_floor = int(FENCES_PER_S * (server.booted_s + server.loop.now)) + 1
         self.complain = lambda _peer, _problem: None  # type: ignore[assignment]  # Faults are in the history.
 
     def now(self) -> float:

@@ -69,6 +69,7 @@ def check(stage: SimCluster) -> list[str]:
         slow_stop=frozenset(name for name, app in stage.apps.items() if app.life.stop_s > 10.0),
         loss=stage.scenario.loss,
         register=stage.register,
+        steps=any(app.node.steps for app in stage.apps.values()),
         # Effects of a fault end when calls have timed out (10 s), leases have ended and members have reconnected.
         calm=Calm(stage.history.of(Fault), 10.0 + stage.scenario.options["lease"] * 1.1 + 5.0),
     )

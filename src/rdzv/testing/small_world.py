@@ -95,7 +95,7 @@ class SmallWorld:
         self.routes: dict[str, SimServer] = {}
         self.network.route = lambda node: self.routes.get(node.name, self.engine)
         self.apps: dict[str, Application] = {}
-        self.context = CheckContext(KEYS, {}, {}, frozenset(), loss=0.0)
+        self.context = CheckContext(KEYS, {}, {}, frozenset(), loss=0.0, steps=True)
         self.context.calm = _LiveCalm(self.history, 10.0 + 5.0)
         self.judge = Judge(self.context, [kind(self.context) for kind in kinds])
         self.decisions: list[Choice] = []

@@ -1,13 +1,17 @@
 """The store that torch's agent gets. The agent uses it to assign ranks to workers, and for the barrier at its end.
 
-Every exception from a store ends the agent: none means "try again". So this store never raises about ranks. If the round is
-over before the ranks are assigned, calls return a placeholder: well-formed, and wrong. That is harmless. By then
-`num_nodes_waiting` is above 0, so the agent stops the workers that it has just started and asks for the next round, and torch
-does not count that as a restart.
+Every exception from a store ends the agent: none means "try again". And an agent that is given ranks starts workers
+with them, whatever has become of the round. So the ranks of all workers are part of the seal (`World.worker_ranks`),
+and this store answers from there: it never waits for another agent, never asks the engine, and never makes an answer
+up. If the round is over by then, the workers belong to a world that was sealed, and `num_nodes_waiting` is above 0: the
+agent stops them and asks for the next round, and torch does not count that as a restart.
 
-The barrier uses no keys, for the same reason. Reaching it makes the member *done*. It is over when the rules close the run
-(all members of the round are done) or when the round breaks. A TCPStore can do neither: neither a signal nor a broken round
-interrupts a wait in it.
+An agent whose number of workers is not known before its first round exchanges ranks as torch's own agents do. Then no
+rank key is special, and a round that ends meanwhile ends the agent: anything else would be a guess.
+
+The barrier uses no keys. Reaching it makes the member *done*. It is over when the rules close the run (all members of
+the round are done) or when the round breaks. A TCPStore can do neither: neither a signal nor a broken round interrupts
+a wait in it.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -48,8 +52,8 @@ class AgentStore:
         self._store = world.store
         self._handler = handler
         self.timeout = timedelta(seconds=world.store.timeout_s)
-        self._written: dict[str, bytes] = {}
-        """Rank keys that this agent wrote. They are written once per round, so a read needs no request."""
+        self._role_info = b""
+        """The agent's own role and number of workers, as it wrote them."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
@@ -63,24 +67,24 @@ class AgentStore:
         items = {
             key: value.encode() if isinstance(value, str) else bytes(value) for key, value in zip(keys, values, strict=True)
         }
-        ranks = {key: value for key, value in items.items() if _is_about_ranks(key)}
-        self._written.update(ranks)
-        if self._world.size == 1:  # No other agent reads them.
-            items = {key: value for key, value in items.items() if key not in ranks}
+        own = items.get(f"{ROLE_INFO}{self._world.rank}")
+        if own is not None:
+            self._role_info = own
+            self._learn_workers(own)
+        if self._world.worker_ranks is not None:  # Then no agent reads them.
+            items = {key: value for key, value in items.items() if not _is_about_ranks(key)}
         for batch in _batches(list(items)):
             values_of = {key: items[key] for key in batch}
-            self._try(partial(self._store.multi_set, values_of), batch, None)
+            self._try(partial(self._store.multi_set, values_of))
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Wait for the values of all keys."""
-        found = {key: self._written[key] for key in keys if key in self._written}
+        found = {key: self._sealed(key) for key in keys if self._world.worker_ranks is not None and _is_about_ranks(key)}
         for batch in _batches([key for key in keys if key not in found]):
-            placeholders = [self._placeholder(key) for key in batch]
-            values = self._try(partial(self._store.multi_get, batch), batch, placeholders)
-            found.update(zip(batch, values, strict=True))
+            found.update(zip(batch, self._try(partial(self._store.multi_get, batch)), strict=True))
         return [found[key] for key in keys]
 
     def add(self, key: str, amount: int) -> int:
@@ -88,7 +92,7 @@ class AgentStore:
         if key.startswith(TERMINAL):
             self._handler.finish(self.timeout.total_seconds())
             return 0
-        return self._try(lambda: self._store.add(key, amount), [key], 0)
+        return self._try(lambda: self._store.add(key, amount))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set; at the barrier, until all members are done or the round is over."""
@@ -96,40 +100,53 @@ class AgentStore:
         if all(key.startswith(TERMINAL) for key in keys):
             self._barrier(limit_s)
         else:
-            self._try(lambda: self._store.wait(keys, limit_s), keys, None)
+            self._try(lambda: self._store.wait(keys, limit_s))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._try(lambda: self._store.check(keys), keys, False)
+        return self._try(lambda: self._store.check(keys))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._try(lambda: self._store.compare_set(key, expected, desired), [key], self._placeholder(key))
+        return self._try(lambda: self._store.compare_set(key, expected, desired))
 
     def append(self, key: str, value: bytes | str) -> None:
-        self._try(lambda: self._store.append(key, value), [key], None)
+        self._try(lambda: self._store.append(key, value))
 
     def delete_key(self, key: str) -> bool:
-        return self._try(lambda: self._store.delete(key), [key], False)
+        return self._try(lambda: self._store.delete(key))
 
     def num_keys(self) -> int:
-        return self._try(self._store.num_keys, (), 0)
+        return self._try(self._store.num_keys)
 
-    def _try(self, call: Callable[[], T], keys: Iterable[str], placeholder: T) -> T:
-        """Return the call's result. If it fails, return the placeholder for rank keys and raise torch's error for others."""
+    def _try(self, call: Callable[[], T]) -> T:
+        """Return the call's result, or raise torch's error for ours."""
         try:
             return call()
         except RdzvError as error:
-            if not any(_is_about_ranks(key) for key in keys):
-                raise DistStoreError(str(error)) from error
-            self._handler.restart(f"the ranks of round {self._world.round} could not be given out: {error.sentence}")
-            return placeholder
+            raise DistStoreError(str(error)) from error
 
-    def _placeholder(self, key: str) -> bytes:
-        """Return a value that the agent can parse, for a rank key that will never be set."""
-        role = self._written.get(f"{ROLE_INFO}{self._world.rank}", b"{}")
+    def _learn_workers(self, role_info: bytes) -> None:
+        """Note what the agent says of its workers, for the next round, and check it against what was sealed."""
+        try:
+            said = json.loads(role_info)
+            role, workers = str(said["role"]), int(said["local_world_size"])
+        except (ValueError, TypeError, KeyError):  # Not written by torch's agent.
+            return
+        known = self._handler.learn_workers(role, workers)
+        if not known and self._world.worker_ranks is not None:
+            problem = f"round {self._world.round} was sealed for another number of workers than {role_info.decode()}"
+            raise DistStoreError(problem)
+
+    def _sealed(self, key: str) -> bytes:
+        """Return what torch reads under a rank key, from the seal.
+
+        Rank 0's agent also reads the roles of all agents, computes their ranks and writes them. Nobody reads those, so it may
+        be given its own role for each.
+        """
+        ranks = self._world.worker_ranks
+        assert ranks is not None, "asked only if the seal has them"
         if key.startswith(ROLE_INFO):
-            return role
-        workers = json.loads(role).get("local_world_size", 1)
-        return json.dumps([0, workers, 0, workers]).encode()
+            return self._role_info
+        return json.dumps([ranks.first, ranks.total, ranks.role_first, ranks.role_total]).encode()
 
     def _barrier(self, limit_s: float) -> None:
         """Wait for the other members. Never raises: the workers of this agent have succeeded whatever happens now."""

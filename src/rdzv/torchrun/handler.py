@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 from torch.distributed import TCPStore
@@ -90,6 +90,8 @@ class Handler(RendezvousHandler):
         self._bootstrap: TCPStore | None = None
         self._stores: deque[InfoStore] = deque(maxlen=STORES_MAX)
         self._restart_reason = ""
+        self._role, self._workers = "", 0
+        """What this agent starts in each round, once it is known."""
         self._finished = False
         self._not_needed = False
         # The handler may be made in an `except` block, by a program that tries again. In `shutdown` that exception is still
@@ -113,6 +115,7 @@ class Handler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. torch calls this only when no worker of this agent runs."""
         reason = self._join_reason()
+        self._role, self._workers = workers_of_caller(sys._getframe(1)) or (self._role, self._workers)  # noqa: SLF001
         # A fixed bootstrap_port must be free before the next round's socket is bound.
         self._bootstrap = None
         self._signals.listen()
@@ -122,7 +125,7 @@ class Handler(RendezvousHandler):
                 world: World | None = None
                 while world is None:
                     try:
-                        world = self._rendezvous.join(lasts=reporter.start)
+                        world = self._rendezvous.join(workers=self._workers, role=self._role, lasts=reporter.start)
                     except Evicted as evicted:
                         # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
                         logger.warning("%s", evicted)
@@ -176,13 +179,14 @@ class Handler(RendezvousHandler):
         return self._over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
 
     def is_over(self) -> bool:
-        """Whether the agent must start the next round: the round changed, or its ranks could not be assigned."""
-        return bool(self._restart_reason) or self._rendezvous.changed is not None
+        """Whether the agent must start the next round."""
+        return self._rendezvous.changed is not None
 
-    def restart(self, reason: str) -> None:
-        """Make the agent start the next round."""
-        logger.warning("%s", reason)
-        self._restart_reason = reason
+    def learn_workers(self, role: str, workers: int) -> bool:
+        """Note what the agent says of its workers. Return whether that was known before the round was sealed."""
+        known = (self._role, self._workers) == (role, workers)
+        self._role, self._workers = role, workers
+        return known
 
     def finish(self, timeout_s: float) -> None:
         """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
@@ -197,19 +201,18 @@ class Handler(RendezvousHandler):
         change = self._rendezvous.changed
         if change is not None:
             return change.reason
-        if self._restart_reason:
-            return self._restart_reason
         return "this node came to join" if self._world is None else "workers of this node have failed"
 
     def _start_round(self, world: World, reason: str) -> RendezvousInfo:
         self._world = world
-        self._restart_reason = ""
         if world.rank == 0:
             if self.use_agent_store:
                 self._bootstrap = _serve(world.take_bootstrap_socket())
             else:
                 world.bootstrap.release()
-        os.environ.update(RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_REASON=reason)
+        os.environ.update(
+            RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_FENCE=str(world.fence), RDZV_REASON=reason
+        )
         text = f"round {world.round}: rank {world.rank} of {world.size}"
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
         logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
@@ -261,6 +264,21 @@ def _observe(recorder: Recorder, present: threading.Event, over: threading.Event
         present.set()
     elif notice.kind in ("closed", "ended"):  # The run is closed, or refuses this agent for good.
         over.set()
+
+
+def workers_of_caller(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return role and number of the workers that the calling agent starts; None: it cannot be seen.
+
+    torch tells a handler neither, but the function of its agent that calls `next_rendezvous` has them in its `spec`.
+    """
+    while frame is not None:
+        # Reading a frame's variables keeps all of them alive for as long as it runs: only where there is one of that name.
+        spec = frame.f_locals.get("spec") if "spec" in frame.f_code.co_varnames else None
+        role, workers = getattr(spec, "role", None), getattr(spec, "local_world_size", None)
+        if isinstance(role, str) and isinstance(workers, int) and workers > 0:
+            return role, workers
+        frame = frame.f_back
+    return None
 
 
 def _serve(listener: socket.socket) -> TCPStore:

@@ -138,3 +138,23 @@ async def test_all_that_a_run_left_is_gone_in_the_end():
         await session.close()
         await until(lambda: not server.peers)
         assert server.runs["job"].presences == 0
+
+
+async def test_fences_grow_over_restarts_and_over_lives_of_the_run_id():
+    """One run whose server restarts empty; then the run id is used again, by members that know nothing."""
+    async with serving() as server:
+        async with Group(server.port, 2, 2) as group:
+            (a, b), worlds = await group.form("a", "b")
+            fences = [worlds]
+            server = await restarted(server)  # noqa: PLW2901
+            await until(lambda: group.moved_to(instance_of(server)), "re-telling")
+            fences.append(await asyncio.gather(a.join(), b.join()))
+        server = await restarted(server)  # noqa: PLW2901
+        await asyncio.sleep(1.0)  # Nobody tells, so the clock decides, which shows whole seconds.
+        async with Group(server.port, 2, 2) as group:
+            fences.append((await group.form("c", "d"))[1])
+        await server.stop()
+    assert [[world.round for world in worlds] for worlds in fences] == [[1, 1], [2, 2], [1, 1]]
+    first, second, third = ({world.fence for world in worlds} for worlds in fences)
+    assert len(first) == len(second) == len(third) == 1
+    assert max(first) < max(second) < max(third)

@@ -44,7 +44,7 @@ def observe(handler: Any) -> Any:
         say("joins")
         info = join()
         told = False
-        say("joined", rank=info.rank, size=info.world_size)
+        say("joined", rank=info.rank, size=info.world_size, round=int(os.environ.get("RDZV_ROUND", "0")))
         hold()
         return info
 
@@ -66,7 +66,10 @@ def hold() -> None:
     if order.exists():
         order.unlink()
         say("held")
-        time.sleep(3600)
+        release = order.with_suffix(".release")
+        while not release.exists():
+            time.sleep(0.02)
+        release.unlink()
 
 
 def observe_all_handlers() -> None:

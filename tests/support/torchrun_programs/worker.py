@@ -45,8 +45,6 @@ def stopped(*_: object) -> None:
 def main() -> None:
     if "ignores SIGTERM" in MODE:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        signal.signal(signal.SIGTERM, stopped)
     dist = None
     if "collectives" in MODE:
         import torch
@@ -54,6 +52,8 @@ def main() -> None:
 
         dist.init_process_group("gloo")
         tensor = torch.ones(4)
+    if "ignores SIGTERM" not in MODE:  # Not before: the handler does not run while torch waits for the other workers.
+        signal.signal(signal.SIGTERM, stopped)
     env = os.environ
     say(
         "start",

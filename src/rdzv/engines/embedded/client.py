@@ -49,6 +49,7 @@ class RemoteSession:
     def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome) -> None:
         self.instance = welcome.instance
         self.place = welcome.place
+        self.fence_floor: int | None = welcome.fence_floor
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
         self.local_host = driver.local_host(link, welcome)

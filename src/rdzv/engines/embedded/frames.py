@@ -171,6 +171,8 @@ class Welcome(Frame, frozen=True, tag=1):
     """Whether it serves. A server that does not know yet whether the endpoint means it only answers probes."""
     reached_at: Name = ""
     """The address at which a client on another host reached it last; empty: none has."""
+    fence_floor: Number = 0
+    """Fences count from above this. Higher after each start at this place; 0: a server that does not know of fences."""
 
 
 class Rejected(Frame, frozen=True, tag=2):

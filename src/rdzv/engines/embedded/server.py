@@ -17,6 +17,7 @@ from typing import Any, cast
 from ...config.endpoint import PORT
 from ...system.addresses import BACKLOG, is_loopback, listen, place_of
 from ...system.fork import let_go_in_children
+from ...system.node import fence_floor
 from .lease_clock import LeaseClock
 from .limits import DESCRIPTORS_SPARED, logger, raise_nofile
 from .server_core import ServerCore
@@ -119,6 +120,7 @@ class Server(ServerCore):
             let_go_in_children(one)
         self.port = sockets[0].getsockname()[1]
         self.place = place_of(sockets, host)
+        self.fence_floor = fence_floor()
         files = raise_nofile()
         self.connections_max = max(1, min(self.limits.connections, files - DESCRIPTORS_SPARED))
         if self.connections_max < self.limits.connections:

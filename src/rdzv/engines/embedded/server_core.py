@@ -51,6 +51,7 @@ class ServerCore(ABC):
         self.trust = trust or Trust()
         self.id = self.token()
         self.place = ""
+        self.fence_floor = 0
         self.is_open = is_open
         self.reached_at = ""
         """The address at which a client on another host reached this server last: others can use it, too."""
@@ -191,7 +192,8 @@ class ServerCore(ABC):
 
     def _welcome(self, instance: str) -> Welcome:
         most = self.limits.operations
-        return Welcome(self.id, instance, self.place, most, most, self.only_run, self.is_open, self.reached_at)
+        told = self.only_run, self.is_open, self.reached_at, self.fence_floor
+        return Welcome(self.id, instance, self.place, most, most, *told)
 
     def gone(self, peer: ServerSession) -> None:
         """A connection ended. If that was during a stall of this server, it says nothing about the member."""

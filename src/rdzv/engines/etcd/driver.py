@@ -190,6 +190,7 @@ class EtcdSession:
     """A session of the port. Used from the loop it was made on."""
 
     durable = True
+    fence_floor: int | None = None
     compares_max = messages.OPERATIONS_MAX
     writes_max = messages.OPERATIONS_MAX
     stars = False

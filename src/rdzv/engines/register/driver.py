@@ -76,6 +76,7 @@ class RegisterDriver:
 class RegisterSession:
     """A session. The swap loop that it shares with the other sessions of its process does the work."""
 
+    fence_floor: int | None = 0
     compares_max = TXN_MAX
     writes_max = TXN_MAX
     stars = False
