@@ -31,7 +31,7 @@ SIZES_MAX: dict[type[Record], int] = {
 
 PLAIN_MAX = 1024
 """Bytes of a record whose texts are looked at one by one only if a byte in it is suspicious. Most are far smaller."""
-_NAMES = frozenset({"name", "host", "by", "members", "came", "gone", "flaps"})
+_NAMES = frozenset({"name", "host", "role", "by", "members", "came", "gone", "flaps"})
 """Fields that hold names, which are short. Any of them may end up in a head several times."""
 
 R = TypeVar("R", bound=Record)

@@ -35,10 +35,7 @@ async def timed_out(
     settings: Settings, node: Node, state: MemberState, presence: Presence | None, waited_s: float
 ) -> JoinTimeout:
     """Return the error, with who is here and what is missing if the engine can be asked at all."""
-    reason, present, remedy = f"the engine is away: {state.trouble}", [], ""
-    if settings.endpoint.scheme == "rdzv" and state.heard is not None:
-        where = settings.endpoint
-        reason += f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
+    reason, present, remedy = f"the engine is away: {state.trouble}{_about_host(settings, state)}", [], ""
     if presence is not None and not machine.away_s(state, node.now()):
         reason, status = f"the engine does not answer: it was asked for {EXPLAIN_S:g} s who is here", None
         try:
@@ -57,7 +54,15 @@ async def timed_out(
     return JoinTimeout(settings.run_id, waited_s, reason, present, settings.summary(), remedy)
 
 
-def unanswered(settings: Settings, waited_s: float) -> JoinTimeout:
+def unanswered(settings: Settings, state: MemberState, waited_s: float) -> JoinTimeout:
     """Return the error of a join whose time ran out during a request. The engine is not asked once more."""
-    reason = "the engine does not answer: a request was given up when the time was over"
+    reason = f"the engine {settings.endpoint} does not answer{_about_host(settings, state)}"
     return JoinTimeout(settings.run_id, waited_s, reason, [], settings.summary())
+
+
+def _about_host(settings: Settings, state: MemberState) -> str:
+    """Return what to do about a lost engine that one of the nodes hosted; empty for others."""
+    if settings.endpoint.scheme != "rdzv" or state.heard is None:
+        return ""
+    where = settings.endpoint
+    return f"; bring the host of {where} back or start the job anew; etcd would survive the loss of a host"
