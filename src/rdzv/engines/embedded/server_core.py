@@ -263,6 +263,7 @@ class ServerCore(ABC):
 
         A quarter is freed at once, so that the next sum is not needed soon.
         """
+        self._owed = 0  # A client that is dropped is sent the reason, which counts too.
         sizes: dict[ServerSession, int] = {}
         of_run: dict[Run | None, int] = {}
         for peer in self._owing:

@@ -393,6 +393,7 @@ class ServerSession(FrameStream, Waiting):
         transport, size = self.transport, len(data)
         if transport.is_closing():
             self._posted.clear()
+            self._posted_size = 0
             return
         if self._posted:
             posted, self._posted = self._posted, []
