@@ -141,6 +141,7 @@ BACKED = {
         test_no_reader_gets_a_text_that_is_not_printable_or_too_long test_what_a_server_says_is_printable_wherever_it_ends""",
     "So terminals, logs, errors": "test_texts_of_a_hostile_member_are_shown_without_escapes_wherever_they_appear",
     "There is one exception": "test_info_is_what_its_program_wrote",
+    "`info` is for programs": "test_info_is_what_its_program_wrote",
     "A record that is not rdzv's": "test_garbage_disables_neither_status_nor_drain_nor_run",
     "One member's record": "test_garbage_disables_neither_status_nor_drain_nor_run",
     "A drain request or a ban counts": """

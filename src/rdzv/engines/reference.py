@@ -337,6 +337,27 @@ class Engine:
     def _tell(self, batch: Batch) -> None:
         for observer in tuple(self.observers):
             observer(batch)
+        if len(batch.events) == 1:
+            self._tell_one(batch)
+        else:
+            self._tell_many(batch)
+
+    def _tell_one(self, batch: Batch) -> None:
+        key = batch.events[0].key
+        found: dict[_Watcher, None] = {}
+        for name in (key, starred(key)):
+            for watcher in self._by_key.get(name, ()):
+                found[watcher] = None
+        if self._by_prefix:
+            for name in _ancestors(key[: key.rfind("/") + 1]):
+                for watcher in self._by_prefix.get(name, ()):
+                    found[watcher] = None
+        self.meter.steps += TELL_STEPS * len(found)
+        for watcher in found:
+            if watcher.live and watcher.seen < batch.revision:
+                watcher.deliver(batch)
+
+    def _tell_many(self, batch: Batch) -> None:
         # A prefix keeps one list of its events for all its watchers, so that a large commit costs each of them one look.
         found: dict[_Watcher, dict[int, None]] = {}
         of_prefix: dict[str, list[int]] = {}

@@ -38,25 +38,21 @@ class _Directory:
         self.keys: list[str] = []
         self.live = 0
 
-    def walk(self, tree: Tree, newest: bool, below: int) -> Iterator[Item]:
-        """Yield the items created before revision `below` (0: all), and count the entries that were looked at."""
-        items = tree.items
+    def span(self, newest: bool, below: int) -> range:
+        """Return the indices of the entries created before revision `below` (0: all), in the order in which to look."""
         end = bisect_left(self.created, below) if below else len(self.keys)
-        index = end if newest else -1
-        try:
-            for index in range(end - 1, -1, -1) if newest else range(end):
-                item = items.get(self.keys[index])
-                if item is not None and item.created == self.created[index]:
-                    yield item
-        finally:
-            tree.meter.steps += end - index if newest else index + 1
+        return range(end - 1, -1, -1) if newest else range(end)
 
-    def sweep(self, tree: Tree) -> None:
-        """Drop the entries of deleted keys, if there are many."""
-        if len(self.keys) > 2 * self.live + DEAD_MIN:
-            left = list(self.walk(tree, newest=False, below=0))
-            self.created = [item.created for item in left]
-            self.keys = [item.key for item in left]
+    def sweep(self, items: dict[str, Item]) -> int:
+        """Drop the entries of deleted keys, if there are many. Return how many entries were looked at."""
+        looks = len(self.keys)
+        if looks <= 2 * self.live + DEAD_MIN:
+            return 0
+        entries = zip(self.keys, self.created, strict=True)
+        left = [item for key, created in entries if (item := items.get(key)) and item.created == created]
+        self.keys = [item.key for item in left]
+        self.created = [item.created for item in left]
+        return looks
 
 
 class Tree:
@@ -89,7 +85,7 @@ class Tree:
         directory = self._directories[name]
         directory.live -= 1
         if directory.live:
-            directory.sweep(self)
+            self.meter.steps += directory.sweep(self.items)
         else:
             del self._directories[name]
             del self._names[bisect_left(self._names, name)]
@@ -98,16 +94,22 @@ class Tree:
         """Return the items that a `List` asks for."""
         # ANY counts as newest: members that each watch one other member should not all watch the oldest.
         newest = order is Order.NEWEST or order is Order.ANY
-        found: list[Item] = []
+        items, found = self.items, list[Item]()
         sources = 0
         for directory, whole in self._within(prefix):
             room = limit if order is not Order.KEY else 0
-            for item in directory.walk(self, newest, below):
+            keys, created, span = directory.keys, directory.created, directory.span(newest, below)
+            index = span.start - span.step
+            for index in span:
+                item = items.get(keys[index])
+                if item is None or item.created != created[index]:
+                    continue
                 if (whole or item.key.startswith(prefix)) and (not after or item.key > after):
                     found.append(item)
                     room -= 1
                     if room == 0:
                         break
+            self.meter.steps += (index - span.start) * span.step + 1
             sources += 1
         if order is Order.KEY:
             found.sort(key=lambda item: item.key)
@@ -118,11 +120,16 @@ class Tree:
     def empty(self, prefix: str, since: int) -> bool:
         """Whether no key with that prefix was created after revision `since`."""
         for directory, whole in self._within(prefix):
-            for item in directory.walk(self, newest=True, below=0):
-                if item.created <= since:
+            keys, created, span = directory.keys, directory.created, directory.span(newest=True, below=0)
+            index = span.start - span.step
+            for index in span:
+                if created[index] <= since:
                     break
-                if whole or item.key.startswith(prefix):
+                item = self.items.get(keys[index])
+                if item is not None and item.created == created[index] and (whole or item.key.startswith(prefix)):
+                    self.meter.steps += span.start - index + 1
                     return False
+            self.meter.steps += span.start - index + 1
         return True
 
     def check_steps(self) -> None:

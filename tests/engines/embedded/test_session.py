@@ -10,6 +10,7 @@ import pytest
 from rdzv.engines.embedded import client_protocol, frames, limits, run, server_core, session, turns
 from rdzv.engines.embedded.client_protocol import PING_S
 from rdzv.engines.embedded.frames import LeaseGrant, Renew, Txn, WatchStart
+from rdzv.engines.embedded.limits import Limits
 from rdzv.engines.port import Get, LeaseGone, Put
 from rdzv.errors import Unreachable
 from support.sans_io import Core, Pair, Waiter
@@ -106,6 +107,18 @@ def test_a_client_whose_buffer_fills_while_it_is_told_of_gaps_is_held_back_again
     pair.core.end_turn()
     assert not session.is_held
     assert transport.reading
+
+
+def test_a_client_that_is_dropped_for_want_of_room_is_told_so_once():
+    core = Core(limits=Limits(unread=3000))
+    pairs = [Pair(core, name) for name in "abcd"]
+    for pair in pairs:
+        pair.session.transport.get_write_buffer_size = lambda: 10
+        pair.session.received(memoryview((2000).to_bytes(4, "big") + bytes(900)))
+    left = [pair for pair in pairs if not pair.session.transport.is_closing()]
+    assert len(left) == 2
+    for pair in pairs:
+        assert sum(b"out of room" in data for data in pair.session.transport.sent) == (pair not in left)
 
 
 def test_a_session_that_is_back_replaces_its_former_connection_and_keeps_its_lease():

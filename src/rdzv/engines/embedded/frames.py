@@ -268,7 +268,8 @@ def encode_large(frame: Frame) -> memoryview:
 
 def encode_news(watch: int, batch: bytes) -> bytes:
     """Return the frame `WatchNews` around a batch that `encoder` encoded once for all its watches."""
-    return encode_news_start(watch, len(batch)) + batch
+    start = b"\x93\x09" + encoder.encode(watch)
+    return _SIZE.pack(len(start) + len(batch)) + start + batch
 
 
 def encode_news_start(watch: int, size: int) -> bytes:

@@ -132,7 +132,8 @@ class Run:
             self._presences[lease] = _Presence(ttl_s, home)
             home.leases.add(lease)
             self._quiet_max_s = min(self._quiet_max_s, max(ttl_s / 2, QUIET_MIN_S))
-        self._take(LEASE_BYTES)
+        self.taken += LEASE_BYTES
+        self.room.taken += LEASE_BYTES
         return lease
 
     def renew(self, lease: int, home: ServerSession) -> None:
@@ -294,7 +295,10 @@ class Run:
         more = targets * TARGET_BYTES
         if self.room.taken + more > self.room.half and not self.room.has(self.taken, more):
             return self._no_room(more).sentence
-        self.unwatch(-targets, -prefixes)
+        self.targets += targets
+        self.prefixes += prefixes
+        self.taken += more
+        self.room.taken += more
         return ""
 
     def unwatch(self, targets: int, prefixes: int) -> None:
@@ -316,14 +320,17 @@ class Run:
         self._take(taken - self.taken)
 
     def _count(self, batch: Batch) -> None:
-        sizes, before = self._sizes, self.bytes + len(self._sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES
+        sizes, keys, more, remembered = self._sizes, len(self._sizes), 0, self.engine.history_size
         for event in batch.events:
-            self.bytes -= sizes.pop(event.key, 0)
+            more -= sizes.pop(event.key, 0)
             if event.item is not None:
                 size = sizes[event.key] = len(event.key) + len(event.item.value)
-                self.bytes += size
-        self._remembered = self.engine.history_size
-        self._take(self.bytes + len(sizes) * KEY_BYTES + self._remembered * HISTORY_BYTES - before)
+                more += size
+        self.bytes += more
+        more += (len(sizes) - keys) * KEY_BYTES + (remembered - self._remembered) * HISTORY_BYTES
+        self._remembered = remembered
+        self.taken += more
+        self.room.taken += more
         if self.room.taken > self.room.half and self.taken > self.room.share:
             self.engine.shorten_history(max(HISTORY_MIN, self.room.share // 4 // HISTORY_BYTES))
             self.measure()

@@ -24,7 +24,7 @@ LINGER_S = 1.0
 SWEEP_S = 1.0
 EMPTY_S = 60.0
 """How long a run in which nothing is left is kept."""
-COPIED_MAX = 16 * 1024
+COPIED_MAX = 8 * 1024
 """Bytes of news that are copied into a frame for each watch. Larger ones are written as they are, from one copy for all."""
 MANY = 1000
 """Changes of a batch from which on it is measured before it is encoded."""
@@ -74,7 +74,7 @@ class ServerCore(ABC):
         self._swept_s = 0.0
         self._emptied_s = 0.0
         self._news_of: Batch | None = None
-        self._news: dict[int, tuple[bytes, ...]] = {}
+        self._news: dict[int, bytes] = {}
         self._news_body = b""
         self._news_size = 0
 
@@ -209,28 +209,31 @@ class ServerCore(ABC):
         if not (peer.said_bye or peer.given_up or self.stalled):
             peer.run.hang_up(peer, peer.linger_s)
 
-    def news(self, watch: int, batch: Batch) -> tuple[bytes, ...]:
-        """Return the frame for a watch of that number, in parts. A commit is encoded once for all its watches.
-
-        All parts but the first are shared between watches. Raise LimitExceeded if the frame would be too large.
-        """
+    def news(self, watch: int, batch: Batch) -> bytes | None:
+        """Return the frame for a watch of that number; None if it is large. A commit is encoded once for all its watches."""
         if batch is not self._news_of:
-            self._news_of, self._news_size, self._news_body = batch, 0, b""
+            self._news_of, self._news_body, self._news_size = batch, b"", 0
             self._news.clear()
             if len(batch.events) > MANY:  # Others are bounded by the history.
                 self._news_size = sum([len(one.key) + (len(one.item.value) if one.item else 0) for one in batch.events])
             if self._news_size <= self.limits.frame:
                 self._news_body = encoder.encode(batch)
                 self._news_size = len(self._news_body)
+        if self._news_size > COPIED_MAX:
+            return None
+        frame = self._news.get(watch)
+        if frame is None:
+            frame = self._news[watch] = encode_news(watch, self._news_body)
+        return frame
+
+    def large_news(self, watch: int) -> tuple[bytes, bytes]:
+        """Return the frame for which `news` returned None, in two parts: the second is shared between watches.
+
+        Raise LimitExceeded if it is too large.
+        """
         if self._news_size > self.limits.frame - NEWS_START_MAX:
             raise LimitExceeded("a frame of news", self._news_size, self.limits.frame)
-        parts = self._news.get(watch)
-        if parts is None:
-            body = self._news_body
-            large = len(body) > COPIED_MAX
-            parts = (encode_news_start(watch, len(body)), body) if large else (encode_news(watch, body),)
-            self._news[watch] = parts
-        return parts
+        return encode_news_start(watch, self._news_size), self._news_body
 
     def has_posted(self, peer: ServerSession) -> None:
         """Write the session's news at the end of this turn."""
@@ -265,6 +268,7 @@ class ServerCore(ABC):
 
         A quarter is freed at once, so that the next sum is not needed soon.
         """
+        self._owed = 0  # A client that is dropped is sent the reason, which counts too.
         sizes: dict[ServerSession, int] = {}
         of_run: dict[Run | None, int] = {}
         for peer in self._owing:

@@ -350,29 +350,41 @@ class ServerSession(FrameStream, Waiting):
                 self.run.unwatch(targets, prefixes)
 
     def _tell(self, number: int, batch: Batch) -> None:
-        if self.transport.is_closing():
-            return
+        frame = self._core.news(number, batch)
+        if frame is None:
+            self._tell_much(number)
+        elif self._may_wait(number, len(frame)):
+            self._posted.append(frame)
+            if self._posted_size > POSTED_MAX:
+                self.deliver()
+
+    def _tell_much(self, number: int) -> None:
+        """Tell large news, which are not copied for each watch."""
         try:
-            parts = self._core.news(number, batch)
+            start, body = self._core.large_news(number)
         except LimitExceeded as error:
             self._end_watch(number)
             self.send(encode(WatchGap(number, f"what happened has {error.size} bytes, too many for one frame")))
             return
-        size = len(parts[0]) if len(parts) == 1 else len(parts[0]) + len(parts[1])
+        if self._may_wait(number, len(start) + len(body)):
+            self._posted += (start, body)
+            if self.run is not None:
+                self.run.share.steps += len(body) // SENT_PER_STEP
+            if self._posted_size > POSTED_MAX:
+                self.deliver()
+
+    def _may_wait(self, number: int, size: int) -> bool:
+        """Count news that will wait for the client, or cut the watch off."""
         if self.slow_s < math.inf:
             self._backlog += size
             if self._backlog > self._core.limits.backlog:
                 self._end_watch(number)
                 self._cut.append(number)
-                return
+                return False
         if not self._posted:
             self._core.has_posted(self)
-        self._posted.extend(parts)
         self._posted_size += size
-        if self.run is not None:
-            self.run.share.steps += size // SENT_PER_STEP
-        if self._posted_size > POSTED_MAX:
-            self.deliver()
+        return True
 
     # ---- what is written
 
@@ -381,6 +393,7 @@ class ServerSession(FrameStream, Waiting):
         transport, size = self.transport, len(data)
         if transport.is_closing():
             self._posted.clear()
+            self._posted_size = 0
             return
         if self._posted:
             posted, self._posted = self._posted, []
