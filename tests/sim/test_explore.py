@@ -14,7 +14,8 @@ from support.planted_bugs import BUGS, planted
 
 CHOICES_MAX = 400
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
-SOAK_S = 1_500.0
+WHOLE = ("two form", "two form on etcd", "three form", "three re-form: losses", "other settings")
+"""Worlds that `make soak` walks to the end."""
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -27,13 +28,13 @@ def test_every_guarantee_holds(name, record_property):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(SOAK_S + 120.0)
+@pytest.mark.timeout(1_000)
 @pytest.mark.parametrize("name", WORLDS)
-def test_every_guarantee_holds_in_the_whole_world(name, record_property):
-    report = explore(WORLDS[name], SOAK_S)
+def test_every_guarantee_holds_for_longer(name, record_property):
+    report = explore(WORLDS[name], 900.0 if name in WHOLE else 120.0)
     record_property("explored", str(report))
     assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
-    assert report.complete, str(report)
+    assert report.complete or name not in WHOLE, str(report)
 
 
 LATE = {"round number is reused after a restart"}
