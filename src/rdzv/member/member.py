@@ -41,7 +41,7 @@ from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system import bootstrap
 from ..system.bootstrap import Bootstrap
 from ..system.node import Node
-from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, Wakeup, backoff_s, sleep, with_timeout
+from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
 from .notices import Notifier, Observer
 from .presence import Look, Presence
@@ -77,6 +77,7 @@ class Member:
         """Rings when the state may have changed."""
         self._alarm = CoalescingTimer(node, self.bell.ring)
         """Rings when a join may have waited for too long. One for all joins: nearly none comes to that."""
+        self._limits = TimerGroup(node)
         me = Identity(
             run_id=settings.run_id, name=member_name(settings, node), endpoint=driver.endpoint, lease=settings.lease,
             outage_grace=settings.outage_grace, closed_for=settings.closed_for, capacity=settings.capacity,
@@ -413,6 +414,7 @@ class Member:
                 await self._early.result().close()
         await self.driver.close()
         self._alarm.cancel()
+        self._limits.close()
         self._release_boot()
         self._on(events.Left())
         return told
@@ -427,7 +429,7 @@ class Member:
         if wanted is None or presence is None:
             return None
         try:
-            with TimeLimit(self._node, max(began_at + limit_s - self._node.now(), 0.0)):
+            with TimeLimit(self._limits, max(began_at + limit_s - self._node.now(), 0.0)):
                 if type(wanted) is actions.Examine:
                     await self._examine(presence, wanted.table)
                 else:
@@ -466,7 +468,7 @@ class Member:
     async def _within(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
         """Await the work of one call. Raises Unreachable when its time is over: the engine did not answer."""
         try:
-            with TimeLimit(self._node, limit_s):
+            with TimeLimit(self._limits, limit_s):
                 return await work
         except OutOfTime:
             problem = "no answer" if self.presence is not None else f"away all the time; {self.state.trouble}"
