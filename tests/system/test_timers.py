@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv.system.node import LocalNode
-from rdzv.system.timers import CoalescingTimer, OutOfTime, TimeLimit, Wakeup, sleep, with_timeout
+from rdzv.system.timers import CoalescingTimer, OutOfTime, TimeLimit, TimerGroup, Wakeup, sleep, with_timeout
 
 LONG_S = 60.0
 """A wait that is never waited out: a test that gets there has failed."""
@@ -180,6 +180,20 @@ async def test_a_block_that_takes_too_long_is_cancelled_and_raises():
     with pytest.raises(OutOfTime):
         await late
     assert all(timer.cancelled for _, _, timer in node.timers)
+
+
+def test_timers_of_a_group_share_one_timer_and_fire_in_time():
+    node, fired = ManualNode(), []
+    group = TimerGroup(node)
+    for delay_s in (5.0, 3.0, 9.0):
+        group.call_later(delay_s, lambda delay_s=delay_s: fired.append(delay_s))
+    group.call_later(4.0, lambda: fired.append("cancelled")).cancel()
+    for passes_s in (3.0, 1.0, 1.0):
+        node.pass_time(passes_s)
+    assert fired == [3.0, 5.0]
+    group.close()
+    node.pass_time(10.0)
+    assert fired == [3.0, 5.0]
 
 
 async def test_a_limited_block_that_another_task_cancels_or_that_fails_says_so():

@@ -40,7 +40,7 @@ from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Driver, EngineReset, Get, Session
 from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system.node import Node
-from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, Wakeup, backoff_s, sleep, with_timeout
+from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
 from .next_bootstrap import NextBootstrap
 from .notices import Notifier, Observer
@@ -77,6 +77,7 @@ class Member:
         """Rings when the state may have changed."""
         self._alarm = CoalescingTimer(node, self.bell.ring)
         """Rings when a join may have waited for too long. One for all joins: nearly none comes to that."""
+        self._limits = TimerGroup(node)
         me = Identity(
             run_id=settings.run_id, name=member_name(settings, node), endpoint=driver.endpoint, lease=settings.lease,
             outage_grace=settings.outage_grace, closed_for=settings.closed_for, capacity=settings.capacity,
@@ -415,6 +416,7 @@ class Member:
                 await self._early.result().close()
         await self.driver.close()
         self._alarm.cancel()
+        self._limits.close()
         self._boot.release()
         self._on(events.Left())
         return told
@@ -431,7 +433,7 @@ class Member:
         if wanted is None or presence is None:
             return None
         try:
-            with TimeLimit(self._node, max(began_at + limit_s - self._node.now(), 0.0)):
+            with TimeLimit(self._limits, max(began_at + limit_s - self._node.now(), 0.0)):
                 if type(wanted) is actions.Examine:
                     await self._examine(presence, wanted.table)
                 else:
@@ -481,7 +483,7 @@ class Member:
     async def _within(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
         """Await the work of one call. Raises Unreachable when its time is over: the engine did not answer."""
         try:
-            with TimeLimit(self._node, limit_s):
+            with TimeLimit(self._limits, limit_s):
                 return await work
         except OutOfTime:
             problem = "no answer" if self.presence is not None else f"away all the time; {self.state.trouble}"

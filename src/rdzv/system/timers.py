@@ -103,6 +103,45 @@ class CoalescingTimer:
         self._call()
 
 
+class TimerGroup:
+    """Timers that hardly ever fire, on one timer of the node: setting and cancelling one costs next to nothing."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._due_at: dict[_GroupTimer, float] = {}
+        self._timer = CoalescingTimer(node, self._fire)
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        timer = _GroupTimer(self._due_at, callback)
+        self._due_at[timer] = self._node.now() + delay_s
+        self._timer.be_set(delay_s)
+        return timer
+
+    def close(self) -> None:
+        """Cancel all of them."""
+        self._due_at.clear()
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        now = self._node.now()
+        for timer in [timer for timer, due_at in self._due_at.items() if due_at <= now]:
+            timer.cancel()
+            timer.callback()
+        if self._due_at:
+            self._timer.be_set(min(self._due_at.values()) - now)
+
+
+class _GroupTimer:
+    """A timer of a group."""
+
+    def __init__(self, group: dict[_GroupTimer, float], callback: Callable[[], object]) -> None:
+        self._group = group
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self._group.pop(self, None)
+
+
 def backoff_s(attempt: int, bounds_s: tuple[float, float], jitter: float) -> float:
     """Return the pause after so many failures: doubled each time within the bounds, less up to half of it at random."""
     first_s, longest_s = bounds_s
@@ -142,8 +181,8 @@ class TimeLimit:
     Cheaper than `with_timeout`, which needs a task: nearly every limited call ends in time.
     """
 
-    def __init__(self, node: Node, limit_s: float) -> None:
-        self._node = node
+    def __init__(self, timers: Node | TimerGroup, limit_s: float) -> None:
+        self._timers = timers
         self._limit_s = limit_s
         self._is_over = False
 
@@ -151,7 +190,7 @@ class TimeLimit:
         task = asyncio.current_task()
         assert task is not None, "only a task can be limited"
         self._task = task
-        self._timer = self._node.call_later(self._limit_s, self._expire)
+        self._timer = self._timers.call_later(self._limit_s, self._expire)
 
     def _expire(self) -> None:
         self._is_over = True
