@@ -65,7 +65,7 @@ async def test_the_next_round_has_another_bootstrap_port_or_a_warning_says_that_
         a = party.member("a")
         ports = [(await a.join()).bootstrap.port for _ in range(4)]
         assert all(one != other for one, other in itertools.pairwise(ports))
-        assert caplog.text == ""
+        assert "is free" not in caplog.text
     async with Party(1, 1, bootstrap_port=port) as party:
         a = party.member("a")
         assert [(await a.join()).bootstrap.port for _ in range(3)] == [port] * 3

@@ -38,4 +38,5 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     "two worlds from two engines": (WORLDS["two engines"], "G8"),
     "watch gap is not re-listed": (_world("two re-form", "gap", "crash", "expire"), "no progress"),
     "world is given from memory": (_world("two form", "expire", "crash"), "no progress"),
+    "worker ranks are those of a world of one's own": (_world("two form", faults_max=0), "G2"),
 }

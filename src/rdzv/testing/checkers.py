@@ -144,8 +144,10 @@ class G2Ranks(Checker):
     def _check_workers(self, commit: Commit, state: State, head: Head) -> None:
         """Check that the workers of all members have the ranks of one world, each once, or none has a rank."""
         entries = sorted(state.entries.values(), key=lambda entry: entry.rank)
-        counts = [state.members[entry.sealed_as].record.workers for entry in entries]
         self._sealed[head.table] = ranks = [entry.workers for entry in entries]
+        if any(entry.sealed_as not in state.members for entry in entries):
+            return  # G4 reports it.
+        counts = [state.members[entry.sealed_as].record.workers for entry in entries]
         expected: list[tuple[int, int] | None] = [(sum(counts[:at]), sum(counts)) for at in range(len(counts))]
         if 0 in counts:
             expected = [None] * len(counts)
