@@ -109,6 +109,7 @@ class ServerCore(ABC):
         self.moved()
         self.peers[peer] = None
         self._strangers[peer] = None
+        self.turns.are_strangers_there = True
         if len(self.peers) <= self.connections_max and len(self._strangers) <= self.limits.strangers:
             return
         if next(iter(self._strangers)) is not peer:
@@ -150,6 +151,7 @@ class ServerCore(ABC):
             peer.transport.close()
             return
         self._strangers.pop(peer, None)
+        self.turns.are_strangers_there = bool(self._strangers)
         peer.heard_s = self.awake_s
         run, now = self.open_run(hello.run), self.now()
         if not run.sessions:
@@ -334,6 +336,7 @@ class ServerCore(ABC):
             run.pass_time(elapsed_s, now)
             active += now - run.heard_at < ACTIVE_S
         self.turns.active = max(1, active)
+        self.turns.are_strangers_there = bool(self._strangers)
         if self.awake_s - self._swept_s >= SWEEP_S:
             self._swept_s = self.awake_s
             self._sweep()
