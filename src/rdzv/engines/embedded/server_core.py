@@ -30,8 +30,8 @@ MANY = 1000
 """Changes of a batch from which on it is measured before it is encoded."""
 NEWS_START_MAX = 16
 """Bytes of a frame of news before the batch."""
-ACTIVE_S = 1.0
-"""How long a run that was heard counts as one that others compete with."""
+ACTIVE_S = 5.0
+"""How long a run that was heard counts as one that others compete with. With the default lease, members renew more often."""
 FORGOTTEN_S = 7 * 86_400.0
 """How long a run without clients is kept for the sake of a lease. Members renew theirs, and those of the run last a day."""
 SMALL = 64

@@ -20,7 +20,7 @@ from ..tree import Meter
 RATE = 400_000
 """Steps per second that runs may spend together before they compete: about a fifth of the time of a server that has a core."""
 CROWDED = RATE // 4
-"""Steps spent above the rate from which on the server has no time to spare."""
+"""Steps spent above the rate from which on the server has no time to spare. At most those of a second are remembered."""
 PAUSE_MAX_S = 0.5
 """Longest time that the server keeps free after it served a heavy run. Leases are longer."""
 
@@ -75,7 +75,7 @@ class Turns:
         """Judge a run whose sessions have spent more than `burst`. It waits if it has not earned that by its patience."""
         now = self._now()
         spent, share.start = share.steps - share.start, share.steps
-        self._spent = max(0.0, self._spent - (now - self._spent_at) * RATE) + spent
+        self._spent = min(max(0.0, self._spent - (now - self._spent_at) * RATE) + spent, RATE)
         self._spent_at = now
         rate = RATE / self.active if self._is_crowded else RATE
         burst = self.burst // 4 if self._is_crowded or self.are_strangers_there else self.burst
