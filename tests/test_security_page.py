@@ -93,7 +93,7 @@ BACKED = {
     "When the server has reached its connection limit": f"""
         test_strangers_do_not_keep_members_out_by_their_number
         test_a_crowd_of_strangers_is_bounded_and_the_oldest_is_dropped {FIGURES}""",
-    "The server accepts 16 connections": f"test_a_few_connections_are_accepted_in_each_turn {FIGURES} {ATTACKS}",
+    "The server accepts 32 connections": f"test_a_few_connections_are_accepted_in_each_turn {FIGURES} {ATTACKS}",
     "It logs refusals": f"test_all_peers_together_fill_one_line_of_the_log_in_a_second {FIGURES}",
     "A client in one run can harm that run only": ATTACKS,
     "Under every attack": ATTACKS,

@@ -187,6 +187,7 @@ async def deaf(port, ends):
     """Clients that ask for much and do not read."""
     one = await Attacker(port).connect()
     await one.send(one.txn(Put("big", bytes(8 * MIB))))
+    await asyncio.sleep(0.3)  # Until it is there.
     others = [await Attacker(port).connect(reads=False) for _ in range(60)]
     while time.monotonic() < ends:
         for other in others:

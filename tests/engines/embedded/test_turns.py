@@ -80,6 +80,17 @@ def test_runs_that_compete_are_served_one_by_one_with_as_much_time_for_the_other
     assert {client.served for client in heavy} == {101}
 
 
+def test_turns_are_short_while_strangers_wait():
+    for strangers, served in (False, 4), (True, 1):
+        clock = Clock()
+        turns = Turns(BURST, clock.now, clock.call_later)
+        turns.are_strangers_there = strangers
+        client = Client(turns, Share(100.0), 10, BURST // 3 + 10)
+        client.take_turn()
+        assert client.served == served
+        assert clock.go_on() == 0.0
+
+
 def test_clients_of_a_heavy_run_take_turns():
     clock = Clock()
     turns, share = Turns(BURST, clock.now, clock.call_later), Share(100.0)

@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Fewer if the system allows the process fewer open files. An eighth is kept from a single run, for the others."""
     strangers: int = 1_000
     """Connections that have not said hello yet. Under TLS each costs about 75 KB."""
-    accepts: int = 16
+    accepts: int = 32
     """Connections accepted in one turn of the event loop. The rest wait in the kernel."""
     runs: int = 10_000
     keys: int = 100_000

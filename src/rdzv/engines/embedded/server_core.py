@@ -30,8 +30,8 @@ MANY = 1000
 """Changes of a batch from which on it is measured before it is encoded."""
 NEWS_START_MAX = 16
 """Bytes of a frame of news before the batch."""
-ACTIVE_S = 1.0
-"""How long a run that was heard counts as one that others compete with."""
+ACTIVE_S = 5.0
+"""How long a run that was heard counts as one that others compete with. With the default lease, members renew more often."""
 FORGOTTEN_S = 7 * 86_400.0
 """How long a run without clients is kept for the sake of a lease. Members renew theirs, and those of the run last a day."""
 SMALL = 64
@@ -110,6 +110,7 @@ class ServerCore(ABC):
         self.moved()
         self.peers[peer] = None
         self._strangers[peer] = None
+        self.turns.are_strangers_there = True
         if len(self.peers) <= self.connections_max and len(self._strangers) <= self.limits.strangers:
             return
         if next(iter(self._strangers)) is not peer:
@@ -151,6 +152,7 @@ class ServerCore(ABC):
             peer.transport.close()
             return
         self._strangers.pop(peer, None)
+        self.turns.are_strangers_there = bool(self._strangers)
         peer.heard_s = self.awake_s
         run, now = self.open_run(hello.run), self.now()
         if not run.sessions:
@@ -339,6 +341,7 @@ class ServerCore(ABC):
             run.pass_time(elapsed_s, now)
             active += now - run.heard_at < ACTIVE_S
         self.turns.active = max(1, active)
+        self.turns.are_strangers_there = bool(self._strangers)
         if self.awake_s - self._swept_s >= SWEEP_S:
             self._swept_s = self.awake_s
             self._sweep()

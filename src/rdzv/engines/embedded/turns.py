@@ -1,7 +1,7 @@
 """The server's time, shared between runs: a run that has used its share waits until others have had theirs. No I/O.
 
 Work is counted in steps: a key that is looked at is one, and a step takes well below a microsecond. A run may spend `burst`
-steps at once (a quarter while runs compete), and more as time passes. Beyond that its clients are held back, and their
+steps at once (a quarter while others wait), and more as time passes. Beyond that its clients are held back, and their
 requests wait:
 
 - While the server has time to spare, until the next turn of the event loop, so that others are served in between.
@@ -20,7 +20,7 @@ from ..tree import Meter
 RATE = 400_000
 """Steps per second that runs may spend together before they compete: about a fifth of the time of a server that has a core."""
 CROWDED = RATE // 4
-"""Steps spent above the rate from which on the server has no time to spare."""
+"""Steps spent above the rate from which on the server has no time to spare. At most those of a second are remembered."""
 PAUSE_MAX_S = 0.5
 """Longest time that the server keeps free after it served a heavy run. Leases are longer."""
 
@@ -63,6 +63,8 @@ class Turns:
         self.burst = burst
         self.active = 1
         """Runs that were heard lately."""
+        self.are_strangers_there = False
+        """Clients that may belong to another run wait for their first answers: turns must be short."""
         self._now = now
         self._call_later = call_later
         self._spent = 0.0
@@ -73,9 +75,10 @@ class Turns:
         """Judge a run whose sessions have spent more than `burst`. It waits if it has not earned that by its patience."""
         now = self._now()
         spent, share.start = share.steps - share.start, share.steps
-        self._spent = max(0.0, self._spent - (now - self._spent_at) * RATE) + spent
+        self._spent = min(max(0.0, self._spent - (now - self._spent_at) * RATE) + spent, RATE)
         self._spent_at = now
-        rate, burst = (RATE / self.active, self.burst // 4) if self._is_crowded else (RATE, self.burst)
+        rate = RATE / self.active if self._is_crowded else RATE
+        burst = self.burst // 4 if self._is_crowded or self.are_strangers_there else self.burst
         share.end = share.steps + burst
         share.debt = max(0.0, share.debt + spent - (now - share.settled_at) * rate)
         share.settled_at = now
