@@ -7,10 +7,10 @@ import pytest
 from rdzv.testing.sim import simulate
 from support.planted_bugs import BUGS, planted, table_row
 
-SEEDS_MAX = 200
+SEEDS_MAX = 300
 
 FIRST_TO_TRY = {
-    "address of the former round is used again": 178,
+    "address of the former round is used again": 274,
     "close ends a later incarnation": 5,
     "done member blocks re-forming": 69,
     "engine that came back is not told": 39,
@@ -18,6 +18,7 @@ FIRST_TO_TRY = {
     "evicted member acts": 1,
     "failure closes although others could go on": 1,
     "former leader's write is accepted": 1,
+    "fence of a restarted server begins at what it is told": 64,
     "ghost is sealed in": 5,
     "last-call age is taken from another machine's clock": 90,
     "one who came later is watched": 45,

@@ -119,7 +119,7 @@ def draw(
     drawn = rng.choices(list(SIZES), list(SIZES.values()))[0]
     count = members if members is not None else drawn
     options = _options(rng, count)
-    if seed % 3 == 1:  # Few ports: processes on one host bind the same ones again and again.
+    if seed % 3:  # Few ports: processes on one host bind the same ones again and again.
         options["bootstrap_port"] = "20000-20003"
     lives = [_node_plan(rng, f"m{index}", options) for index in range(count)]
     if rng.random() < 0.5:
