@@ -160,7 +160,7 @@ class Member:
         if self.task is not None and self.state.standing in (Standing.EVICTED, Standing.ENDED):
             ending = asyncio.wait([self.task])  # The former presence may still be giving back its lease.
             if await with_timeout(self._node, limit_s, ending, "rdzv ends a presence") is None:
-                raise unanswered(self._settings, self.state, limit_s)
+                raise unanswered(self._settings, self._node, self.state, limit_s)
         self._on(events.Join(clip(named, NAME_MAX), max(count, 0)))
         began_at = self._node.now()
         while True:
@@ -439,7 +439,7 @@ class Member:
                 else:
                     await self._put_ready(presence)
         except OutOfTime:
-            raise unanswered(self._settings, self.state, self._node.now() - began_at) from None
+            raise unanswered(self._settings, self._node, self.state, self._node.now() - began_at) from None
         except (EngineReset, Unreachable):
             await sleep(self._node, 0.1 + 0.1 * self._node.jitter())
             self.bell.ring()

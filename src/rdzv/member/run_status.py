@@ -54,10 +54,12 @@ async def timed_out(
     return JoinTimeout(settings.run_id, waited_s, reason, present, settings.summary(), remedy)
 
 
-def unanswered(settings: Settings, state: MemberState, waited_s: float) -> JoinTimeout:
+def unanswered(settings: Settings, node: Node, state: MemberState, waited_s: float) -> JoinTimeout:
     """Return the error of a join whose time ran out during a request. The engine is not asked once more."""
-    reason = f"the engine {settings.endpoint} does not answer{_about_host(settings, state)}"
-    return JoinTimeout(settings.run_id, waited_s, reason, [], settings.summary())
+    reason = f"the engine {settings.endpoint} does not answer"
+    if machine.away_s(state, node.now()):
+        reason = f"the engine is away: {state.trouble}"
+    return JoinTimeout(settings.run_id, waited_s, reason + _about_host(settings, state), [], settings.summary())
 
 
 def _about_host(settings: Settings, state: MemberState) -> str:

@@ -235,16 +235,18 @@ class Fences(Checker):
     _sealed: list[tuple[float, int]] = field(default_factory=list)
     """Every fence sealed by any server, and when."""
     _made: dict[tuple[str, str], float] = field(default_factory=dict)
-    """When each head was made, by engine instance and incarnation."""
+    """When the first head of each incarnation was made at each place."""
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
         if head is None:
             return
-        made_at = self._made.setdefault((state.instance, head.run), commit.at)
+        here = commit.server, head.run
+        # A head that is restored at its place keeps its life: clocks that step must not order the rounds of one run. So an
+        # incarnation that others had replaced, and that one of its members brings back, keeps its lower fences (steered 865).
+        made_at = self._made.setdefault(here, commit.at)
         if new_seal(commit, state) is None:
             return
-        here = commit.server, head.run
         certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
         if certain and head.fence <= self._top.get(here, 0):
             self.report(commit.at, f"round {head.number} has fence {head.fence}, after {self._top[here]} at {commit.server}")
