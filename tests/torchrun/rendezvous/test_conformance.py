@@ -17,6 +17,9 @@ pytest.importorskip("grpc", reason="grpcio is not installed: the extra `etcd` br
 
 from support import conformance
 
+# Known and open: the process of the kit c10d sometimes does not end, which would stop a test run for minutes.
+pytestmark = pytest.mark.soak
+
 PAGE = Path(__file__).parents[3] / "docs" / "torch-names.md"
 BEGIN, END = "<!-- differences -->", "<!-- end of differences -->"
 LIMIT_S = 150.0
