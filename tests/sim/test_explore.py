@@ -86,6 +86,16 @@ def test_a_story_is_read_as_it_was_told(tmp_path, capsys):
     assert main(["--replay", str(path)]) == 0, "without the bug, the same decisions break nothing"
 
 
+def test_a_file_that_is_no_story_is_refused_with_a_sentence(tmp_path, capsys):
+    path = tmp_path / "story.txt"
+    impossible = "world two form\nserve m7"
+    for text, words in (("world nowhere", "not with 'nowhere'"), ("", "a story begins"), (impossible, "cannot happen")):
+        path.write_text(text)
+        with pytest.raises(SystemExit):
+            main(["--replay", str(path)])
+        assert words in capsys.readouterr().err
+
+
 def test_a_story_that_cannot_happen_is_refused():
     with pytest.raises(ValueError, match="release m1 cannot happen here; what can: serve m0"):
         tell(WORLDS["two form"], [Choice("release", "m1")])

@@ -32,7 +32,7 @@ PASSWORD_ENV = "RDZV_ETCD_PASSWORD"  # noqa: S105  The name of a variable.
 BITS_MIN = 60
 """A secret of fewer bits can be guessed. Sixteen random hexadecimal digits have 64, less a few that look regular."""
 COST = {"n": 2**15, "r": 8, "p": 1}
-"""Of scrypt: 32 MiB and about a tenth of a second of one core per guess."""
+"""Parameters of scrypt: 32 MiB and about a tenth of a second of one core per guess."""
 
 _SALT = b"shared secret of rdzv, handshake 2"
 """The same for all: server and members have nothing else in common before the handshake."""

@@ -289,19 +289,24 @@ def tell(plan: WorldPlan, decisions: Sequence[Choice]) -> tuple[str, SmallWorld]
 def read_story(text: str) -> tuple[WorldPlan, list[Choice]]:
     """Return plan and decisions of a story."""
     plain = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
-    return WORLDS[plain[0].removeprefix("world ")], [Choice.parse(line) for line in plain[1:]]
+    name = plain[0].removeprefix("world ") if plain else ""
+    if name not in WORLDS:
+        raise ValueError(f"a story begins with 'world ' and one of {', '.join(WORLDS)}, not with {name!r}")
+    return WORLDS[name], [Choice.parse(line) for line in plain[1:]]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Explore the worlds that the arguments name, or tell a story again. Return 0 if every guarantee held, else 1."""
     parser = argparse.ArgumentParser(prog="python -m rdzv.testing.explore", description=__doc__.splitlines()[0])
     parser.add_argument("world", nargs="*", help=f"default: all; there are {', '.join(WORLDS)}")
-    parser.add_argument("--faults", type=int, help="how many faults may strike (default: the plan's)")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each world")
     parser.add_argument("--replay", type=Path, help="a file with a story, to be told again")
     options = parser.parse_args(arguments)
     if options.replay is not None:
-        story, world = tell(*read_story(options.replay.read_text()))
+        try:
+            story, world = tell(*read_story(options.replay.read_text()))
+        except (OSError, ValueError) as error:
+            parser.error(f"{options.replay}: {error}")
         print(story)
         return 1 if world.judge.wrong else 0
     wrong = 0

@@ -201,4 +201,4 @@ CONDITIONS: dict[Moment, Callable[[Scenario], None]] = {
     Moment("keep_waiting", "broken"): _broken,
     Moment("stay_closed", "closed"): _all_succeed,
 }  # fmt: skip
-"""What to change in a scenario so that a rule decides in a phase. Moments without an entry come by themselves."""
+"""Changes of a scenario that make a rule decide in a phase. Moments without an entry come by themselves."""

@@ -91,7 +91,7 @@ class Handler(RendezvousHandler):
         self._stores: deque[InfoStore] = deque(maxlen=STORES_MAX)
         self._restart_reason = ""
         self._role, self._workers = "", 0
-        """What this agent starts in each round, once it is known."""
+        """Role and number of the workers that this agent starts in each round, once they are known."""
         self._finished = False
         self._not_needed = False
         # The handler may be made in an `except` block, by a program that tries again. In `shutdown` that exception is still
