@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Many tests wait for something, so one more than there are cores; who has none left takes some of another.
-JOBS ?= 3
+# Most tests wait for something, so there are more jobs than cores; one that has no test left takes some of another.
+JOBS ?= 4
 # Seconds; a test that hangs is shown with the stacks of all its threads.
 TEST_TIMEOUT ?= 300
 # The torch that is tested, and numpy, without which torch warns. A version and not just the name: the newest one may bring

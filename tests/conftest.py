@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,11 +40,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"explored {line}")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keep the journals of agents out of the developer's own folder."""
+    folder = tmp_path_factory.mktemp("state")
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def notices_are_logged() -> Iterator[None]:
-    """A command that prints notices silences their logger in its process, which tests share."""
+def restored_environ() -> Iterator[None]:
+    """An agent within the test's process tells its workers about a run by the environment: not the next test."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("RDZV_")}
     yield
-    logging.getLogger("rdzv.notices").disabled = False
+    for name in [name for name in os.environ if name.startswith("RDZV_") and name not in before]:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

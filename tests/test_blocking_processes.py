@@ -50,6 +50,8 @@ with rdzv.Rendezvous("memory://", run_id="job", min_nodes=2, max_nodes=2, observ
     except KeyboardInterrupt:
         print("interrupted", time.monotonic() - began_at < 5)
     print("members:", len(r.status().members))
+    while r._aio.bell._waiters and time.monotonic() - began_at < 10:
+        time.sleep(0.01)
     print("joins under way:", len(r._aio.bell._waiters))
     try:
         r.join(timeout_s=0.1)

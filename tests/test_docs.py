@@ -17,9 +17,11 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(d.relati
 
 WORDS = (
     "run", "node", "worker", "agent", "member", "slot", "leader", "operator", "incarnation", "round", "ready", "quorum",
-    "unit", "last call", "sealed", "world", "hold", "bootstrap address", "store", "waiting", "newcomer", "spare", "settle",
+    "unit", "path", "neighbours", "segment", "last call", "sealed", "world", "hold", "bootstrap address", "store", "waiting",
+    "newcomer", "spare", "settle",
     "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",
-    "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "notice", "engine",
+    "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "journal file", "notice",
+    "engine",
     "embedded server", "endpoint", "driver", "register", "instance", "place", "adopt", "adopted", "retold", "secret", "lease",
     "linger", "outage grace", "revision", "watch", "guard", "fencing", "fence",
 )  # fmt: skip

@@ -23,7 +23,7 @@ from rdzv.errors import RdzvError
 from support.torchrun_jobs import free_port
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate")
+NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 HOST = os.uname().nodename
 LIMIT_S = 90.0
@@ -64,7 +64,7 @@ TORCHRUN = "torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=j
 TRAIN = {
     "rdzv run node1:29400 --run-id job --nnodes 2:4 -- python train.py": 2,
     one("rdzv run job-0.job:29400", "docs/howto.md"): 1,
-    one("#SBATCH", "docs/howto.md"): 1,
+    one("srun", "docs/howto.md"): 2,
     one("openssl rand", "docs/security.md"): 1,
     one("umask 077", "docs/security.md"): 1,
 }
@@ -73,7 +73,7 @@ TORCH_TRAIN = {
     TORCHRUN: 1,
     "torchrun --rdzv-backend=rdzv --nnodes=1 train.py": 1,
     "torchrun --rdzv-backend=rdzv --rdzv-endpoint=host:29400 --rdzv-id=job --nnodes=2:4 train.py": 1,
-    one("#SBATCH", "docs/torchrun.md"): 1,
+    one("srun", "docs/torchrun.md"): 2,
 }
 CERTIFICATES = one("openssl req", "docs/security.md")
 WITH_CERTIFICATES = one("rdzv run node1:29400 --tls-ca", "docs/security.md")
@@ -82,9 +82,11 @@ TWO_TERMINALS = (
     "rdzv join localhost:29400 --run-id try --nnodes 2",
 )
 THIRD_TERMINAL = ("rdzv watch localhost:29400 --run-id try", "rdzv journal localhost:29400 --run-id try")
+MERGE = "rdzv journal logs/*.rdzv.jsonl"
 WATCH = "rdzv watch node1:29400 --run-id job"
 ON_A_RUN = {
     "rdzv doctor node1:29400": "it may be read and written",
+    "rdzv runs node1:29400": "round 1 runs with 2 nodes",
     "rdzv status node1:29400 --run-id job": "run 'job', round 1 sealed: round 1 runs with 2 nodes",
     "rdzv journal node1:29400 --run-id job": "round 1 sealed with 2 nodes",
     "rdzv drain node7 node1:29400 --run-id job --reason maintenance": f"asked to drain: {HOST}/b",
@@ -96,9 +98,14 @@ ON_A_RUN = {
 """Commands on a run with two members, in this order, and the output of each."""
 ALONE = ("rdzv --version", "rdzv --show-completion")
 ETCD = tuple(text for text in commands("docs/etcd.md") if text.startswith("etcdctl"))
-RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TWO_TERMINALS, *THIRD_TERMINAL, WATCH, *ON_A_RUN, *ALONE, *ETCD}
+TERMINALS = (*TWO_TERMINALS, *THIRD_TERMINAL, MERGE, WATCH)
+RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TERMINALS, *ON_A_RUN, *ALONE, *ETCD}
 
 NOT_RUN = {
+    one("#SBATCH", "docs/howto.md"): "is read by sbatch",
+    one("#SBATCH", "docs/torchrun.md"): "the same",
+    "rdzv run auto": "is cut short; howto.md has it whole",
+    "rdzv status auto": "is cut short; tests/cli/test_main.py runs it",
     "make demo": "makes an environment; what it starts then is `rdzv demo`",
     "rdzv demo": "is run by tests/cli/test_launcher.py",
     "pip install .": "is how `make test` made the environment of these tests, and would change it",
@@ -107,6 +114,12 @@ NOT_RUN = {
     "pip install 'rdzv[cli]'": "the same",
     "pip install 'rdzv[etcd]'": "the same",
     "pip install 'rdzv[torch]'": "the same",
+    "pip install 'rdzv[web]'": "the same",
+    "rdzv serve --bind '*:29400' --http 127.0.0.1:29480": "is run by tests/web/test_commands.py, at free ports",
+    "rdzv dashboard node1:29400 --http 127.0.0.1:29480": "the same",
+    "rdzv run node1:29400 --run-id job --nnodes 2:4 --conf http=127.0.0.1:29480 -- python train.py": "the same, from Python",
+    "rdzv serve --http": "names an option",
+    one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
     "rdzv --verbose COMMAND": "COMMAND stands for any",
     "rdzv --install-completion": "changes the user's shell; what it would write is shown by --show-completion",
     "kubectl create secret generic rdzv --from-file=token=rdzv.token": "needs a cluster",
@@ -137,7 +150,8 @@ HERE = {
     "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"',
     "scontrol": "echo 127.0.0.1",
 }
-SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "1"}
+SLURM = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_NNODES": "1"}
+"""The id of a job decides the port, and tests may run at the same time."""
 PROGRAM = 'import os\nprint("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)\n'
 
 
@@ -254,16 +268,21 @@ def test_an_operator_finds_out_and_asks_as_shown(machine):
         watching = machine.as_here(WATCH)
         with machine.running(join + "a") as a, machine.running(join + "b") as b, machine.running(watching) as watch:
             for member in (a, b):
-                line(member, lambda said: " of 2, bootstrap" in said)
+                line(member, lambda said: " of 2, " in said)
             for command, says in ON_A_RUN.items():
                 node7 = f"{HOST}/b" if " drain " in command else HOST
                 said = machine.run(machine.as_here(command, member=node7))
                 assert says in said, said
                 if " drain " in command:
                     assert b.wait(LIMIT_S) == 6
-                    line(a, lambda said: " of 1, bootstrap" in said)
+                    line(a, lambda said: " of 1 (2 before), re-formed" in said)
             assert watch.wait(LIMIT_S) == 4
             assert "round 1 sealed" in watch.stdout.read()
+
+
+def test_the_journals_of_agents_are_merged_as_shown(machine):
+    machine.run(f"rdzv run 127.0.0.1:{machine.port} --run-id job --nnodes 1 -c journal_dir=logs -- sleep 0.2")
+    assert "0 restarts, 0.0 s in total; availability 100 %" in machine.run(MERGE)
 
 
 @pytest.mark.parametrize("command", ALONE)

@@ -198,3 +198,8 @@ def test_fields_may_come_by_position_or_by_name_and_no_others():
     for args, named in (((), {}), (("a",), {}), (("a", "b"), {"nonsense": 1}), ((1, 2, 3, 4, 5, 6, 7), {})):
         with pytest.raises(TypeError, match="Unreachable takes endpoint, problem, waited_s, applied, remedy, other_run"):
             Unreachable(*args, **named)
+
+
+def test_a_wait_of_no_time_is_shown_as_none():
+    assert "gave no world in 0 s: " in str(errors.JoinTimeout("job", 6.27e-06, "x"))
+    assert "gave no world in 0.25 s: " in str(errors.JoinTimeout("job", 0.25, "x"))

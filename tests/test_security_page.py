@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from rdzv.engines.embedded import server_core, turns
-from rdzv.engines.embedded.frames import FRAME_MAX
+from rdzv.engines.embedded.frames import FRAME_MAX, PAGE_BYTES, PAGE_RUNS
 from rdzv.engines.embedded.limits import COMPLAINT_S, Limits
 from rdzv.engines.embedded.run import ABANDONED_S
+from rdzv.web import actions, app, feed, observer, serving
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -22,6 +23,7 @@ NAMES = {name for file in (ROOT / "tests").rglob("test_*.py") for name in re.fin
 ADVICE = "advice, an explanation or the beginning of a list: nothing that a test could find false"
 OTHERS = "a statement about another program"
 FIGURES = "test_the_figures_of_the_page_are_those_of_the_server"
+HTTP_FIGURES = "test_the_figures_of_the_page_are_those_of_the_http_port"
 ATTACKS = "test_an_attack_is_hardly_noticed_by_others"
 
 BACKED = {
@@ -56,7 +58,6 @@ BACKED = {
         test_the_secret_is_never_on_the_wire_nor_in_a_log test_the_secret_is_in_nothing_that_is_shown_or_stored""",
     "Both sides prove that they know it": "test_a_server_that_cannot_prove_itself_is_not_believed",
     "A proof is the HMAC-SHA256": "test_a_proof_is_for_the_two_numbers_the_role_and_the_version",
-    "`rdzv 1` (the protocol's version)": "test_a_proof_is_for_the_two_numbers_the_role_and_the_version",
     "`rdzv 2` (the protocol's version)": "test_a_proof_is_for_the_two_numbers_the_role_and_the_version",
     "Recorded proofs are worthless": "test_a_recorded_handshake_proves_nothing_a_second_time",
     "A proof sent back to its sender": "test_a_proof_sent_back_to_where_it_came_from_proves_nothing",
@@ -66,7 +67,7 @@ BACKED = {
     "The key of the HMAC": "test_a_guess_costs_time_and_memory_and_a_process_pays_once",
     "A process does that once": "test_a_guess_costs_time_and_memory_and_a_process_pays_once",
     "An attacker who has recorded a handshake": "test_a_guess_costs_time_and_memory_and_a_process_pays_once",
-    "The salt is the same everywhere": ADVICE,
+    "The salt is the same everywhere": "test_with_the_same_secret_everything_works_as_without",
     "The driver sends its proof first": "test_a_stranger_hears_a_random_number_and_the_sentence_and_nothing_else",
     "With its proof it sends its hello": "test_the_run_is_named_only_after_the_server_asked_for_proof",
     "TLS prevents both": "test_nothing_but_the_handshake_can_be_overheard",
@@ -83,6 +84,41 @@ BACKED = {
     "**Kubernetes.** Run": OTHERS,
     "You can use a `kubernetes.io/tls` secret": OTHERS,
     "The certificate must have the name": "test_each_refusal_has_its_sentence_at_both_ends",
+    "Metrics and the page": "test_without_http_there_is_no_port",
+    "Then everybody who reaches the port": "test_runs_are_told_as_json",
+    "rdzv logs a warning if other machines": "test_where_others_reach_the_port_there_are_warnings",
+    "Bind it to `127.0.0.1`": ADVICE,
+    "The page changes nothing unless": "test_an_action_is_refused_unless_actions_are_allowed",
+    "Then each action needs the secret": """
+        test_an_action_without_the_secret_is_refused_and_each_guess_takes_time test_the_secret_is_not_taken_from_a_url""",
+    "The browser keeps it in the memory": """
+        test_an_action_on_the_page_needs_the_secret test_the_page_needs_no_outside_resource_and_makes_no_html_of_text""",
+    "A wrong secret is answered after": f"""
+        test_an_action_without_the_secret_is_refused_and_each_guess_takes_time {HTTP_FIGURES}""",
+    "The members and the journal are told who asked": """
+        test_drain_ban_unban_and_close_are_carried_out_and_the_journal_says_who_asked""",
+    "If the server has a certificate, `rdzv serve --http`": "test_with_a_certificate_the_port_speaks_https_only",
+    "`rdzv dashboard` speaks plain HTTP": ADVICE,
+    "Without TLS the secret for actions": "test_where_others_reach_the_port_there_are_warnings",
+    "A page of another site can neither": """
+        test_a_request_of_another_site_is_refused_even_with_the_secret test_a_request_under_a_foreign_name_is_refused""",
+    "Requests for a name that is not": "test_a_request_under_a_foreign_name_is_refused",
+    "An action must be JSON": "test_a_request_of_another_site_is_refused_even_with_the_secret",
+    "Texts of members are shown as text": "test_text_of_members_is_never_taken_for_html",
+    "The policy `default-src 'self'`": """
+        test_every_answer_has_the_headers_of_safety test_the_page_needs_no_outside_resource_and_makes_no_html_of_text""",
+    "Strangers can take little": f"""
+        test_so_many_connections_are_kept_and_the_next_is_closed test_so_many_browsers_may_listen_and_no_more
+        test_headers_and_bodies_are_bounded {HTTP_FIGURES}""",
+    "A connection must send its request": f"""
+        test_a_connection_that_says_nothing_or_half_a_request_is_closed test_a_browser_that_does_not_read_is_dropped
+        {HTTP_FIGURES}""",
+    "At most 500 runs are watched": f"test_at_most_so_many_runs_are_watched {HTTP_FIGURES}",
+    "The text of the metrics is made": f"test_many_scrapes_cost_little_more_than_one {HTTP_FIGURES}",
+    "A client that has the secret can list": "test_only_holders_of_the_secret_are_told_which_runs_there_are",
+    "The list has the names of runs": "test_a_server_lists_its_runs_page_by_page_and_none_of_them_notices",
+    "A page of it has at most 250 runs": f"test_a_page_of_runs_is_bounded_in_bytes_and_in_work {FIGURES}",
+    "No run is opened, read or kept alive": "test_a_server_lists_its_runs_page_by_page_and_none_of_them_notices",
     "A client without the secret sees": "test_a_stranger_hears_a_random_number_and_the_sentence_and_nothing_else",
     "An HTTP client is told": "test_a_web_browser_is_told_where_it_is",
     "It learns no run": """
@@ -112,6 +148,7 @@ BACKED = {
     "The server adds up what a transaction reads": """
         test_a_small_request_with_a_huge_answer_is_refused_before_it_is_encoded""",
     "One run may have all connections": "test_one_run_leaves_connections_to_the_others",
+    "One host may have": "test_one_host_leaves_connections_to_the_others",
     "All runs together may take 512 MiB": f"""
         test_all_runs_together_are_bounded_and_each_has_its_share
         test_small_keys_leases_and_watches_are_counted_too {FIGURES} {ATTACKS}""",
@@ -121,11 +158,14 @@ BACKED = {
         test_there_are_so_many_leases_and_no_more
         test_the_watches_of_one_run_are_limited_and_a_client_that_goes_makes_room {FIGURES}""",
     "A server may have 10,000 runs": f"test_there_are_so_many_runs_and_no_more {FIGURES}",
-    "A run without clients and without leases": f"""
+    "If there is no room for a new one": f"""
+        test_a_host_that_opened_all_runs_makes_room_for_those_of_others
+        test_a_host_that_took_all_memory_makes_room_for_the_runs_of_others {ATTACKS}""",
+    "A run without clients is forgotten with its keys": f"""
         test_a_run_that_everybody_left_is_forgotten_though_keys_without_a_lease_are_left
-        test_runs_are_forgotten_sooner_when_room_is_short {FIGURES}""",
-    "A run without clients is forgotten after a week": f"""
-        test_a_run_that_everybody_left_is_forgotten_though_keys_without_a_lease_are_left {FIGURES}""",
+        test_runs_are_forgotten_sooner_when_room_is_short
+        test_a_run_with_leases_is_forgotten_sooner_when_room_is_short {FIGURES}""",
+    "Members that come back to it": "test_what_the_server_forgot_is_told_again_and_nobody_is_disturbed",
     "A large value is kept once": """
         test_a_large_value_is_not_copied_for_each_watch_and_watches_that_are_not_read_are_cut_off""",
     "All clients together are owed": f"test_all_that_is_unread_is_counted_and_the_run_that_leaves_most_pays {FIGURES}",
@@ -136,7 +176,9 @@ BACKED = {
     "Its next requests wait": "test_requests_of_one_that_does_not_read_wait_until_it_does",
     "It is dropped after 30 s": f"test_one_that_never_reads_again_is_closed {FIGURES}",
     "A connection that ended frees its memory": "test_a_connection_that_ended_needs_no_garbage_collector",
-    "Every client that a server accepts can write": ADVICE,
+    "Every client that a server accepts can write": """
+        test_texts_of_a_hostile_member_are_shown_without_escapes_wherever_they_appear
+        test_what_a_server_says_is_printable_wherever_it_ends""",
     "rdzv takes terminal escapes": """
         test_no_reader_gets_a_text_that_is_not_printable_or_too_long test_what_a_server_says_is_printable_wherever_it_ends""",
     "So terminals, logs, errors": "test_texts_of_a_hostile_member_are_shown_without_escapes_wherever_they_appear",
@@ -146,8 +188,12 @@ BACKED = {
     "One member's record": "test_garbage_disables_neither_status_nor_drain_nor_run",
     "A drain request or a ban counts": """
         test_a_drain_request_that_is_garbage_is_one_without_a_reason test_a_ban_that_is_garbage_is_a_ban""",
-    "Only the head and the settings": "test_a_head_that_is_garbage_is_shown",
-    "Settings that cannot be read": "test_settings_that_are_garbage_are_shown_and_replaced_by_the_first_who_comes",
+    "A head that cannot be read": """
+        test_holders_are_evicted_and_form_the_next_round_with_a_higher_fence test_a_head_that_is_garbage_is_shown_and_closed""",
+    "`rdzv close` closes such a run": "test_an_operator_closes_it test_a_head_that_is_garbage_is_shown_and_closed",
+    "Settings that cannot be read": """
+        test_a_leader_replaces_settings_that_somebody_has_overwritten
+        test_settings_that_are_garbage_are_shown_and_replaced_by_the_first_who_comes""",
     "Both sides say why": "test_each_refusal_has_its_sentence_at_both_ends",
     "A member that joins for the first time": """
         test_who_comes_with_a_wrong_secret_is_told_at_once_and_shows_no_secret""",
@@ -175,6 +221,10 @@ def test_the_sentence_is_backed(sentence):
         assert not missing, f"{sentence!r} names tests that do not exist: {missing}"
 
 
+def test_every_entry_is_about_a_sentence_of_the_page():
+    assert [start for start in BACKED if not any(sentence.startswith(start) for sentence in sentences())] == []
+
+
 def test_the_figures_of_the_page_are_those_of_the_server():
     limits, mib = Limits(), 1024 * 1024
     words = " ".join(PAGE.split())
@@ -196,6 +246,19 @@ def test_the_figures_of_the_page_are_those_of_the_server():
         f"owed at most {limits.unanswered // mib} MiB and the news of its watches, {limits.backlog // mib} MiB",
         f"dropped after {limits.slow_s:g} s",
         f"has {limits.greeting_s:g} s in total",
+        f"has at most {PAGE_RUNS} runs and {PAGE_BYTES // 1024} KiB",
     ):
         assert figure in words
     assert (ABANDONED_S, server_core.EMPTY_S, server_core.FORGOTTEN_S) == (3600, 60, 7 * 86_400)
+
+
+def test_the_figures_of_the_page_are_those_of_the_http_port():
+    words = " ".join(PAGE.split())
+    for figure in (
+        f"{serving.CONNECTIONS_MAX} connections, of which {feed.CLIENTS_MAX} may listen for changes",
+        f"{app.HEADERS_MAX // 1024} KiB of headers and {actions.BODY_MAX // 1024} KiB of a body",
+        f"send its request within {serving.REQUEST_S:g} s, and a browser that has not read for {serving.STUCK_S:g} s",
+        f"At most {observer.RUNS_MAX} runs are watched",
+    ):
+        assert figure in words
+    assert (actions.GUESS_S, app.METRICS_S) == (1.0, 0.5)

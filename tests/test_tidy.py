@@ -52,13 +52,14 @@ IMPORTS = {
     "engines.etcd": "engines engines.etcd.client config system errors",
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
-    "member": "core config engines system errors _version",
+    "member": "core config engines system errors printable _version",
     "aio": "member drivers config engines system errors",
     "blocking": "aio member core config engines system errors",
     "__init__": "aio blocking member core errors _version",
-    "operate": "member drivers core config engines engines.embedded system errors _version",
-    "cli": "operate aio member drivers core config engines engines.embedded errors printable _version",
-    "torchrun": "blocking member core config engines errors",
+    "operate": "member drivers core config engines engines.embedded engines.register system errors _version",
+    "web": "operate drivers core config engines engines.embedded system errors _version",
+    "cli": "web operate aio member drivers core config engines engines.embedded errors printable _version",
+    "torchrun": "blocking member core config engines errors system",
     "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
         errors""",
     "testing": "operate member core config engines engines.embedded engines.register system errors",
@@ -67,6 +68,7 @@ IMPORTS = {
 """The architecture, as who may import whom. A package is a folder; a module of the top level is one by itself.
 
     __main__   cli   torchrun.rendezvous   torchrun   testing       commands, torch's launcher, the simulator
+                           web                                      metrics and a page about runs
                          operate                                    what people do with a run from outside
                     blocking    aio                                 the public API
                   member     drivers                                one member; the driver for an endpoint
@@ -84,7 +86,8 @@ PURE = {
 }  # fmt: skip
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
-THIRD_PARTY = {"msgspec": "", "torch": "torchrun/", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
+THIRD_PARTY = {"msgspec": "", "starlette": "web/", "uvicorn": "web/", "prometheus_client": "web/",
+    "torch": "torchrun/", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
     "typing_extensions": "errors.py"}  # fmt: skip
 """Which package may be imported in which place; '' is everywhere. `typing_extensions` is read by type checkers only."""
 
@@ -96,10 +99,12 @@ WALL_CLOCK = {
 READS_IT = {"system/node.py"}
 """Where a stamp for people is made."""
 SHOWS_IT = {
-    "stamp": {"system/node.py", "member/presence.py", "operate/commands.py"},
+    "stamp": {
+        "system/node.py", "member/presence.py", "member/journal_file.py", "operate/commands.py", "operate/run_viewer.py"
+    },
     "http_date": {"system/node.py", "operate/doctor.py", "engines/embedded/session.py"},
-}
-"""Who may ask for one: to write it into the journal, and to tell it to the doctor, who only shows it."""
+}  # fmt: skip
+"""Who may ask for one: to write it into the journal and its file, to tell people how old an entry is, and for the doctor."""
 
 
 def package_of(module: str) -> str:

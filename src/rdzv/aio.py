@@ -13,13 +13,14 @@ import asyncio
 import os
 from types import TracebackType
 
-from .config import arguments
+from .config import arguments, auto_endpoint, topology
 from .config.endpoint import Endpoint
 from .config.secret import put_aside
 from .config.settings import Settings
 from .drivers import open_driver
 from .engines.port import Driver
 from .errors import Closed, Drained, RdzvError
+from .member.journal_file import journal_for
 from .member.member import Member
 from .member.notices import Observer
 from .member.store import AsyncStore
@@ -44,10 +45,13 @@ class AsyncRendezvous(Member):
         if driver is not None and not callable(getattr(driver, "connect", None)):
             raise arguments.refused("Rendezvous", "driver", driver, "a driver, which has `connect` and `close`")
         put_aside(os.environ)
+        endpoint, run_id = auto_endpoint.resolve(endpoint, run_id, os.environ, several=str(max_nodes).strip() != "1")
         settings = Settings.make(
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, environ=os.environ, **options
         )
-        super().__init__(driver or open_driver(settings), settings, LocalNode(), observer)
+        node = LocalNode()
+        settings = topology.locate(settings, node.host)
+        super().__init__(driver or open_driver(settings), settings, node, observer, journal_for(settings, node))
 
     async def __aenter__(self) -> AsyncRendezvous:  # noqa: PYI034  Self came with 3.11.
         return self

@@ -265,6 +265,7 @@ class World:
         self.worker_ranks = world.worker_ranks
         self.bootstrap = world.bootstrap
         self.fence = world.fence
+        self.reason = world.reason
         self.era = world.era
         self.digest = world.digest
         self.incarnation = world.incarnation

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .config import secret
 from .config.endpoint import Endpoint
@@ -12,6 +14,10 @@ from .config.settings import UNNAMED, Settings
 from .engines.port import Driver
 from .errors import SettingsError
 from .system.node import LocalNode
+
+if TYPE_CHECKING:
+    from .engines.embedded.hosting import Closer
+    from .engines.embedded.server import Server
 
 USER_ENV = "RDZV_ETCD_USER"
 _TLS = ("tls", "tls_cert", "tls_key", "tls_ca", "tls_mutual", "tls_server_name")
@@ -44,7 +50,7 @@ def open_driver(settings: Settings) -> Driver:
         return HostingDriver(
             endpoint, run_id=settings.run_id, is_host=settings.is_host, max_nodes=settings.max_nodes,
             linger_s=settings.linger, stay_s=settings.serve_on, read_timeout_s=settings.read_timeout,
-            trust=Trust.of(settings),
+            trust=Trust.of(settings), on_serve=_page_of(settings) if settings.http else None,
         )  # fmt: skip
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)
@@ -66,6 +72,17 @@ def open_driver(settings: Settings) -> Driver:
             f"endpoint {str(endpoint)!r} needs {needs}, which is not installed: pip install 'rdzv[{needs}]'"
         ) from error
     return driver
+
+
+def _page_of(settings: Settings) -> Callable[[Server], Awaitable[Closer]]:
+    """Return the function that opens the HTTP port of an agent that serves. It lives in a higher layer."""
+    try:
+        page: Callable[[Server], Awaitable[Closer]] = import_module("rdzv.web.hosted").page_of(settings)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("rdzv"):
+            raise
+        raise SettingsError(f"http is {settings.http!r}, which needs {error.name}: pip install 'rdzv[web]'") from None
+    return page
 
 
 def _refuse_trust(settings: Settings) -> None:

@@ -44,6 +44,8 @@ TEXT_MAX = 4000
 
 
 def _seconds(value: float) -> str:
+    if value < 0.001:
+        return "0 s"
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 
 
@@ -243,9 +245,13 @@ class NotFound(RdzvError):
     """The run or the member that an operator asks for does not exist."""
 
     code = "RDZV-E12"
-    template = "run {run_id!r}: {problem}"
     run_id: str
+    """Empty: any run would have done, and there is none."""
     problem: str
+
+    @property
+    def sentence(self) -> str:
+        return f"run {self.run_id!r}: {self.problem}" if self.run_id else self.problem
 
 
 class NotJoined(RdzvError):

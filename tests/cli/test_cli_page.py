@@ -15,7 +15,7 @@ from rdzv.cli.launcher import Printer
 from rdzv.cli.main import app
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Era, Phase
-from rdzv.member.notices import _ABOUT_OTHERS, Notice
+from rdzv.member.notices import ABOUT_OTHERS, Notice
 from rdzv.system.bootstrap import Bootstrap
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
@@ -111,8 +111,8 @@ def test_the_kinds_of_lines_are_all_explained():
     assert {word for row in rows(changes, "kind") for word in words(row[0])} == {kind.value for kind in ChangeKind}
     files = ("core/member.py", "member/member.py", "member/notices.py")
     sources = "".join((Path(rdzv.__file__).parent / name).read_text() for name in files)
-    given = set(re.findall(r'(?:Tell|_notice|Notice)\(\s*"([a-z ]+)"', sources))
-    given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(_ABOUT_OTHERS.values())
+    given = set(re.findall(r'(?:Tell|_notice|Notice|tell)\(\s*"([a-z ]+)"', sources))
+    given |= {phase.value for phase in Phase if phase is not Phase.OPEN} | set(ABOUT_OTHERS.values())
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 
 

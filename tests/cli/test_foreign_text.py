@@ -85,7 +85,7 @@ def test_texts_of_a_hostile_member_are_shown_without_escapes_wherever_they_appea
     join = ("--verbose", "join", place, *RUN, "--nnodes", "1:3", *QUICK, "--conf", "slot=b")
     with running(*run) as program, running(*join) as member:
         lines_until(program, "this node came to join")
-        lines_until(member, "given: rank")
+        lines_until(member, r"rank \d of")
         with running("watch", place, *RUN) as watch:
             lines_until(watch, "sealed")
             put(place, members__hostile=hostile())
@@ -125,7 +125,7 @@ def program_of_two(place):
     run = ("run", place, *RUN, "--nnodes", "1:2", *QUICK, "--conf", "slot=a", "--", sys.executable, "-c", PROGRAM)
     other = ("join", place, *RUN, "--nnodes", "1:2", *QUICK, "--conf", "slot=b")
     with running(*other) as member, running(*run) as program:
-        lines_until(member, "of 2, bootstrap")
+        lines_until(member, "of 2, formed")
         lines_until(program, "this node came to join")
         yield program
 
@@ -166,16 +166,16 @@ def test_settings_that_are_garbage_are_shown_and_replaced_by_the_first_who_comes
     put(place, settings=b"garbage")
     shown = rdzv("status", place, *RUN)
     assert shown.returncode == 0, shown.stderr
-    assert "record 'settings' cannot be read: it is not a record of rdzv; members cannot go on with it" in shown.stdout
+    assert "record 'settings' cannot be read: it is not a record of rdzv; the next member to lead replaces it" in shown.stdout
     with running("run", place, *RUN, "--nnodes", "1", *QUICK, "--", sys.executable, "-c", PROGRAM) as program:
         lines_until(program, "0 this node came to join")
 
 
-def test_a_head_that_is_garbage_is_shown(place):
+def test_a_head_that_is_garbage_is_shown_and_closed(place):
     put(place, settings=b'{"v":1,"type":"settings","min_nodes":1,"max_nodes":1}', members__x=hostile(), round=b"garbage")
     shown = rdzv("status", place, *RUN)
     assert shown.returncode == 0, shown.stderr
-    assert "record 'head' cannot be read: it is not a record of rdzv; members cannot go on with it" in shown.stdout
+    assert "record 'head' cannot be read: it is not a record of rdzv; the next member to lead replaces it" in shown.stdout
     assert "evil" in shown.stdout
     with running("watch", place, *RUN) as watch:
         assert "record 'head' cannot be read" in lines_until(watch, "cannot be read")
@@ -187,3 +187,20 @@ def test_a_head_that_is_garbage_is_shown(place):
     assert rdzv("drain", "x", place, *RUN).returncode == 0
     assert rdzv("ban", "y", place, *RUN).returncode == 0
     assert wire.reason_of(Ban, b"") == "no readable reason"
+    closed = rdzv("close", place, *RUN, "--reason", "enough")
+    assert (closed.returncode, closed.stdout) == (0, "run 't' is closed: enough\n"), closed.stderr
+    assert rdzv("join", place, *RUN, "--nnodes", "1").returncode == 4
+
+
+def test_a_head_that_is_garbage_is_replaced_and_programs_go_on(place):
+    with program_of_two(place) as program:
+        put(place, round=b"garbage")
+        lines_until(program, "2 of 2 members came back")
+        status = rdzv("status", place, *RUN, "--json")
+        assert program.poll() is None
+        assert status.returncode == 0, status.stderr
+        drained = rdzv("drain", f"{HOST}/a", place, *RUN)
+        assert drained.returncode == 0, drained.stderr
+        assert program.wait(LIMIT_S) == 6
+        assert "evicted from its round" in (log := program.stderr.read())
+        assert "the run's records are gone or cannot be read" in log

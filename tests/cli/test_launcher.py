@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import signal
 import sys
 import time
 
+import pytest
+
+from rdzv.cli import launcher
 from support.cli_commands import LIMIT_S, QUICK, rdzv, running, served, worlds
 
 
@@ -45,8 +50,27 @@ def test_a_serving_member_stays_for_the_others_until_a_second_signal_and_they_go
             assert back["reason"] == "kept after the engine came back"
 
 
+async def test_a_signal_that_a_wrapper_sends_twice_is_one(monkeypatch):
+    """timeout and srun signal the process and its group; only a later signal is impatience."""
+
+    async def leaving():
+        stop = launcher.StopSignal()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.run_until(asyncio.Event().wait())
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        return stop.signal
+
+    assert await asyncio.ensure_future(leaving()) is signal.SIGTERM
+    monkeypatch.setattr(launcher, "IMPATIENT_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.ensure_future(leaving())
+
+
 def test_an_unreachable_engine_is_reported_at_once():
     with joining("no-such-host.invalid:29400", "a", "2") as a:
+        assert json.loads(a.stdout.readline())["kind"] == "joining"
         said = json.loads(a.stdout.readline())
         assert said["kind"] == "engine away"
         assert "engine rdzv://no-such-host.invalid:29400 is unreachable: host 'no-such-host.invalid' " in said["reason"]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rdzv import __version__, errors
 from rdzv.cli.exit_codes import ExitCode, exit_code_of
 from rdzv.cli.main import app
+from rdzv.config.auto_endpoint import HOST_ENV, RUN_ID_ENV
 
 _numbers = itertools.count()
 
@@ -69,8 +70,10 @@ def test_every_error_has_its_code(error, code):
         (["run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "no-such-program"], "'no-such-program' cannot be run"),
         (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "last_cal=1"], "did you mean 'last_call'?"),
         (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], "unknown scheme 'nonsense'"),
-        (["serve", "--bind", "127.0.0.1:99999"], "--bind is '127.0.0.1:99999'"),
-        (["serve", "--bind", "nowhere"], "--bind is 'nowhere': it must be HOST:PORT"),
+        (["serve", "--bind", "127.0.0.1:99999"], "--bind is wrong: '127.0.0.1:99999' is not HOST:PORT"),
+        (["journal", "no/such/file"], "'no/such/file' is neither a journal file"),
+        (["journal", "node1:29400"], "--run-id is not given: name the run, or journal files instead of an endpoint"),
+        (["serve", "--bind", "nowhere"], "'nowhere' is not HOST:PORT; it must be HOST:PORT, such as"),
         (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
         (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
         (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
@@ -103,7 +106,7 @@ def test_a_join_timeout_says_what_was_missing():
     done = invoke("join", "memory://", "--run-id", "vain", "--nnodes", "2", "--conf", "join_timeout=0.2", "--json")
     assert done.exit_code == ExitCode.TIMEOUT
     assert "waiting for 1 more" in done.stderr
-    assert json.loads(done.stdout.splitlines()[0])["kind"] == "present"
+    assert json.loads(done.stdout.splitlines()[0])["kind"] == "joining"
 
 
 def test_a_program_that_succeeds_ends_the_run():
@@ -120,3 +123,20 @@ def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
     assert done.exit_code == 7
     assert "the program failed: exit code 7" in done.stderr
     assert (tmp_path / "tries").read_text() == "xxx"
+
+
+def test_auto_is_resolved_by_every_command(monkeypatch):
+    """The variables name an endpoint where nothing listens, and the id of the job."""
+    for name in (*HOST_ENV, *RUN_ID_ENV):
+        monkeypatch.delenv(name, raising=False)
+    refused = invoke("status", "auto")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "looked for PET_MASTER_ADDR" in refused.stderr
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    for words in (["status", "auto"], ["join", "auto", "--nnodes", "2", "-c", "is_host=false", "-c", "join_timeout=0.2"]):
+        away = invoke(*words)
+        assert away.exit_code in (ExitCode.UNREACHABLE, ExitCode.TIMEOUT), away.stderr
+        assert "127.0.0.1:1" in away.stderr
+    assert invoke("close", "n1").exit_code == ExitCode.USAGE, "an id is needed"

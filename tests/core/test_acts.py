@@ -45,8 +45,10 @@ def test_the_journal_keeps_what_a_post_mortem_needs():
     head = sealed("a b", call=Call.SETTLE, cause=CAUSE).head
     assert journal_line(head, "a", "c waiting to come in") == JournalEntry(
         seq=7, run="r1", era=head.era, number=3, phase=Phase.SEALED, size=2, call=Call.SETTLE, by="a",
-        reason="c waiting to come in", cause=CAUSE,
+        reason="c waiting to come in",
     )  # fmt: skip
+    broken = msgspec.structs.replace(head, phase=Phase.BROKEN)
+    assert journal_line(broken, "a", "why").cause == CAUSE, "the cause has its place in the entry of the break"
 
 
 def test_a_seal_names_some_of_those_who_came_and_went_and_how_long_the_former_head_stood():

@@ -141,6 +141,23 @@ def test_the_story_goes_as_it_was_told(path, request):
         assert told.splitlines() == path.read_text().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("phase", "size", "told"),
+    [
+        ("sealed", 2, ["it has 2 nodes, and this node is a spare"]),
+        ("sealed", 1, ["it has 1 node, and this node waits to be let in"]),
+        ("broken", 1, []),
+    ],
+)
+def test_a_member_is_told_that_a_round_runs_without_it(phase, size, told):
+    one = Teller()
+    for step_of in (one.join, one.connected, one.registered):
+        step_of()
+    one.head(phase, size=size)
+    assert [action.reason for action in one.examined("others") if isinstance(action, actions.Tell)] == told
+
+
+
 # ---- tables
 
 

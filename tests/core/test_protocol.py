@@ -91,6 +91,7 @@ ORDER = {
     "T8.2": "evict_banned",
     "T11.1": "close_after_success",
     "T11.2": "close_after_failure",
+    "T7.14": "name_root_cause",
     "T5.2": "stop_call",
     "T8.1": "evict_stragglers",
     "T6": "seal",

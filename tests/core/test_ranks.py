@@ -15,8 +15,8 @@ from rdzv.core.ranks import Candidate, assign, digest, first_order, natural, wor
 from support.views import entry
 
 
-def who(name, host="", order="", created=0):
-    return Candidate(name.upper(), name, host or f"node-{name}", order, created)
+def who(name, host="", order="", created=0, path=""):
+    return Candidate(name.upper(), name, host or f"node-{name}", order, created, path)
 
 
 def ranked(chosen, kept=None, vacant=()):
@@ -40,6 +40,13 @@ def ranked(chosen, kept=None, vacant=()):
         ([who("x/1", "x"), who("y/0", "y"), who("x/10", "x"), who("x/2", "x")], "x/1 x/2 x/10 y/0"),
         # The order key comes before all that.
         ([who("a", order="10"), who("b", order="9"), who("c", order="8")], "c b a"),
+        # A path comes before an order key, and members of one rack stand together.
+        ([who("a", order="1", path="r2/a"), who("b", order="2", path="r1/b"), who("c", order="3", path="r2/c")], "b a c"),
+        ([who("a", path="r10/a"), who("b", path="r9/b"), who("c", path="r9/c"), who("d")], "b c a d"),
+        # Within one place the order key counts.
+        ([who("a", order="10", path="r1"), who("b", order="9", path="r1")], "b a"),
+        # r1 and r01 are two racks although numbers are compared.
+        ([who("a", path="r1/1"), who("b", path="r01/2"), who("c", path="r1/3"), who("d", path="r01/4")], "b d a c"),
         # With an order key before without.
         ([who("a"), who("b", order="9")], "b a"),
         ([], ""),

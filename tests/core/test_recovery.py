@@ -151,7 +151,8 @@ def test_h10_the_newest_report_is_the_best(one, other):
 
 def missing_one(**changes):
     """Round 3 of two was reported by a alone, which has given it up. b has not come back. c is new."""
-    given = {"size": 2, "next_era": NEXT, "young": True, "call": Call.LAST, "age": 99.0, **changes}
+    retold = Cause(kind=CauseKind.RETOLD, text=ONE_BACK)
+    given = {"size": 2, "next_era": NEXT, "cause": retold, "young": True, "call": Call.LAST, "age": 99.0, **changes}
     return broken("a:ready c:new", records={"a": heard(0)}, **given)
 
 
@@ -161,7 +162,7 @@ def missing_one(**changes):
         ({"young": False}, "the engine is not young any more"),
         ({"max": 2}, "full"),
         ({"size": 1}, "all who were in it are here"),
-        ({"next_era": ERA}, "the head was sealed here and not restored, so nobody is missing"),
+        ({"cause": LOST}, "all members of an adopted round were there, and what broke it since is no reason to wait"),
     ],
 )
 def test_nothing_is_sealed_while_a_member_may_still_come_back(changes, why):

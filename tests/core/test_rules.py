@@ -227,7 +227,7 @@ def test_the_first_sealed_head_is_complete():
     seal = seal_of(lead(view))
     sealed_as = digest(seal.entries.values())
     fields = {"number": 1, "phase": Phase.SEALED, "table": "fresh", "size": 2, "digest": sealed_as, "top": 2}
-    assert seal.head == after(view, **fields, boot="node-a:29500", seen=REVISION, fence=1, call=NONE)
+    assert seal.head == after(view, **fields, came=("a", "b"), boot="node-a:29500", seen=REVISION, fence=1, call=NONE)
     assert (seal.first, seal.former_table, seal.head.incarnation) == ("A", "", 2)
 
 
@@ -238,17 +238,17 @@ def test_h16_the_next_sealed_head_is_complete():
     seal = seal_of(lead(view))
     sealed_as = digest(seal.entries.values())
     fields = {"number": 4, "phase": Phase.SEALED, "table": "fresh", "size": 2, "digest": sealed_as, "boot": "node-a:29500"}
-    assert seal.head == after(view, **fields, seen=REVISION, fence=1, call=NONE, cause=None, adopted=False)
+    assert seal.head == after(view, **fields, seen=REVISION, fence=1, call=NONE, adopted=False)
     assert (seal.head.top, seal.head.grown, seal.head.flaps) == (3, 2, {"x": 1})
     assert (seal.first, seal.former_table) == ("A", "t3")
 
 
 def test_h1_the_entries_of_the_first_table_are_complete():
     """T6.11: with the create revisions, which the transaction compares, so that no dead member is sealed in."""
-    records = {"a": {"topology": "s1"}, "b": {"order": "9"}}
+    records = {"a": {"topology": "s1"}, "b": {"order": "9"}}  # A path goes before an order key.
     assert seal_of(lead(opened("a b", call=LAST, age=30.0, records=records))).entries == {
-        "A": RankEntry(rank=1, created=11, name="a", host="node-a", order="s1", sealed_as="A", since=1),
-        "B": RankEntry(rank=0, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
+        "A": RankEntry(rank=0, created=11, name="a", host="node-a", topology="s1", sealed_as="A", since=1),
+        "B": RankEntry(rank=1, created=12, name="b", host="node-b", order="9", sealed_as="B", since=1),
     }
 
 
@@ -533,6 +533,8 @@ MORE = "1 of 2..4 nodes: waiting for 1 more"
     ("T11.11 the close stops the call", sealed("a:done b:done", call=SETTLE, grown=2, flaps={"x": 1}),
      "all 2 members of round 3 are done | phase=closed call=none cause=success()"),
     *closes("T11.2 a member gave up", "a b:gave_up", f"b gave up: exit code 1; {ONE_LEFT}", "gave_up(b)"),
+    *closes("T11.2 a member that vanished may be why", "a b:gave_up c:lost", f"c lost; b gave up: exit code 1; {ONE_LEFT}",
+            "gave_up(b)"),
     *closes("T11.2 the lowest rank is named", "a b:gave_up c:gave_up", f"c gave up: first; {ONE_LEFT}", "gave_up(c)",
             entries={"b": {"rank": 2, "gave_up": "second"}, "c": {"rank": 1, "gave_up": "first"}}),
     *[row for state in ("c:drains", "c:done", "c:new_drains")

@@ -33,7 +33,7 @@ def test_without_an_event_nothing_changes_before_the_time_that_was_said(view, te
     call = Call.NONE if view.head is None else view.head.call
     if verdict.look_again_s is None:
         # Of the calls, only regroup can be without a time: when its survivors are not ready, only they can help.
-        assert call is Call.NONE or (call is Call.REGROUP and not view.fitting(len(view.ready)))
+        assert call is Call.NONE or (call is Call.REGROUP and not view.fits(view.ready))
         for seconds in (0.5, BACK_S, 60.0, 2000.0):
             assert lead(later(view, seconds)) == verdict
     else:
@@ -252,7 +252,7 @@ class Run(RuleBasedStateMachine):
         view = self.story.view()
         assert view.head is not None
         if view.head.phase in (Phase.OPEN, Phase.BROKEN):
-            assert not view.fitting(len(view.ready))
+            assert not view.fits(view.ready)
             assert {one.record.name for one in view.stragglers} <= self.hung
 
 

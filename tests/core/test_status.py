@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.model import Call
+from rdzv.core.model import Call, Cause, CauseKind, JournalEntry, Phase
 from rdzv.core.rules import lead
-from rdzv.core.status import MemberStatus, describe
-from support.views import broken, closed, no_head, opened, sealed
+from rdzv.core.status import MemberStatus, RunChange, RunEvents, describe, describe_events
+from support.views import ERA, broken, closed, no_head, opened, sealed
 
 EVERYBODY = (
-    "in:in ready:ready drains:drains done:done lost:lost gone:gone new:new spare:new new_drains:new_drains again:again"
+    "in:in ready:ready drains:drains done:done lost:lost gone:gone new:new spare:new new_drains:new_drains again:again "
+    "went:went gave_up:gave_up"
 )
 
 
 GOING = "drains:draining done:done"
-LOST = "new_drains:draining again:spare lost:lost gone:done again:lost"
+LOST = "new_drains:draining again:spare lost:lost gone:done again:lost went:left gave_up:gave up"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,8 @@ LOST = "new_drains:draining again:spare lost:lost gone:done again:lost"
         *[(sealed(people, banned={"node-a": "bad memory"}), "a:banned") for people in ("a", "a:done", "a:drains", "a:new")],
         (sealed("a b", asked={"B": "maintenance"}), "a:in b:draining"),
         (sealed("a:done", asked={"A": "maintenance"}), "a:done"),
+        (sealed("a b:lost c:went d:lost", banned={"node-b": "bad memory", "node-c": "old"}),
+         "a:in b:banned c:banned d:lost"),
         # Nobody is lost in a closed run.
         (closed("in:in gone:gone lost:lost"), "in:in gone:done lost:left"),
     ],
@@ -56,7 +59,7 @@ def test_members_are_shown_in_the_order_in_which_they_came():
 
 def test_a_lost_member_is_shown_with_the_rank_it_had():
     """S3."""
-    assert describe("job", broken("a b:lost")).members[1] == MemberStatus("B", "b", "node-b", "lost", 1)
+    assert describe("job", broken("a b:lost")).members[1] == MemberStatus("B", "b", "node-b", "lost", 1, here=False)
 
 
 def test_a_former_life_gives_nobody_a_rank():
@@ -75,8 +78,17 @@ def test_the_reason_is_the_leaders(view):
 
 def test_the_leader_is_whoever_came_first():
     """S4: not whoever asks."""
-    assert describe("job", sealed("b a", me="A")).leader == "b"
-    assert describe("job", sealed("")).leader == ""
+    status = describe("job", sealed("b a", me="A"))
+    assert (status.leader, status.leader_id) == ("b", "B")
+    status = describe("job", sealed(""))
+    assert (status.leader, status.leader_id) == ("", "")
+
+
+def test_members_of_one_name_are_told_apart_by_their_ids():
+    status = describe("job", sealed("a b:again c"))
+    assert list(status.titles().values()) == ["a", "b (B)", "c"], "one member in two lives is one"
+    status = describe("job", sealed("a b c", records={"b": {"name": "a"}}))
+    assert status.titles() == {"A": "a (A)", "B": "a (B)", "C": "c"}
 
 
 @pytest.mark.parametrize(
@@ -123,3 +135,45 @@ def test_members_can_be_picked_by_state():
 )  # fmt: skip
 def test_a_status_is_one_line_for_people(view, text):
     assert str(describe("job", view)) == f"run 'job', {text}"
+
+
+def wrote(seq, phase, number=1, size=2, cause=None, **more):
+    """A journal entry."""
+    return JournalEntry(
+        seq=seq, run="r", era=ERA, number=number, phase=phase, size=size, call=Call.NONE, by="a", reason="full", cause=cause,
+        **more,
+    )  # fmt: skip
+
+
+LOST = Cause(kind=CauseKind.LOST, text="b lost", members=("b",))
+BROKEN = wrote(3, Phase.BROKEN, cause=LOST, stamp="then", lasted_s=7.5)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (wrote(1, Phase.OPEN, 0), "full"),
+        (wrote(2, Phase.SEALED), "round 1 sealed with 2 nodes (full)"),
+        (wrote(2, Phase.SEALED, came=("a",)), "round 1 sealed with 2 nodes (full)"),
+        (BROKEN, "round 1 broken: b lost"),
+        (wrote(4, Phase.SEALED, 2, 1, gone=("b",)), "round 2 sealed with 1 node (full); no longer in: b"),
+        (wrote(4, Phase.SEALED, 2, came=("c", "d")), "round 2 sealed with 2 nodes (full); came in: c, d"),
+        (wrote(5, Phase.CLOSED, cause=Cause(kind=CauseKind.CLOSED, text="enough (by me)")), "closed: enough (by me)"),
+    ],
+)
+def test_each_change_is_told_in_words(entry, text):
+    assert describe_events([entry]) == RunEvents(
+        RunChange(
+            text, entry.number, entry.phase.value, "a", entry.cause.kind if entry.cause else None,
+            entry.cause.members if entry.cause else (), entry.stamp, entry.lasted_s,
+        )
+    )  # fmt: skip
+
+
+def test_the_last_break_is_told_beside_a_later_change():
+    assert describe_events([]) is None
+    sealed_again, begun = wrote(4, Phase.SEALED, 2), wrote(1, Phase.OPEN, 0)
+    events = describe_events([sealed_again, BROKEN, wrote(2, Phase.SEALED), begun])
+    assert (events.last.round, events.broken.text, events.broken.members) == (2, "round 1 broken: b lost", ("b",))
+    assert describe_events([BROKEN, wrote(2, Phase.SEALED)]).broken is None, "the last change is the break"
+    assert describe_events([sealed_again, wrote(3, Phase.BROKEN)]).broken is None, "without a cause it explains nothing"

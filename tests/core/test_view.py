@@ -162,12 +162,28 @@ def test_a_few_names_are_listed_and_many_are_counted(people, text):
 
 
 @pytest.mark.parametrize(
-    ("record", "order"),
-    [({"order": "7"}, "7"), ({"topology": "s1.n2"}, "s1.n2"), ({"order": "7", "topology": "s1"}, "7")],
+    ("record", "order", "path"),
+    [({"order": "7"}, "7", ""), ({"topology": "s1/n2"}, "", "s1/n2"), ({"order": "7", "topology": "s1"}, "7", "s1")],
 )
-def test_a_candidate_is_ordered_by_its_order_key_or_else_by_its_place_in_the_network(record, order):
+def test_a_candidate_has_the_order_key_and_the_path_of_its_record(record, order, path):
     """R4."""
-    assert candidate(live("a", 12, **record)) == Candidate("A", "a", "node-a", order, 12)
+    assert candidate(live("a", 12, **record)) == Candidate("A", "a", "node-a", order, 12, path)
+
+
+PLACES = {"a": "r1/a", "b": "r1/b", "c": "r1/c", "d": "r2/d", "e": "r2/e", "f": "", "g": ""}
+
+
+@pytest.mark.parametrize(
+    ("people", "segment", "usable"),
+    [("a b c d e", 1, 5), ("a b c d e", 2, 4), ("a b c d", 2, 2), ("a b c d e", 3, 3), ("a d f", 2, 0), ("a b f g", 2, 4)],
+)
+def test_only_whole_segments_of_neighbours_count(people, segment, usable):
+    """W17: those without a path are neighbours of each other."""
+    view = opened(people, records={name: {"topology": PLACES[name]} for name in PLACES}, max=6, segment=segment)
+    assert view.usable(view.ready) == view.usable(view.ready[:0], view.ready) == usable
+    assert view.fits(view.ready) == (usable if usable >= 2 else 0)
+    assert view.capacity == 6 // segment * segment
+    assert view.is_full is (usable >= view.capacity)
 
 
 # ---- G3: the order of rounds

@@ -29,7 +29,7 @@ FULL: list[model.Record] = [
         run="r1", era=ERA, number=3, phase=Phase.SEALED, table="t1", size=2, digest="d", boot="h:1", seen=17,
         fence=859093042311725058,
         call=Call.SETTLE, call_seq=5, waited=2.5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
-        flaps={"node7": 2}, incarnation=1,
+        came=("node9",), flaps={"node7": 2}, incarnation=1,
     ),
     MemberRecord(
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
@@ -37,12 +37,12 @@ FULL: list[model.Record] = [
         drain="SIGTERM", done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
     ),
     model.RankEntry(
-        rank=1, created=12, name="node7/0", host="node7", order="7", sealed_as="m1", since=2, done=True, gave_up="exit code 1",
-        went="drained", workers=model.WorkerRanks(8, 16, 0, 8),
+        rank=1, created=12, name="node7/0", host="node7", order="7", topology="b1/r2/node7", sealed_as="m1", since=2, done=True,
+        gave_up="exit code 1", went="drained", workers=model.WorkerRanks(8, 16, 0, 8),
     ),
     model.RunSettings(
-        min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, grow_every=5.5,
-        replace_wait=6.5, drain_settle=7.5, on_failure="wait", closed_for=8.5,
+        min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, segment=2,
+        grow_every=5.5, replace_wait=6.5, drain_settle=7.5, on_failure="wait", closed_for=8.5,
     ),
     DrainRequest(reason="maintenance"),
     Ban(reason="bad memory"),

@@ -232,11 +232,14 @@ def test_the_observer_sees_what_happens_and_cannot_break_it(caplog):
             await a.join()
             await a.done()
             kinds = [notice.kind for notice in notices]
-            assert kinds[:5] == ["present", "leading", "sealed", "given", "done"]
-            assert notices[3] == Notice("given", "job", 1, "a", "rank 0 of 1")
+            assert kinds[:6] == ["joining", "present", "leading", "sealed", "given", "done"]
+            given = notices[4]
+            assert (given.round, given.member, given.reason, given.rank, given.size) == (1, "a", "rank 0 of 1", 0, 1)
+            assert given.incarnation
+            assert given.seconds >= 0
 
     run(scenario)
-    assert "the observer failed" in caplog.text
+    assert "an observer failed" in caplog.text
     assert "an observer's mistake" in caplog.text
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.metadata
 import json
+import os
 import re
 import socket
 
 import pytest
 from typer.testing import CliRunner
 
+from rdzv.aio import AsyncRendezvous
 from rdzv.cli.main import app
 from rdzv.config.secret import Secret
 from rdzv.config.settings import Settings
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.embedded.trust import Trust
-from rdzv.errors import Unreachable
+from rdzv.errors import SettingsError, Unreachable, Untrusted
 from rdzv.operate import doctor
 from rdzv.operate.doctor import Doctor, Finding, clock_finding, torch_findings
 from rdzv.system.dial import DialFailed
@@ -25,7 +28,7 @@ SECRET = "5f0c9b1e7a3d48268b1d3c5e7f9a0b2c"
 
 
 def settings_for(endpoint, **options):
-    return Settings.make(endpoint, run_id="t", min_nodes=1, max_nodes=1, is_host=False, **options)
+    return Settings.make(endpoint, **{"run_id": "t", "min_nodes": 1, "max_nodes": 1, "is_host": False, **options})
 
 
 async def examine(endpoint, timeout_s=3.0, **options):
@@ -246,3 +249,47 @@ def test_the_command_shows_it_to_people_and_programs_and_ends_with_1_if_there_is
     findings = [json.loads(line) for line in said.stdout.splitlines()]
     assert next(one["topic"] for one in findings if one["level"] == "problem") == "name"
     assert CliRunner().invoke(app, ["doctor", "memory://"]).exit_code in (0, 1)
+
+
+async def test_an_agent_that_serves_its_own_run_is_no_problem_unless_another_run_is_meant():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    async with AsyncRendezvous(where, run_id="job", min_nodes=1, max_nodes=1, last_call=0) as member:
+        await member.join()
+        findings = [one async for one in Doctor(settings_for(where, run_id=doctor.NO_RUN)).examine()]
+        assert [one.text for one in findings if one.topic == "run"] == [
+            "an agent of run 'job' serves there, and keeps that run only", "run 'job' is kept there"
+        ]  # fmt: skip
+        assert not [one for one in findings if one.level == "problem" and one.topic != "torch"]
+        found = (await examine(where))["run"]
+        assert (found.level, found.code) == ("problem", "RDZV-P08")
+        assert "serves that run only, not 't'" in found.text
+        assert "check --run-id" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "endpoint", "remedy"),
+    [
+        (Untrusted("e", "its certificate has expired"), "127.0.0.1:1", "replace the certificate"),
+        (Untrusted("e", "the two sides have different secrets"), "127.0.0.1:1", "same token_file"),
+        (SettingsError("the run has no id ('none')"), "127.0.0.1:1", "--run-id"),
+        (SettingsError("user 'x' may not read"), "etcd://127.0.0.1:1", "rights"),
+        (Unreachable("e", "no quorum", remedy="bring a majority back"), "etcd://127.0.0.1:1", "bring a majority back"),
+        (Unreachable("e", "this server has just started: try again"), "127.0.0.1:1", "ask again"),
+        (Unreachable("e", "a web server answers there", remedy="correct the endpoint"), "127.0.0.1:1", "correct the endpoint"),
+    ],
+)
+def test_the_remedy_is_one_for_the_problem_that_was_found(error, endpoint, remedy):
+    found = Doctor(settings_for(endpoint))._not_welcome(error)
+    assert (found.text, remedy in found.remedy) == (error.problem, True)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.EADDRINUSE, "end the program"), (errno.EACCES, "choose another port")])
+def test_a_port_that_cannot_be_bound_has_the_remedy_for_its_reason(monkeypatch, number, remedy):
+    def listen(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(doctor, "listen", listen)
+    found = Doctor(settings_for("127.0.0.1:80"))._could_serve(80, "127.0.0.1:80")
+    assert (found.code, found.remedy.startswith(remedy)) == ("RDZV-P05", True)

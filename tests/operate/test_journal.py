@@ -75,6 +75,23 @@ def test_a_settle_call_is_no_new_round_and_a_restart_under_way_is_shown():
     assert (restart.ran, restart.cost, restart.next_round) == (Duration(7.0), Duration(0.0), 0)
 
 
+def test_a_run_that_filled_at_once_has_all_its_lines():
+    (history,) = histories([line(2, Phase.SEALED), line(3, Phase.BROKEN, lasted_s=1.0)])
+    assert history.whole
+    (history,) = histories([line(2, Phase.SEALED, lasted_s=0.5)])
+    assert not history.whole, "the head before it had stood for half a second"
+
+
+def test_a_real_run_that_fills_at_once_is_said_to_be_whole():
+    async def scenario():
+        async with Party(2, 2) as party:
+            await party.form("a", "b")
+            (history,) = await journal.read(party.operator, "job")
+            assert (history.steps[0].entry.seq, history.whole) == (2, True)
+
+    run(scenario)
+
+
 def test_lives_of_one_run_id_are_told_apart():
     first, second = histories([line(1, Phase.OPEN, 0), line(1, Phase.OPEN, 0, run="s"), line(2, Phase.SEALED)])
     assert (first.run, len(first.steps), second.run, len(second.steps)) == ("r", 2, "s", 1)
@@ -177,3 +194,21 @@ def test_the_journal_of_a_job_names_every_cause_and_duration():
     assert f"came in: {e.name}; no longer in: {b.name}; the restart took {restarts[2]['cost_s']:.1f} s" in shown.stdout
     assert f"restart after round 2: growth (by {d.name})" in shown.stdout
     assert "closed: enough (by " in shown.stdout
+
+
+def test_a_restart_has_the_root_cause_that_was_found_later():
+    """T7.14: a collective failed first, then the loss behind it was noticed."""
+    stopped = Cause(kind=CauseKind.RESTARTED, text="the workers of a stopped: a new round is wanted", members=("a",))
+    (history,) = histories([
+        line(2, Phase.SEALED),
+        line(3, Phase.BROKEN, lasted_s=10.0, cause=stopped),
+        line(4, Phase.BROKEN, lasted_s=1.0, cause=LOST, reason="round 1 broken: c lost"),
+        line(5, Phase.SEALED, 2, lasted_s=0.5, cause=LOST),
+    ])  # fmt: skip
+    (restart,) = history.restarts
+    assert (restart.kind, restart.members, restart.reason) == (CauseKind.LOST, ("c",), "c lost")
+    assert (str(restart.ran), str(restart.cost)) == ("10.0 s", "1.5 s")
+    assert [step.text for step in history.steps[1:3]] == [
+        f"round 1 broken after 10.0 s: {stopped.text}",
+        "round 1 broken: c lost",
+    ]

@@ -19,7 +19,7 @@ from rdzv.engines.embedded.frames import Renew
 from rdzv.engines.port import Put
 from rdzv.errors import Evicted, JoinTimeout, Unreachable
 from rdzv.member import member as member_module
-from rdzv.member import notices, run_status
+from rdzv.member import notifier, run_status
 from rdzv.member.leader import Leader
 from rdzv.member.presence import Presence
 from rdzv.member.run_status import EXPLAIN_S
@@ -211,8 +211,8 @@ async def test_h27_a_member_whose_connection_broke_unnoticed_is_not_saved_by_its
 
 
 def every_head_is_a_notice():
-    right = notices.about_head
-    return [(notices, "about_head", lambda run_id, member, _old, new: right(run_id, member, None, new))]
+    right = notifier.about_head
+    return [(notifier, "about_head", lambda run_id, member, _old, new: right(run_id, member, None, new))]
 
 
 @by_hand(min_nodes=2, max_nodes=3, catches={every_head_is_a_notice: "noticed twice"})

@@ -27,6 +27,7 @@ FIRST_TO_TRY = {
     "ready is not tied to a round": 1,
     "round broken before it was taken is not given up": 77,
     "round number is reused after a restart": 64,
+    "segments are cut across racks": 60,
     "settings are taken for one's own without a compare": 24,
     "settings mismatch is ignored": 24,
     "spare disturbs the round": 1,

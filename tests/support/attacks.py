@@ -20,6 +20,7 @@ from rdzv.engines.embedded.frames import (
     Hello,
     LeaseGrant,
     Ping,
+    RunsWanted,
     Txn,
     WatchStart,
     WatchStop,
@@ -29,6 +30,11 @@ from rdzv.engines.port import Delete, DeletePrefix, Empty, Get, List, Put
 
 MIB = 1024 * 1024
 RUN = "attacked"
+LIMITS = {
+    "hoard": {"stored": 64 * MIB, "unread": 16 * MIB, "runs": 50},
+    "deaf": {"stored": 64 * MIB, "unread": 64 * MIB},
+}
+"""Limits of the servers of two attacks, low enough for one attacker to go far beyond them within seconds."""
 
 
 class Attacker:
@@ -202,9 +208,15 @@ async def deaf(port, ends):
 
 
 async def hoard(port, ends):
-    """Keys without a lease, leases, watch targets and runs, as many as the server takes."""
+    """Runs that nobody is in, keys without a lease, leases and watch targets: more than the server of this attack takes."""
+    limits = LIMITS["hoard"]
+    for number in range(2 * limits["runs"]):
+        left = await Attacker(port, f"{RUN}-left-{number}").connect()
+        await left.send(left.txn(Put("k", b"", 1), grants=[LeaseGrant(1, 86_400.0)]))
+        await asyncio.sleep(0.005)  # Until it is read.
+        left.writer.transport.abort()
     one, value, number, others = await Attacker(port).connect(), bytes(MIB), 0, []
-    while time.monotonic() < ends:
+    while time.monotonic() < ends or number * 8 * MIB < 3 * limits["stored"]:
         number += 1
         await one.send(*(one.txn(Put(f"d/{number}-{n}", value)) for n in range(8)))
         await one.send(one.txn(*(Put(f"e/{number}-{n}/k", b"") for n in range(500))))
@@ -230,7 +242,29 @@ async def requests(port, ends):
         await other.send(many)
 
 
-ATTACKS = {one.__name__: one for one in (answers, news, past, steps, requests, connections, half_open, deaf, hoard)}
+async def lists(port, ends):
+    """Questions for the list of many runs, whose answers are not read, between runs that come anew."""
+    runs = [await Attacker(port, f"{RUN}-{number:03}-{'x' * 900}").connect() for number in range(300)]
+    for one in runs:
+        await one.send(one.txn(Put("k", b"", 1), grants=[LeaseGrant(1, 1.0)]))
+    opened = []
+    for number in itertools.count():
+        if time.monotonic() > ends:
+            break
+        burst = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(50)), return_exceptions=True)
+        opened += [one[1] for one in burst if not isinstance(one, BaseException)]
+        for writer in opened[-50:]:
+            writer.transport.pause_reading()
+            writer.write(PREAMBLE + encode(RunsWanted()))
+        runs.append(await Attacker(port, f"{RUN}-{number}").connect())
+        for writer in opened[:-800]:
+            writer.transport.abort()
+        del opened[:-800]
+    for writer in [*opened, *(one.writer for one in runs)]:
+        writer.transport.abort()
+
+
+ATTACKS = {one.__name__: one for one in (answers, news, past, steps, requests, connections, half_open, deaf, hoard, lists)}
 
 
 if __name__ == "__main__":

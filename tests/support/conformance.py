@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -38,6 +39,18 @@ COMMON = {
     "read_timeout": 3,
 }  # fmt: skip
 """Keys of torch's, in the values that both packages get."""
+ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "FATAL", "RES_OPTIONS": "timeout:1 attempts:1"}
+"""A TCPStore looks up the name of every address that it connects to or accepts, the server in its only thread.
+
+Where the name server loses a query, all clients of the store wait for glibc's timeout, which is 5 s twice if nobody changes it.
+"""
+TCP_SERVER = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
 QUICK = {"grow_every": "0"}
 """Settings of ours that torch does not have."""
 
@@ -126,12 +139,12 @@ class Servers:
     def __enter__(self) -> Servers:  # noqa: PYI034  Self came with 3.11.
         from rdzv.torchrun.rendezvous import EtcdServer
 
-        self._tcp = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        port = self._serve_a_tcp_store()
         served = self._stack.enter_context(ServeProcess())
         etcd = EtcdServer()
         etcd.start()
         self._stack.callback(etcd.stop)
-        tcp, client = f"127.0.0.1:{self._tcp.port}", {"is_host": "false"}
+        tcp, client = f"127.0.0.1:{port}", {"is_host": "false"}
         self.kits = [
             Kit("torch", TORCH, "c10d", tcp, client),
             Kit("embedded", OURS, "rdzv", served.endpoint, {**QUICK, **client}),
@@ -143,6 +156,14 @@ class Servers:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _serve_a_tcp_store(self) -> int:
+        """Start a TCPStore in a process of its own, because glibc reads ENVIRONMENT only when a process starts."""
+        command = [sys.executable, "-c", TCP_SERVER]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT})
+        self._stack.callback(server.communicate)
+        assert server.stdout is not None
+        return int(server.stdout.readline())
 
 
 class NodeForker:
@@ -157,12 +178,15 @@ class NodeForker:
             os.close(self._commands)
             for line in os.fdopen(commands):
                 if os.fork() == 0:
-                    about, node = json.loads(line)
-                    handler = Kit(**about).handler(**node)
-                    info = handler.next_rendezvous()
-                    os.write(answers, b"%d %d\n" % (os.getpid(), info.rank))
-                    time.sleep(600)
-            os._exit(0)
+                    self._live(answers, *json.loads(line))
+            os.killpg(0, signal.SIGKILL)  # The nodes, too: they hold this process's output open.
+
+    def _live(self, answers: int, about: dict[str, Any], node: dict[str, Any]) -> None:
+        """Be a node: join, say how that ended, and wait to be killed."""
+        found = place(outcome(lambda: Kit(**about).handler(**node).next_rendezvous()))
+        os.write(answers, json.dumps([os.getpid(), found]).encode() + b"\n")
+        time.sleep(600)
+        os._exit(0)
 
     def start(self, kit: Kit, **node: Any) -> None:
         """Start a node, which joins the run."""
@@ -171,7 +195,11 @@ class NodeForker:
 
     def kill(self) -> None:
         """Kill the node, once it has joined."""
-        os.kill(int(os.read(self._answers, 100).split()[0]), signal.SIGKILL)
+        readable, _, _ = select.select([self._answers], [], [], LONG_S)
+        assert readable, f"the node has not joined within {LONG_S:g} s"
+        pid, found = json.loads(os.read(self._answers, 200))
+        os.kill(pid, signal.SIGKILL)
+        assert not isinstance(found, str), f"the node did not join: {found}"
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
@@ -600,7 +628,7 @@ def start(kit: Kit, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "support.conformance", json.dumps(about)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "FATAL"},
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
     )  # fmt: skip
 
 

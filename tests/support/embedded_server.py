@@ -218,8 +218,9 @@ class Raw:
 class FakeTransport(asyncio.Transport):
     """Keeps what is written, and can be as slow as it likes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, host: str = "") -> None:
+        """`host`: the other side's address, if it has one."""
+        super().__init__({"peername": (host, 1)} if host else {})
         self.sent: list[bytes] = []
         self.closed = False
         self.reading = True

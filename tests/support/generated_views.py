@@ -34,6 +34,7 @@ TIMES = [0.0, 1.0, 2.5, 30.0, 75.0]
 # Halves, so that sums of ages are exact.
 AGE = [0.0, 0.0, 0.5, 0.5, 1.0, 2.5, 3.0, 30.0, 59.5, 60.0, 75.0, 1000.0]
 CAUSE = Cause(kind=CauseKind.LOST, text="x lost")
+STOPPED = Cause(kind=CauseKind.RESTARTED, text="the workers of a stopped: a new round is wanted", members=("a",))
 
 
 def an_era() -> Era:
@@ -42,8 +43,10 @@ def an_era() -> Era:
 
 def an_agreement() -> RunSettings:
     unit, low = pick([1, 1, 2, 3]), pick([1, 2, 2, 3])
+    segment = pick([1, 1, 1, unit, 2 if unit == 1 else 1])
+    step = max(unit, segment)
     return RunSettings(
-        min_nodes=low, max_nodes=max(low, math.ceil(low / unit) * unit + chance.randint(0, 4)), unit=unit,
+        min_nodes=low, max_nodes=max(low, math.ceil(low / step) * step + chance.randint(0, 4)), unit=unit, segment=segment,
         last_call=pick(TIMES), regroup=pick(TIMES[1:]), settle=pick(TIMES), grow=pick(["settle", "settle", "now", "never"]),
         grow_every=pick(TIMES), replace_wait=pick(TIMES), drain_settle=pick(TIMES), on_failure=pick(["close", "wait"]),
     )  # fmt: skip
@@ -62,13 +65,20 @@ def a_head(phase: Phase) -> dict[str, Any]:
     era = an_era()
     fields = {
         "era": era, "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
-        "call": pick(CALLS[phase]), "cause": pick([None, CAUSE]), "flaps": pick([{}, {"f": 1, "g": 30}]),
+        "call": pick(CALLS[phase]), "cause": pick([None, CAUSE, STOPPED]), "flaps": pick([{}, {"f": 1, "g": 30}]),
     }  # fmt: skip
     if phase is not Phase.OPEN:
         fields |= {"adopted": pick([False, True]), "grown": pick([0, 2]), "number": chance.randint(1, 5)}
     return fields
 
 
+PLACES: list[dict[str, str]] = [
+    {}, {},
+    {name: f"b1/r{index % 2}/{name}" for index, name in enumerate("abcdefg")},
+    {name: f"b{index // 4}/r{index // 2}/{name}" for index, name in enumerate("abcdefg")},
+    {"a": "r1/a", "b": "r1/b", "c": "r2/c", "e": "r2", "f": "/", "g": "r1//g/"},
+]  # fmt: skip
+"""Paths by name: none, racks in turn, blocks of two racks, and some that no setting would take."""
 AGREED = [an_agreement() for _ in range(300)]
 TOLDS = [a_told() for _ in range(300)]
 HEADS = {phase: [a_head(phase) for _ in range(100)] for phase in Phase}
@@ -91,8 +101,9 @@ def views(draw):
     here = NO_ROUND if phase is None else RoundId(given["era"], given.get("number", 0))
     before = RoundId(Era(1, "e0"), 1)
     said: dict[str, dict[str, Any]] = {}
+    places = draw(st.sampled_from(PLACES))
     for word in people:
-        record = said[word[0]] = {"order": {"c": "2", "d": "10"}.get(word[0], "")}
+        record = said[word[0]] = {"order": {"c": "2", "d": "10"}.get(word[0], ""), "topology": places.get(word[0], "")}
         if word.endswith(":ready"):
             record["left"] = draw(st.sampled_from([here, here, here, here, before]))
     for name in draw(st.lists(st.sampled_from([word[0] for word in people]), max_size=3)) if people else []:
@@ -100,7 +111,9 @@ def views(draw):
     agreed = msgspec.structs.asdict(draw(st.sampled_from(AGREED)))
     return view(
         phase, " ".join(people), records=said,
-        entries={word[0]: {"since": 1 + index % 5} for index, word in enumerate(people)},
+        entries={
+            word[0]: {"since": 1 + index % 5, "topology": places.get(word[0], "")} for index, word in enumerate(people)
+        },
         durable=draw(st.booleans()),
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),

@@ -36,6 +36,6 @@ async def main(endpoint: str, run_id: str, nnodes: str, *settings: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("rdzv.notices").disabled = True  # This process prints them.
+    logging.getLogger("rdzv").disabled = True  # This process prints them.
     with exit_on_error():
         asyncio.run(main(*sys.argv[1:]))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rdzv.config import settings as settings_module
-from rdzv.core import member, member_events, recovery, rules, view, wire
+from rdzv.core import choice, member, member_events, ranks, recovery, rules, topology, view, wire
 from rdzv.core.acts import Verdict, close_head
 from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
@@ -252,6 +252,9 @@ BUGS: dict[str, PlantedBug] = {
     ]),
     "address of the former round is used again": PlantedBug("G1", [
         (view, "shares_address", lambda _announced, _head: False)
+    ]),
+    "segments are cut across racks": PlantedBug("G2", [
+        (owner, "neighbourhood", lambda _path: "") for owner in (topology, ranks, choice)
     ]),
     "fence of a restarted server begins at what it is told": PlantedBug("fences", [
         (rules, "next_fence", lambda made: max(made.head.fence, *(one.record.fence for one in made.members.values())) + 1)

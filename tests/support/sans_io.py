@@ -21,6 +21,9 @@ class Core(ServerCore):
     def now(self):
         return self.time_s
 
+    def fence_floor(self):
+        return 1
+
     def call_soon(self, callback):
         self.turn.append(callback)
 
@@ -49,18 +52,18 @@ class Waiter:
 class Pair:
     """A client and the server's session for it."""
 
-    def __init__(self, core, name="s", attempt=1, run_id="job", **hello):
+    def __init__(self, core, name="s", attempt=1, run_id="job", host="", **hello):
         self.core = core
         self.client = ClientProtocol("rdzv://x", 5.0, Trust(), core.now, Waiter)
         self.session = ServerSession(core)
         self.client.transport = FakeTransport()
-        self.session.opened(FakeTransport())
+        self.session.opened(FakeTransport(host))
         self.news, self.lost = [], []
         self.client.on_news = lambda watch, news: self.news.append((watch, news))
         self.client.on_lost = self.lost.append
         self.client.say_hello(Hello(run_id, name, attempt, **hello))
         self.exchange()
-        self.welcome = self.client._welcome.result
+        self.welcome, self.refused = self.client._welcome.result, self.client._welcome.error
 
     def exchange(self):
         """Carry all bytes there and back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
-from rdzv.core.model import Call, Cause, Era, Head, Phase
+from rdzv.core.model import Call, Cause, CauseKind, Era, Head, Phase
 from rdzv.core.ranks import digest
 from rdzv.core.rules import lead
 from rdzv.core.view import View
@@ -59,9 +59,9 @@ def check_head(view: View, new: Head) -> None:
     assert new.seq == old.seq + 1
     assert new.call_seq == (old.call_seq if new.call is old.call else new.seq)
     if new.phase is old.phase:
-        # The head was written for the call, and for nothing else.
-        assert new.call is not old.call
-        assert (new.cause, new.flaps) == (old.cause, old.flaps)
+        # The head was written for the call, or to name the root cause (T7.14), and for nothing else.
+        assert (new.call is not old.call) is ((new.cause, new.flaps) == (old.cause, old.flaps))
+        assert new.cause == old.cause or (old.cause.kind, old.call) == (CauseKind.RESTARTED, Call.REGROUP)
     else:
         assert new.cause is not None
         assert new.cause.text
@@ -71,9 +71,10 @@ def check_head(view: View, new: Head) -> None:
 
 def check_seal(view: View, act: Seal) -> None:
     old, new, entries, agreed = view.head, act.head, act.entries, view.settings
+    step = max(agreed.unit, agreed.segment)
     if old is None:
         # T2.4: the run is full, so there is nobody to wait for.
-        assert (new.number, new.size, list(view.reports)) == (1, agreed.max_nodes // agreed.unit * agreed.unit, [])
+        assert (new.number, new.size, list(view.reports)) == (1, agreed.max_nodes // step * step, [])
         era = Era(1, view.fresh)
         old = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation)
     assert old.phase in (Phase.OPEN, Phase.BROKEN)
@@ -81,7 +82,11 @@ def check_seal(view: View, act: Seal) -> None:
     # G2
     assert sorted(entry.rank for entry in entries.values()) == list(range(new.size))
     assert agreed.min_nodes <= new.size <= agreed.max_nodes
-    assert new.size % agreed.unit == 0
+    assert new.size % step == 0
+    # R8: each block of ranks belongs to neighbours.
+    by_rank = {entry.rank: entry.topology.rpartition("/")[0] for entry in entries.values()}
+    for rank, where in by_rank.items():
+        assert where == by_rank[rank // agreed.segment * agreed.segment] or agreed.segment == 1
     # Nobody is sealed in whose workers may run. Written out here again, without the terms that the rules use.
     inside = {
         id for id, entry in view.entries.items() if id in view.members and view.members[id].created == entry.created
@@ -108,15 +113,15 @@ def check_seal(view: View, act: Seal) -> None:
     # R1, T6.7
     for id in set(entries) & inside:
         before = view.entries[id].rank
-        assert entries[id].rank == before or before >= new.size
-    if {one.id for one in view.ready} & inside - set(entries):
+        assert entries[id].rank == before or before >= new.size or agreed.segment > 1
+    if agreed.segment == 1 and {one.id for one in view.ready} & inside - set(entries):
         assert set(entries) <= inside
     # What all must agree on.
     assert entries[act.first].rank == 0
     assert new.boot == view.members[act.first].record.boot
     assert new.digest == digest(entries.values())
     assert (new.table, new.seen, act.former_table) == (view.fresh, view.revision, old.table)
-    assert (new.run, new.cause, new.adopted, new.call, new.seq) == (old.run, None, False, Call.NONE, old.seq + 1)
+    assert (new.run, new.cause, new.adopted, new.call, new.seq) == (old.run, old.cause, False, Call.NONE, old.seq + 1)
     assert new.top == max(old.top, new.size)
     assert new.fence > max([old.fence, *(one.record.fence for one in view.members.values())])
 
@@ -133,7 +138,7 @@ def check_evict(view: View, act: Evict) -> None:
     assert view.head is not None
     assert view.head.phase is Phase.BROKEN
     assert view.call_age_s >= view.settings.regroup
-    assert view.fitting(len(view.ready))
+    assert view.fits(view.ready)
 
 
 def said(view: View) -> str:

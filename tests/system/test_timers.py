@@ -196,6 +196,17 @@ def test_timers_of_a_group_share_one_timer_and_fire_in_time():
     assert fired == [3.0, 5.0]
 
 
+def test_a_group_calls_back_whenever_its_timer_fires():
+    node, rings = ManualNode(), []
+    group = TimerGroup(node, lambda: rings.append(node.now()))
+    group.be_set(5.0)
+    group.call_later(7.0, lambda: rings.append("limit"))
+    for _ in range(2):
+        node.pass_time(5.0)
+    assert rings == [105.0, 110.0, "limit"]
+    assert not node.timers, "one timer of the node serves both"
+
+
 async def test_a_limited_block_that_another_task_cancels_or_that_fails_says_so():
     node = ManualNode()
     cancelled = asyncio.create_task(limited(node, 5.0, asyncio.sleep(LONG_S)))

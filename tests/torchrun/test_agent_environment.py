@@ -144,3 +144,12 @@ def test_one_node_needs_no_endpoint(job):
     row = training.world("a", 1)["a"]
     assert (row.rank, row.round) == (0, 1)
     training.finish_all("a")
+
+
+def test_agents_meet_where_the_variables_of_the_platform_say(job, free_port):
+    """The same line on each, without an endpoint and an id. Any host but loopback would go before this one."""
+    training = job("2:2", endpoint="auto", run_id="none")
+    training.start("a", "b", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "TORCHX_JOB_ID": "app://j-1"})
+    rows = training.world("ab", 2)
+    assert {row.run_id for row in rows.values()} == {"app-j-1"}
+    training.finish_all("ab")

@@ -25,14 +25,19 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 pytest.importorskip("grpc", reason="grpcio is not installed: the extra `etcd` brings it")
 
 from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, RendezvousTimeoutError
 
 import rdzv
 from rdzv import blocking
 from rdzv.member.member import CONNECT_S, LEAVE_S, STOP_S
 from rdzv.member.run_status import EXPLAIN_S
 from rdzv.torchrun import plugin
-from rdzv.torchrun.rendezvous import C10dRendezvousBackend, c10d_rendezvous_backend, create_handler
+from rdzv.torchrun.rendezvous import (
+    C10dRendezvousBackend,
+    c10d_rendezvous_backend,
+    create_handler,
+    etcd_rendezvous_backend,
+)
 from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
 from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 from rdzv.torchrun.rendezvous.etcd_store import EtcdStore
@@ -133,17 +138,43 @@ def etcd(_: Path) -> Iterator[Engine]:
             return {
                 "EtcdRendezvousBackend.get_state": Call(READ_S + CONNECT_S, backend.get_state),
                 "EtcdRendezvousBackend.set_state": Call(READ_S + CONNECT_S, lambda: backend.set_state(b"y")),
-                "EtcdStore.set": Call(READ_S, lambda: store.set("k", "w")),
-                "EtcdStore.get": Call(READ_S, lambda: blocking_get(store)),
+                **store_calls("EtcdStore", store),
             }
 
         yield Engine(cluster.endpoint(), handler, cluster.nodes[0].stop, cluster.nodes[0].kill, others)
         client.close()
 
 
-def blocking_get(store: EtcdStore) -> bytes:
-    store.set_timeout(timedelta(seconds=READ_S))
-    return store.get("missing")
+def store_calls(label: str, store: Store) -> dict[str, Call]:
+    """Return all calls of a store of torch."""
+    limit = timedelta(seconds=READ_S)
+    store.set_timeout(limit)
+    local: dict[str, Callable[[], Any]] = {
+        "set_timeout": lambda: store.set_timeout(limit),
+        "timeout": lambda: store.timeout,
+        "has_extended_api": store.has_extended_api,
+        "clone": store.clone,
+    }
+    remote: dict[str, Callable[[], Any]] = {
+        "set": lambda: store.set("k", "v"),
+        "get": lambda: store.get("missing"),
+        "wait": lambda: store.wait(["missing"], limit),
+        "add": lambda: store.add("n", 1),
+        "append": lambda: store.append("k", "v"),
+        "check": lambda: store.check(["k"]),
+        "compare_set": lambda: store.compare_set("k", "v", "w"),
+        "delete_key": lambda: store.delete_key("k"),
+        "multi_get": lambda: store.multi_get(["missing"]),
+        "multi_set": lambda: store.multi_set(["k"], ["v"]),
+        "num_keys": store.num_keys,
+        "list_keys": store.list_keys,
+        "queue_push": lambda: store.queue_push("queue", "v"),
+        "queue_pop": lambda: store.queue_pop("queue"),
+        "queue_len": lambda: store.queue_len("queue"),
+        "barrier": lambda: store.barrier("all", 2, limit),
+    }
+    bounds = ((AT_ONCE_S, local), (READ_S, remote))
+    return {f"{label}.{name}": Call(bound_s, run) for bound_s, calls in bounds for name, run in calls.items()}
 
 
 @contextmanager
@@ -242,8 +273,7 @@ def fresh_calls(fresh: list[rdzv.Rendezvous]) -> dict[str, Call]:
 
 
 def handler_calls(handler: RendezvousHandler, store: Store) -> dict[str, Call]:
-    """Return all calls of a handler but the two that end its round, and some of its store."""
-    store.set_timeout(timedelta(seconds=READ_S))
+    """Return all calls of a handler but the two that end its round, and those of its store."""
     return {
         "Handler.get_backend": Call(AT_ONCE_S, handler.get_backend),
         "Handler.get_run_id": Call(AT_ONCE_S, handler.get_run_id),
@@ -251,11 +281,7 @@ def handler_calls(handler: RendezvousHandler, store: Store) -> dict[str, Call]:
         "Handler.num_nodes_waiting": Call(AT_ONCE_S, handler.num_nodes_waiting),
         "Handler.is_closed": Call(READ_S, handler.is_closed),
         "Handler.set_closed": Call(READ_S, handler.set_closed),
-        "info.store.set": Call(READ_S, lambda: store.set("k", "v")),
-        "info.store.get": Call(READ_S, lambda: store.get("missing")),
-        "info.store.wait": Call(READ_S, lambda: store.wait(["missing"], timedelta(seconds=READ_S))),
-        "info.store.queue_pop": Call(READ_S, lambda: store.queue_pop("queue")),
-        "info.store.barrier": Call(READ_S, lambda: store.barrier("all", 2, timedelta(seconds=READ_S))),
+        **store_calls("info.store", store),
         "PrefixStore.add": Call(READ_S, lambda: PrefixStore("p", store).add("n", 1)),
     }
 
@@ -285,9 +311,29 @@ def walk(name: str, fault: str, folder: Path) -> dict[str, Timed]:
 
 
 def walk_without_an_engine(endpoint: str) -> dict[str, Timed]:
-    fresh = [member(endpoint.format(port=free_port()), f"absent{n}") for n in range(3)]
-    made = make_calls({"Rendezvous.prepare": Call(AT_ONCE_S, fresh[0].prepare), **fresh_calls(fresh)})
-    return made | make_calls(leave_all(fresh))
+    where = endpoint.format(port=free_port())
+    fresh = [member(where, f"absent{n}") for n in range(3)]
+    handlers = [absent_handler(where, f"absent handler {n}") for n in range(3)]
+    calls = {
+        "Rendezvous.prepare": Call(AT_ONCE_S, fresh[0].prepare),
+        "Handler.next_rendezvous": Call(READ_S + EXPLAIN_S, handlers[0].next_rendezvous),
+        "Handler.is_closed": Call(READ_S + CONNECT_S, handlers[1].is_closed),
+        "Handler.set_closed": Call(READ_S, handlers[1].set_closed),
+        "Handler.num_nodes_waiting": Call(AT_ONCE_S, handlers[2].num_nodes_waiting),
+    }
+    if where.startswith("etcd"):
+        given = parameters("etcd-v2", where.partition("://")[2], "absent")
+        calls["create_backend"] = Call(READ_S + CONNECT_S, lambda: etcd_rendezvous_backend.create_backend(given))
+    made = make_calls({**calls, **fresh_calls(fresh)})
+    ends = {f"Handler.shutdown {n}": Call(LEFT_S, one.shutdown) for n, one in enumerate(handlers)}
+    return made | make_calls({**leave_all(fresh), **ends})
+
+
+def absent_handler(endpoint: str, run_id: str) -> RendezvousHandler:
+    where = endpoint.partition("?")[0]
+    if where.startswith("etcd"):
+        return plugin.create_etcd_v3(parameters("etcd-v3", where.partition("://")[2], run_id))
+    return plugin.create_rdzv(parameters("rdzv", where, run_id, is_host="false"))
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +371,8 @@ def test_calls_end_in_time_if_there_never_was_an_engine(walks, endpoint):
     assert late(made) == {}
     assert isinstance(made["Rendezvous.join of a newcomer"].result, rdzv.errors.JoinTimeout)
     assert isinstance(made["Rendezvous.status of a newcomer"].result, rdzv.errors.Unreachable)
+    assert isinstance(made["Handler.next_rendezvous"].result, RendezvousTimeoutError)
+    assert made["Handler.num_nodes_waiting"].result == 0
 
 
 def test_the_walk_leaves_no_public_call_out(walks):
@@ -335,5 +383,6 @@ def test_the_walk_leaves_no_public_call_out(walks):
         if name[0] != "_"
     }
     public |= {f"Handler.{name}" for name in dir(RendezvousHandler) if name[0] != "_"}
-    walked = {name.partition(" ")[0] for name in walks["embedded", "stopped"]}
+    public |= {f"{label}.{name}" for label in ("info.store", "EtcdStore") for name in dir(Store) if name[0] != "_"}
+    walked = {name.partition(" ")[0] for name in walks["etcd", "stopped"]}
     assert public <= walked

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from rdzv.config.auto_endpoint import HOST_ENV, RUN_ID_ENV
 from rdzv.config.settings import DEFAULTS, TABLE, Settings, _plain
 from rdzv.errors import SettingsError
 from rdzv.torchrun import plugin
@@ -81,6 +82,43 @@ def test_the_local_address_is_torchruns():
     assert read(given(local_addr="10.0.0.7")).settings["local_addr"] == "10.0.0.7"
 
 
+# ---- the endpoint that the platform tells
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """A way to set variables; none of those that `auto` looks for is set before."""
+    for name in (*HOST_ENV, *RUN_ID_ENV):
+        monkeypatch.delenv(name, raising=False)
+    return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
+
+
+@pytest.mark.parametrize("endpoint", ["", "auto"])
+def test_the_same_line_works_on_every_node_of_a_slurm_job(environ, endpoint):
+    environ(SLURM_JOB_ID="77", SLURM_STEP_NODELIST="n[3-6]")
+    made = read(given(endpoint=endpoint, run_id="none"))
+    assert (str(made.endpoint), made.run_id) == ("rdzv://n3:29477", "77")
+
+
+def test_kubeflow_needs_no_endpoint(environ):
+    """It sets PET_MASTER_ADDR and PET_MASTER_PORT, and torchrun's default id is `none`: the server is the job's own."""
+    environ(PET_MASTER_ADDR="job-node-0-0.job", PET_MASTER_PORT="29400")
+    made = read(given(endpoint="", run_id="none"))
+    assert (str(made.endpoint), made.run_id) == ("rdzv://job-node-0-0.job:29400", "none")
+
+
+def test_one_node_without_an_endpoint_stays_alone(environ):
+    environ(SLURM_JOB_ID="77", SLURM_STEP_NODELIST="n3")
+    made = read(given(endpoint="", run_id="none", low=1, high=1))
+    assert made.endpoint.is_one_machine
+    assert made.run_id.startswith("alone-")
+
+
+def test_several_nodes_without_an_endpoint_are_refused_with_what_was_looked_for(environ):
+    environ()
+    assert "looked for PET_MASTER_ADDR, MASTER_ADDR, SLURM_STEP_NODELIST" in refused(endpoint="")
+
+
 # ---- refusals
 
 
@@ -142,9 +180,9 @@ def test_one_machine_needs_neither_endpoint_nor_id_and_two_such_jobs_do_not_meet
     assert one.run_id.startswith("alone-")
 
 
-def test_several_nodes_need_an_endpoint():
+def test_several_nodes_need_an_endpoint_that_others_can_find():
     with pytest.raises(SettingsError, match="which no other machine can find, and max_nodes is 4"):
-        plugin.create_rdzv(given(endpoint="", run_id="none"))
+        plugin.create_rdzv(given(endpoint="rdzv://", run_id="none"))
 
 
 def test_a_server_of_our_own_may_do_without_an_id():

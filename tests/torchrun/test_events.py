@@ -1,4 +1,4 @@
-"""Reports while a run waits, events for torch's handlers, and the warning about restarts."""
+"""A waiting agent and a failed one on stderr, events for torch's handlers, and the warning about restarts."""
 
 from __future__ import annotations
 
@@ -6,129 +6,72 @@ import logging
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
-from msgspec.structs import replace
 from torch.distributed.elastic.events import NodeState
 
-from rdzv.core.status import MemberStatus, Status
-from rdzv.errors import Unreachable
-from rdzv.torchrun import events
+from rdzv.errors import RdzvError, SettingsError
+from rdzv.member import log
+from rdzv.torchrun import events, failure_line
 from support.torchrun_jobs import free_port
 
-LONG_S = 20.0
+TORCHRUN = """
+import sys
+import rdzv.member.waiting as waiting
+waiting.REPORT_EVERY_S = 0.5
+sys.argv[0] = "torchrun"
+from torch.distributed.run import main
+main()
+"""
 
 
-def status(phase="open", *members):
-    standings = tuple(MemberStatus(str(number), name, name, state) for number, (name, state) in enumerate(members))
-    return Status("job", 1, phase, 2, "1 of 2 nodes: waiting for 1 more", "a", standings)
-
-
-class LogCollector(logging.Handler):
-    """Collects messages, and lets a test wait for them."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.lines, self.count, self.enough = [], count, threading.Event()
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-        if len(self.lines) >= self.count:
-            self.enough.set()
-
-
-def listen(ask, lines=2):
-    collected = LogCollector(lines)
-    events.logger.addHandler(collected)
-    try:
-        with events.WaitReporter(ask, 600.0, every_s=0.01) as reporter:
-            reporter.start()
-            reporter.start()
-            assert collected.enough.wait(LONG_S)
-    finally:
-        events.logger.removeHandler(collected)
-    return [line.partition(" s: ")[2] for line in collected.lines]
-
-
-def test_a_report_names_lost_and_late_members():
-    here = status("broken", ("a", "ready"), ("b", "lost"), ("c", "straggling"))
-    first, second, *_ = listen(lambda: here)
-    assert (
-        first
-        == second
-        == (
-            "run 'job', round 1 broken: 1 of 2 nodes: waiting for 1 more (1 lost, 1 ready, 1 straggling); lost: b; "
-            "still stopping their workers: c"
-        )
-    )
-
-
-def test_a_report_below_quorum_says_what_happens_next():
-    few = replace(status(), round=0, min_nodes=2, ready=1)
-    assert listen(lambda: few, 1)[0].endswith("waiting for 1 more (no members); gives up in 600 s (join_timeout)")
-    again = replace(few, round=3, phase="broken")
-    assert events.describe(again, -1.0).endswith("(no members); a run that had a round is waited for without limit")
-
-
-TORCHRUN = "import rdzv.torchrun.events as e; e.REPORT_EVERY_S = 0.5; from torch.distributed.run import main; main()"
-
-
-def test_an_agent_of_torchrun_that_waits_says_so_on_stderr():
-    """A real one; only the time between two lines is shorter."""
+def test_an_agent_that_waits_says_so_and_a_failure_is_one_line(tmp_path):
+    """Real agents of torchrun; only the time between two lines is shorter."""
     words = ["--rdzv-backend=rdzv", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=2"]
-    command = [sys.executable, "-c", TORCHRUN, *words, "--rdzv-conf=join_timeout=4", "never.py"]
+    words += [f"--log-dir={tmp_path}", "--rdzv-conf=join_timeout=2"]
+    command = [sys.executable, "-c", TORCHRUN, *words, "never.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    line = (
-        r"^waiting for a round since \d s: run 'job', round 0 none: 1 of 2 nodes: waiting for 1 more \(1 ready\); "
-        r"gives up in [0-4] s \(join_timeout\)$"
-    )
-    assert len(re.findall(line, done.stderr, re.MULTILINE)) >= 3, done.stderr
-    timed_out = r"RendezvousTimeoutError: run 'job' gave no world in 4(\.\d+)? s: 1 of 2 nodes: waiting for 1 more \(here: "
-    assert re.search(timed_out, done.stderr), done.stderr
-    assert done.stderr.rstrip().endswith("[RDZV-E05]")
+    start = r"^[IE]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ rdzv\] "
+    line = start + r"\[job\] waits since \d\.\d s: 1 of 2 nodes: waiting for 1 more; here: \S+; "
+    line += r"gives up in [0-2] s \(join_timeout\)$"
+    assert len(re.findall(line, done.stderr, re.MULTILINE)) >= 2, done.stderr
+    timed_out = start + r"run 'job' gave no world in 2(\.\d+)? s: 1 of 2 nodes: waiting for 1 more \(here: .* \[RDZV-E05\]$"
+    assert re.search(timed_out, done.stderr.splitlines()[-1]), done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(list(tmp_path.glob("job_*.rdzv.jsonl"))) == 1, "the journal is beside torchrun's own logs"
 
 
-def test_an_engine_that_is_away_is_what_is_waited_for():
-    def ask():
-        raise Unreachable("host:1", "connection refused")
-
-    assert listen(ask, 1)[0] == "engine host:1 is unreachable: connection refused [RDZV-E02]"
-
-
-def test_a_spare_of_a_round_that_runs_says_so_seldom():
-    asked = []
-
-    def ask():
-        asked.append(1)
-        return status("sealed" if len(asked) < 2 * events.SPARE_REPORTS_EVERY else "open")
-
-    assert len(listen(ask, 3)) >= 3
-    assert len(asked) >= 2 * events.SPARE_REPORTS_EVERY
+def test_a_wrong_setting_is_one_line_too():
+    command = [sys.executable, "-c", TORCHRUN, "--rdzv-backend=rdzv", "--rdzv-conf=join_tiout=3", "never.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if " rdzv] " in line]
+    assert line.endswith("--rdzv-conf has an unknown key 'join_tiout': did you mean 'join_timeout'? [RDZV-E01]")
+    assert "Traceback" not in done.stderr
 
 
-def test_it_ends_quietly_with_the_interpreter():
-    asked = threading.Event()
-
-    def ask():
-        asked.set()
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    reporter = events.WaitReporter(ask, 600.0, every_s=0.01)
-    with reporter:
-        reporter.start()
-        assert asked.wait(LONG_S)
-        reporter._thread.join(LONG_S)
-        assert not reporter._thread.is_alive()
+@pytest.mark.parametrize("level", [logging.DEBUG, log.LEVELS["off"]])
+def test_a_failure_has_its_traceback_if_the_log_asks_for_it_or_is_off(monkeypatch, caplog, level):
+    shown = []
+    monkeypatch.setattr(failure_line, "_previous", lambda *given: shown.append(given))
+    with caplog.at_level(level, "rdzv"):
+        failure_line._show(RdzvError, SettingsError("x"), None)
+    assert len(shown) == 1
 
 
-def test_many_names_are_cut():
-    many = status("broken", *((f"n{number}", "lost") for number in range(10)))
-    assert events.describe(many, 1.0).endswith("lost: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more")
+def test_other_errors_and_other_programs_are_shown_as_ever(monkeypatch):
+    shown = []
+    monkeypatch.setattr(failure_line, "_previous", lambda *given: shown.append(given))
+    failure_line._show(ValueError, ValueError("x"), None)
+    assert len(shown) == 1
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    hook = sys.excepthook
+    failure_line.install()
+    assert sys.excepthook is hook
 
 
 # ---- torch's events

@@ -205,7 +205,7 @@ def test_a_spare_of_a_program_that_goes_on_gets_torchs_error():
         waiting = job.pool.submit(job.agent(spare_exit="error").next_rendezvous)
         wait_for(lambda: len(handler._rendezvous.status().members) == 2)
         finish(info)
-        with pytest.raises(RendezvousGracefulExitError, match="is closed: all 1 members of round 1 are done"):
+        with pytest.raises(RendezvousGracefulExitError, match="is closed: the only member of round 1 is done"):
             waiting.result(LONG_S)
 
 
@@ -221,7 +221,7 @@ def test_an_agent_that_comes_to_a_closed_run_is_no_spare():
     with Handlers(1, 1) as job:
         [handler], [info] = job.form(1)
         finish(info)
-        with pytest.raises(RendezvousClosedError, match="run 'job' is closed: all 1 members of round 1 are done"):
+        with pytest.raises(RendezvousClosedError, match="run 'job' is closed: the only member of round 1 is done"):
             job.agent().next_rendezvous()
         handler.shutdown()
 
@@ -439,14 +439,13 @@ def test_what_cannot_be_found_is_learned_in_the_first_round():
         assert handler._world.worker_ranks == WorkerRanks(0, 2, 0, 2)
 
 
-def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch, caplog):
+def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch):
     with Handlers(1, 1) as job:
         handler = job.agent()
         real, errors = handler._rendezvous.join, [Evicted("job", "a", "it was paused")]
         monkeypatch.setattr(handler._rendezvous, "join", lambda **more: real(**more) if not errors else _raise(errors.pop()))
         [info] = job.next(handler)
         assert info.world_size == 1
-        assert "was evicted from run 'job': it was paused" in caplog.text
 
 
 def _raise(error):

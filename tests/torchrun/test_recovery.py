@@ -103,6 +103,25 @@ def test_workers_that_use_collectives_go_on_too(job):
     assert all(row.restarts <= 1 for row in after.values())
 
 
+@pytest.mark.timeout(120)
+def test_the_reason_names_the_killed_node_and_not_the_collectives_that_failed(job):
+    """The workers of the others fail at once, and their agents break the round. The loss is noticed after `linger`, later."""
+    training = job("2:3", mode="collectives", linger=2, **QUICK)
+    for node in NODES:
+        training.agent(node, slot=node)
+    rows = training.world(NODES, 3)
+    victim = next(node for node in NODES if rows[node].rank > 0 and node != training.server())
+    survivors = [node for node in NODES if node != victim]
+    killed_at = training.agents[victim].kill()
+    after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
+    reasons = {row.reason for row in after.values()}
+    assert len(reasons) == 1, "all workers of a round are told the same"
+    (reason,) = reasons
+    lost, _, consequence = reason.partition("; as a consequence the workers of ")
+    assert lost.endswith(f"/{victim} lost")
+    assert consequence.endswith(" stopped")
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_nothing_is_lost_in_twenty_repetitions(job):

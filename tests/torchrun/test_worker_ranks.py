@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from support.torchrun_jobs import LONG_S, Job, Row, free_port, wait_for
+from support.torchrun_jobs import LONG_S, Job, Row, ServeProcess, free_port, wait_for
 
 QUICK = {"last_call": 1, "settle": 0.3, "grow_every": 0, "drain_settle": 0.2}
 TOGETHER = {**QUICK, "last_call": 10}
@@ -122,44 +125,110 @@ def test_a_late_worker_of_one_round_does_not_meet_the_next(job, endpoint):
     assert training.agents["b"].ends() == 0
 
 
+def lengths(short_s: int, long_s: int) -> list[Any]:
+    """Return the two lengths of a test: that of every run, and that of `make soak`."""
+    # A mark of the function would count more than these.
+    short = pytest.param(short_s, marks=pytest.mark.timeout(short_s + 200), id="short")
+    return [short, pytest.param(long_s, marks=[pytest.mark.soak, pytest.mark.timeout(long_s + 300)], id="long")]
+
+
+@contextmanager
+def served(kind: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """Yield the endpoint of an engine in a process of its own, and functions that take it away and bring it back."""
+    if kind == "embedded":
+        with ServeProcess() as server:  # It comes back empty.
+            yield server.endpoint, server.kill, server.start
+        return
+    from rdzv.torchrun.rendezvous import EtcdServer
+
+    with EtcdServer() as etcd:
+        pid = etcd.pid
+        yield (
+            f"etcd://{etcd.get_endpoint()}", lambda: os.kill(pid, signal.SIGSTOP), lambda: os.kill(pid, signal.SIGCONT),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["embedded", "etcd"])
+@pytest.mark.parametrize("away_s", lengths(8, 360))
+def test_ranks_are_handed_out_while_the_engine_is_away(job, kind, away_s):
+    """Two agents have a world and not yet its ranks when the engine goes. torch waits 300 s for ranks, ours not at all."""
+    with served(kind) as (endpoint, take_away, bring_back):
+        training = job("2:2", endpoint=endpoint, max_restarts=0, **TOGETHER, read_timeout=2)
+        workers = {"a": 3, "b": 1}
+        for rank, (node, count) in enumerate(workers.items()):
+            training.hold(node)
+            training.agent(node, order=rank, workers=count)
+        for node in workers:
+            training.row("held", node)
+        take_away()
+        training.release("a")
+        all_of(training, 4, {"a": 3})
+        time.sleep(away_s)
+        released_at = time.monotonic()
+        training.release("b")
+        all_of(training, 4, {"b": 1})
+        assert time.monotonic() - released_at < 5, "it asks nobody"
+        first = [(row.node, row.rank, row.round) for row in training.rows("start")]
+        assert sorted(first) == [("a", 0, 1), ("a", 1, 1), ("a", 2, 1), ("b", 3, 1)]
+        bring_back()
+        # etcd has been away for longer than the lease: it may end it, and then the two form another round.
+        time.sleep(5)
+        all_of(training, 4, workers)
+        rounds = check_worlds(training, workers)
+        assert kind == "etcd" or set(rounds) == {1}, "nobody is disturbed by a server that comes back empty"
+        training.finish_all(workers)
+
+
 KILLED_IN_S = 2.0
-"""The median time from a kill to the next world, measured on an idle machine. Three times that is asserted."""
+"""The median time from a kill until all agents of the next round have its world. It was 1.3 s under a load of 10."""
 
 
-@pytest.mark.parametrize(
-    "lasts_s", [30, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(900)])], ids=["short", "long"]
-)
-@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lasts_s", lengths(60, 600))
 def test_under_random_kills_every_worker_is_in_the_world_that_was_sealed(job, endpoint, lasts_s, record_property):
     """8 agents; every few seconds one of them is killed, and soon started again."""
     rng = random.Random(f"{endpoint} {lasts_s}")
-    # On etcd only the end of its lease tells that an agent was killed, so it has the shortest that etcd grants.
-    conf = {**QUICK, "settle": 0.5, "lease": 2} if endpoint else {**QUICK, "settle": 0.5}
+    # On etcd only the end of its lease tells that an agent was killed. An etcd grants 1.5 election timeouts at least, rounded
+    # up to seconds: 1 s here, 2 s by default.
+    # A member that is lost soon after it came in waits twice as long as `settle` next time, then four times, and so on.
+    conf = {**QUICK, "settle": 0.05} | ({"lease": 1} if endpoint else {})
     training = job("2:8", endpoint=endpoint, **conf)
     workers = {f"n{index}": 1 for index in range(8)}
     killed: dict[str, float] = {}
-    times: list[float] = []
-    training.start(*workers)
+    kills: list[tuple[float, bool]] = []
+    for node in workers:
+        training.agent(node, slot=node)
     all_of(training, 8, workers)
     ends_at = time.monotonic() + lasts_s
     while time.monotonic() < ends_at:
         node = rng.choice([node for node in workers if node not in killed])
-        at = killed[node] = training.agents[node].kill()
-        times.append(at)
+        served_run = not endpoint and training.server() == node
+        assert training.agents[node].code is None, f"{node} has ended by itself\n{training.report()}"
+        killed[node] = training.agents[node].kill()
+        kills.append((killed[node], served_run))
         training.agents[node].ends()
         time.sleep(rng.uniform(0.5, 4.5))
         for back in [one for one, since in killed.items() if time.monotonic() - since > 2.0]:
             del killed[back]
-            training.agent(back)
-    for node in list(killed):
-        training.agent(node)
+            training.agent(back, slot=back)
+    for node in killed:
+        training.agent(node, slot=node)
     all_of(training, 8, workers)
     rounds = check_worlds(training, workers)
-    begun = sorted(max(row.at for row in rows) for rows in rounds.values() if len(rows) == rows[0].size)
-    waits = [next(start for start in begun if start > at) - at for at in times]
-    record_property("median_s", statistics.median(waits))
-    record_property("kills", len(times))
-    record_property("rounds", len(rounds))
-    record_property("worst_s", max(waits))
-    assert statistics.median(waits) < 3 * KILLED_IN_S
+    waits = waits_for_a_world(training, [at for at, _ in kills])
+    of_servers = [wait for wait, (_, served_run) in zip(waits, kills, strict=True) if served_run]
+    found = {"kills": len(kills), "rounds": len(rounds), "median_s": statistics.median(waits), "worst_s": max(waits)}
+    if of_servers:
+        found |= {"kills_of_the_server": len(of_servers), "median_of_those_s": statistics.median(of_servers)}
+    for name, figure in found.items():
+        record_property(name, figure)
+    assert found["median_s"] < KILLED_IN_S, found
     training.finish_all(workers)
+
+
+def waits_for_a_world(training: Job, times: list[float]) -> list[float]:
+    """Return the time from each of these until all agents of the next round had its world."""
+    given: dict[int, list[Row]] = {}
+    for row in training.rows("joined"):
+        given.setdefault(row.round, []).append(row)
+    complete = sorted(max(row.at for row in rows) for rows in given.values() if len(rows) == rows[0].size)
+    return [next(at for at in complete if at > since) - since for since in times]

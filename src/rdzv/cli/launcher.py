@@ -3,57 +3,83 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..aio import AsyncRendezvous
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
 from ..errors import Closed, Evicted, RdzvError
+from ..member import log
 from ..member.notices import Notice
 from ..member.world import AsyncWorld
-from ..printable import clean
 from .exit_codes import ExitCode
 from .output import complain, json_text, say
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+IMPATIENT_S = 1.0
+"""A signal that comes sooner after the first one is the same signal again, sent by a wrapper."""
 MemberFactory = Callable[[Callable[[Notice], None] | None], AsyncRendezvous]  # Makes a member with an observer.
 
 
 class Printer:
-    """Prints lines to stdout."""
+    """Prints lines to stdout: the log of the member for people, or all that it is told as JSON for programs."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
+    @contextmanager
+    def taking_log(self) -> Iterator[None]:
+        """Print what the member logs about itself here, and not on stderr. Other loggers of rdzv keep to stderr."""
+        level = log.logger.level
+        log.logger.setLevel(min(log.logger.getEffectiveLevel(), logging.INFO))
+        log.logger.addFilter(self._take)
+        try:
+            yield
+        finally:
+            log.logger.removeFilter(self._take)
+            log.logger.setLevel(level)
+
+    def _take(self, record: logging.LogRecord) -> bool:
+        if not self._as_json:
+            say(record.getMessage())
+        return False
+
     def world(self, world: AsyncWorld) -> None:
         """Print a world, with all fields that a reader needs to compare it with the worlds of other members."""
         fields = {name: getattr(world, name) for name in ("incarnation", "era", "round", "fence", "rank", "size", "digest")}
-        text = f"round {world.round}: rank {world.rank} of {world.size}, bootstrap {world.bootstrap}"
-        self.line({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)}, text)
+        self.line({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)})
 
     def notice(self, notice: Notice) -> None:
         fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}
-        self.line({"event": "notice", **fields}, f"{notice.kind}: {notice.reason}")
+        self.line({"event": "notice", **fields})
 
     def changed(self, round: int, change: Change) -> None:
         """Print that the world of that round (0: there was none) is no longer valid."""
-        text = f"round {round} is over: {change.reason}" if round else change.reason
-        self.line({"event": "changed", "kind": change.kind, "round": round, "reason": change.reason}, text)
+        self.line({"event": "changed", "kind": change.kind, "round": round, "reason": change.reason})
 
-    def line(self, fields: dict[str, Any], text: str) -> None:
-        """Print the fields as JSON for programs, or the text for people, on one line."""
-        say(json_text(fields) if self._as_json else clean(text))
+    def line(self, fields: dict[str, Any], text: str = "") -> None:
+        """Print the fields as JSON for programs, or the text, if any, for people."""
+        if self._as_json:
+            say(json_text(fields))
+        elif text:
+            say(text)
 
 
 class StopSignal:
-    """The first SIGTERM or SIGINT. A second one cancels the task, which ends a leave that takes too long."""
+    """The first SIGTERM or SIGINT. A later one cancels the task, which ends a leave that takes too long.
+
+    Wrappers such as timeout, srun and a terminal's Ctrl-C reach a process twice within milliseconds. So a second signal counts
+    only after `IMPATIENT_S`.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._came_at = 0.0
         self._event = asyncio.Event()
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
@@ -61,7 +87,10 @@ class StopSignal:
             loop.add_signal_handler(number, self._set, number)
 
     def _set(self, number: signal.Signals) -> None:
-        if self.signal is not None and self._task is not None:
+        now = asyncio.get_running_loop().time()
+        if self.signal is None:
+            self._came_at = now
+        elif self._task is not None and now - self._came_at >= IMPATIENT_S:
             self._task.cancel()
         self.signal = self.signal or number
         self._event.set()
@@ -81,6 +110,11 @@ class StopSignal:
 
 async def join(make: MemberFactory, printer: Printer) -> int:
     """Join every round until a signal, or until the run is over. Return the exit code."""
+    with printer.taking_log():
+        return await _join_rounds(make, printer)
+
+
+async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
     stop = StopSignal()
     over = asyncio.Event()
 
@@ -165,9 +199,19 @@ class Program:
 
 
 async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_restarts: int) -> int:
-    """Run the command in each world, and restart it when the round changes. Return the exit code of `rdzv run`."""
+    """Run the command in each world, and restart it when the round changes. Return the exit code of `rdzv run`.
+
+    stdout is the program's. The log of the member goes to stderr, as that of torchrun.
+    """
+    with log.taken_over():
+        log.set_up()
+        return await _run_in_rounds(make, command, stop_s, max_restarts)
+
+
+async def _run_in_rounds(make: MemberFactory, command: list[str], stop_s: float, max_restarts: int) -> int:
     stop = StopSignal()
     reason = "this node came to join"
+    held = False
     async with make(None) as rendezvous:
         while True:
             try:
@@ -177,8 +221,11 @@ async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_res
                 continue
             code = None
             if world is not None:
+                if held:  # The cause may have been found while this member waited.
+                    reason = world.reason or reason
+                held = True
                 program = await Program.start(command, stop_s, world, reason)
-                code, reason = await _until_changed(program, rendezvous, world.round, stop)
+                code, reason = await _until_changed(program, rendezvous, stop)
             if stop.signal is not None:
                 return 128 + stop.signal
             if code == 0:
@@ -192,7 +239,7 @@ async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_res
             max_restarts -= code is not None
 
 
-async def _until_changed(program: Program, rendezvous: AsyncRendezvous, round: int, stop: StopSignal) -> tuple[int | None, str]:
+async def _until_changed(program: Program, rendezvous: AsyncRendezvous, stop: StopSignal) -> tuple[int | None, str]:
     """Wait for the program. Return its exit code, or None if the round changed or a signal came first; and the reason."""
     ended = asyncio.ensure_future(program.wait())
     changed = asyncio.ensure_future(rendezvous.wait_changed())
@@ -207,9 +254,7 @@ async def _until_changed(program: Program, rendezvous: AsyncRendezvous, round: i
                 await rendezvous.drain(f"{stop.signal.name} received")
             return None, "stopped"
         change = changed.result()
-        why = change.reason if change is not None else "this member left"
-        complain(f"round {round} is over: {why}; stopping the program")
-        return None, why
+        return None, change.reason if change is not None else "this member left"
     finally:
         changed.cancel()
         await program.stop()

@@ -6,38 +6,47 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from .._version import __version__
 from ..aio import AsyncRendezvous
-from ..config.endpoint import PORT, parse_host
+from ..config.endpoint import PORT, parse_bind
 from ..config.secret import put_aside
 from ..config.settings import Settings
 from ..engines.embedded.limits import give_back_freed_memory
 from ..engines.embedded.server import Server
 from ..engines.embedded.trust import Trust
 from ..errors import SettingsError, Unreachable
+from ..member.journal_file import state_folder
 from ..member.notices import Notice
-from . import launcher, operator, options, viewer
+from . import dashboard, journal, launcher, operator, options, viewer
+from .command import SCHEMES, Command, Group, ProgramCommand
 from .demo import Demo
 from .exit_codes import ExitCode, exit_on_error
 
+if TYPE_CHECKING:
+    from ..web.serving import WebServer
+
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     help="Elastic rendezvous for distributed training: who is in, who has which rank, and when that changes.",
+    epilog="An endpoint says where runs are kept: " + "; ".join(f"{text} ({meaning})" for text, meaning in SCHEMES) + ".",
 )
 
 
 _OPERATOR = (operator.drain, operator.ban, operator.unban, operator.close, operator.adopt)
-for _command in (viewer.status, viewer.watch, viewer.journal, *_OPERATOR, viewer.doctor):
+for _command in (viewer.runs, viewer.status, viewer.watch, journal.journal, dashboard.dashboard, *_OPERATOR, viewer.doctor):
     app.command()(_command)
 
 
@@ -57,9 +66,9 @@ def _shared(
 
 def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> launcher.MemberFactory:
     """Read the options now; make the member, which checks its settings, later in the event loop."""
-    low, colon, high = nnodes.partition(":")
-    if not low or (colon and not high):
+    if not re.fullmatch(r"[0-9]+(:[0-9]+)?", nnodes):
         raise SettingsError(f"--nnodes is {nnodes!r}: it must be a number or min:max, such as 2:4")
+    low, _, high = nnodes.partition(":")
 
     def make(observer: Callable[[Notice], None] | None) -> AsyncRendezvous:
         return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=observer, **given)
@@ -70,7 +79,11 @@ def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> lau
 @app.command()
 @options.with_settings
 def join(
-    endpoint: options.Endpoint, run_id: options.RunId, nnodes: options.Nodes, given: options.Given, json: options.Json = False
+    endpoint: options.Endpoint,
+    nnodes: options.Nodes,
+    given: options.Given,
+    run_id: options.RunId = "",
+    json: options.Json = False,
 ) -> None:
     """Join a run as a member and print a line per event, until SIGTERM or the run is over.
 
@@ -78,19 +91,17 @@ def join(
     6 drained, banned or not trusted, 1 anything else.
     """
     make = _maker(endpoint, run_id, nnodes, given)
-    # The command prints the notices itself.
-    logging.getLogger("rdzv.notices").disabled = True
     sys.exit(asyncio.run(launcher.join(make, launcher.Printer(json))))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=ProgramCommand)
 @options.with_settings
 def run(
     context: typer.Context,
     endpoint: options.Endpoint,
-    run_id: options.RunId,
     nnodes: options.Nodes,
     given: options.Given,
+    run_id: options.RunId = "",
     stop_s: Annotated[float, typer.Option("--stop-timeout", help="seconds from SIGTERM to SIGKILL of the program")] = 30.0,
     max_restarts: Annotated[int, typer.Option("--max-restarts", help="how often a failed program is started again")] = 0,
 ) -> None:
@@ -106,7 +117,7 @@ def run(
     if shutil.which(command[0]) is None:
         # Checked before the join: the others would form a round with this member and lose it at once.
         raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
-    make = _maker(endpoint, run_id, nnodes, given)
+    make = _maker(endpoint, run_id, nnodes, {"journal_dir": state_folder(os.environ), **given})
     sys.exit(asyncio.run(launcher.run(make, command, stop_s=stop_s, max_restarts=max_restarts)))
 
 
@@ -122,22 +133,28 @@ def demo() -> None:
 def serve(
     given: options.Given,
     bind: Annotated[str, typer.Option("--bind", help="HOST:PORT to listen at; '*' for all interfaces")] = f"127.0.0.1:{PORT}",
+    http: dashboard.Http = "",
+    http_name: dashboard.HttpName = None,
+    allow_actions: dashboard.AllowActions = False,
+    actions_token_file: dashboard.ActionsTokenFile = None,
 ) -> None:
     """Keep runs in the memory of this process, until SIGTERM. Members stay in their round if it is restarted in place."""
     put_aside(os.environ)
     settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, is_host=True, **given)
-    sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings))))
+    actions = dashboard.actions_secret(settings, allow_actions, actions_token_file)
+    where = dashboard.parse_http(http) if http else None
+    page = partial(dashboard.page_of, settings=settings, where=where, actions=actions, names=http_name or []) if where else None
+    sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings), page)))
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:
-    """Return the host ('' for all interfaces) and port (0: any free one)."""
-    host, colon, port = bind.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f"--bind is {bind!r}: it must be HOST:PORT, such as 127.0.0.1:{PORT} or *:{PORT}")
-    return ("" if host == "*" else parse_host(host.strip("[]"))), int(port)
+    try:
+        return parse_bind(bind)
+    except ValueError as error:
+        raise SettingsError(f"--bind is wrong: {error}; it must be HOST:PORT, such as 127.0.0.1:{PORT} or *:{PORT}") from None
 
 
-async def _serve(host: str, port: int, trust: Trust) -> int:
+async def _serve(host: str, port: int, trust: Trust, make_page: Callable[[Server], WebServer] | None) -> int:
     stop = launcher.StopSignal()
     server = Server((host, port), trust=trust)
     try:
@@ -150,6 +167,31 @@ async def _serve(host: str, port: int, trust: Trust) -> int:
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     typer.echo(f"serving at {host or '*'}:{server.port}")
+    page = make_page(server) if make_page is not None else None
+    if page is not None:
+        await dashboard.open_page(page)
     await stop.run_until(asyncio.Event().wait())
+    if page is not None:
+        await page.stop()
     await server.stop()
     return ExitCode.OK
+
+
+_GROUPS = {
+    "Take part": ("join", "run", "demo"),
+    "Look": ("runs", "status", "watch", "journal", "doctor"),
+    "Operate": ("drain", "ban", "unban", "close", "adopt"),
+    "Serve": ("serve", "dashboard"),
+}  # The commands as `rdzv --help` shows them.
+_PANELS = {command: group for group, commands in _GROUPS.items() for command in commands}
+
+
+def _name(command: typer.models.CommandInfo) -> str:
+    return str(getattr(command.callback, "__name__", command.name))
+
+
+app.registered_commands.sort(key=lambda one: list(_PANELS).index(_name(one)))
+for _info in app.registered_commands:
+    _info.rich_help_panel = _PANELS[_name(_info)]
+    if _info.cls is not ProgramCommand:
+        _info.cls = Command

@@ -36,21 +36,19 @@ def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callab
     """
 
     def command(
-        endpoint: options.Endpoint, run_id: options.RunId, given: options.Given, json: options.Json = False, **own: Any
+        endpoint: options.Endpoint, given: options.Given, run_id: options.RunId = "", json: options.Json = False, **own: Any
     ) -> None:
         settings = settings_for(endpoint, run_id, given)
         done, text, fields = ask(settings, lambda session: act(session, settings, **own))
         say(json_text({"done": done, "run_id": settings.run_id, **fields}) if json else text)
 
-    endpoint, run_id, given, json, _ = inspect.signature(command).parameters.values()
+    endpoint, given, run_id, json, _ = inspect.signature(command).parameters.values()
     _, _, *own = inspect.signature(act).parameters.values()
     first = [one for one in own if one.default is inspect.Parameter.empty]
     hints = {**get_type_hints(act, include_extras=True), **get_type_hints(command, include_extras=True)}
-    if first:
-        hints["endpoint"] = options.EndpointLast
     functools.update_wrapper(command, act, assigned=("__name__", "__doc__", "__module__"))
     command.__annotations__ = hints
-    parameters = [*first, endpoint, run_id, given, *own[len(first) :], json]
+    parameters = [*first, endpoint, given, run_id, *own[len(first) :], json]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return options.with_settings(command)
 

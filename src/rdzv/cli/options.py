@@ -11,32 +11,47 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 
+from ..config import auto_endpoint
 from ..config.secret import put_aside
 from ..config.settings import Settings
 from ..drivers import open_driver
 from ..engines.port import EngineReset, Session
 from ..errors import NotFound, SettingsError, Unreachable
+from .completion import complete_conf, complete_run_id
 from .exit_codes import exit_on_error
 
 T = TypeVar("T")
 
-WHERE = "where the run is kept: host:port, etcd://, c10d://, file:// or memory://"
-Endpoint = Annotated[str, typer.Argument(envvar="RDZV_ENDPOINT", help=WHERE)]
-EndpointLast = Annotated[str, typer.Argument(metavar="[ENDPOINT]", envvar="RDZV_ENDPOINT", help=WHERE)]
-Host = Annotated[str, typer.Argument(help="a host name as `rdzv status` shows it")]
-RunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run: members with the same id meet")]
-AnyRunId = Annotated[str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="the run that you will join, if you know it")]
-Nodes = Annotated[str, typer.Option("--nnodes", help="how many nodes: n, or min:max")]
+WHERE = "where the run is kept: host:port, rdzv://, etcd://, etcds://, c10d://, file://, memory://, or auto (as Slurm tells)"
+Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=WHERE)]
+Host = Annotated[str, typer.Argument(metavar="HOST", help="a host name as `rdzv status` shows it")]
+
+
+def _run_id(help: str) -> Any:
+    return typer.Option("--run-id", metavar="ID", envvar="RDZV_RUN_ID", help=help, autocompletion=complete_run_id)
+
+
+RunId = Annotated[str, _run_id("names the run: members with the same id meet; with auto it may be left out: the id of the job")]
+AnyRunId = Annotated[str, _run_id("the run that you will join, if you know it")]
+OnlyRunId = Annotated[str, _run_id("names the run; without it, the only run that is there")]
+Nodes = Annotated[str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="how many nodes")]
 Conf = Annotated[
-    list[str] | None, typer.Option("--conf", "-c", metavar="KEY=VALUE", help="a setting, such as last_call=10; may be repeated")
+    list[str] | None,
+    typer.Option(
+        "--conf", "-c", metavar="KEY=VALUE", autocompletion=complete_conf,
+        help="a setting, such as last_call=10; may be repeated",
+    ),
 ]
-TokenFile = Annotated[str | None, typer.Option("--token-file", help="file with the shared secret; or set RDZV_TOKEN")]
-TlsCa = Annotated[str | None, typer.Option("--tls-ca", help="PEM file: whose certificates to trust")]
-TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM file: the certificate to show")]
-TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM file: the key of that certificate")]
+TokenFile = Annotated[
+    str | None, typer.Option("--token-file", metavar="FILE", help="file with the shared secret; or set RDZV_TOKEN")
+]
+TlsCa = Annotated[str | None, typer.Option("--tls-ca", metavar="FILE", help="PEM file: whose certificates to trust")]
+TlsCert = Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="PEM file: the certificate to show")]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="PEM file: the key of that certificate")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output: one JSON object per line")]
 
 Given: TypeAlias = dict[str, Any]  # Settings from the command line.
+ANY_RUN = "any"  # In place of a run id that is not known yet, and that nothing uses.
 
 
 def _given(
@@ -52,8 +67,12 @@ def _given(
         if name == "token":
             raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
         settings[name] = value.strip()
-    trust = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    return {**settings, **{name: value for name, value in trust.items() if value is not None}}
+    return {**settings, **trust_of({"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})}
+
+
+def trust_of(values: dict[str, Any]) -> Given:
+    """Return the secret and the certificates that were given, of all options."""
+    return {name: values[name] for name in ("token_file", "tls_ca", "tls_cert", "tls_key") if values.get(name) is not None}
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -77,7 +96,13 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def settings_for(endpoint: str, run_id: str, given: Given) -> Settings:
     """Make settings for a process that never serves. The numbers of nodes are placeholders: the run has its own."""
     put_aside(os.environ)
-    return Settings.make(endpoint, run_id=run_id, min_nodes=1, max_nodes=1, **{**given, "is_host": False})
+    where, run_id = auto_endpoint.resolve(endpoint, run_id, os.environ, several=endpoint.strip() == auto_endpoint.AUTO)
+    return Settings.make(where, run_id=run_id, min_nodes=1, max_nodes=1, **{**given, "is_host": False})
+
+
+def viewer_settings(endpoint: str, given: Given) -> Settings:
+    """Make the same for a process that does not know yet which run it will look at."""
+    return settings_for(endpoint, ANY_RUN, given)
 
 
 def ask(settings: Settings, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:

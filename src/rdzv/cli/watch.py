@@ -5,37 +5,32 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from ..config.settings import Settings
-from ..core.status import Status
+from ..core.status import RunChange, Status
 from ..drivers import open_driver
 from ..engines.port import Driver, EngineReset, Session
 from ..errors import RdzvError, Unreachable
 from ..operate.run_viewer import RunViewer
-from ..printable import shown
 from .exit_codes import ExitCode
 from .launcher import Printer
+from .output import complain, say
+from .tables import change, draw_table, member_rows, progress, story
 
 RETRY_S = 0.5  # Pause between two attempts to reach the engine.
 REDRAW_S = 0.5
-ROWS_MAX = 200  # More than a terminal has room for; `--json` shows all members.
-_URGENT = ("lost", "straggling", "draining", "banned")
-_COLORS = {"lost": "red", "straggling": "yellow", "draining": "yellow", "banned": "red", "in": "green", "ready": "green"}
 _COUNTDOWN = re.compile(r"\d+ s\b")
 
 
 class Watcher:
-    """Follows one run until it is closed, or SIGINT or SIGTERM."""
+    """Follows one run until it is over, or SIGINT or SIGTERM."""
 
     def __init__(self, settings: Settings, console: Console, as_json: bool) -> None:
         self._settings = settings
@@ -46,6 +41,8 @@ class Watcher:
         self._viewer: RunViewer | None = None
         self._outage = "not connected yet"
         self._printed: object = None
+        self._told: RunChange | None = None
+        """The last change that was printed."""
         self._states: dict[str, tuple[str, float, bool]] = {}
         """State of each member by id, since when, and whether it may have begun before the command started."""
         self._phase: tuple[object, float, bool] = (None, 0.0, False)
@@ -95,6 +92,7 @@ class Watcher:
         """Follow the run on one session. Return the exit code, or None if the engine is gone."""
         viewer = self._viewer = RunViewer(session, self._settings.run_id, asyncio.get_running_loop().time)
         self._states.clear()
+        had_head = False
         try:
             async for status in viewer.follow():
                 self._outage = ""
@@ -102,6 +100,13 @@ class Watcher:
                 self._print_status(status)
                 if status is not None and status.phase == "closed":
                     return ExitCode.OK if viewer.succeeded else ExitCode.CLOSED
+                has_head = status is not None and status.phase != "none"
+                # Within one life of the engine, a head goes only with its run. An engine that came back empty is another
+                # session, and waits for the members.
+                if had_head and not has_head and (status is None or not status.members):
+                    complain(f"run {self._settings.run_id!r} is gone: all have left, and its records have expired")
+                    return ExitCode.ABSENT
+                had_head = had_head or has_head
         except EngineReset:
             self._set_outage(f"engine {driver.endpoint} was restarted")
         except Unreachable as error:
@@ -139,6 +144,10 @@ class Watcher:
         states = sorted((member.name, member.state) for member in status.members)
         # A countdown in the reason is no change.
         key = (status.round, status.phase, status.size, _COUNTDOWN.sub("", status.reason), states)
+        last = status.events.last if status.events is not None else None
+        if last is not None and last != self._told and self._live is None and not self._as_json:
+            say(f"{last.stamp} {change(last)}")
+        self._told = last
         self._print_once(key, {"event": "status", **msgspec.to_builtins(status)}, f"{status} {progress(status)}")
 
     def _print_once(self, key: object, fields: dict[str, Any], text: str) -> None:
@@ -154,33 +163,6 @@ class Watcher:
         if status is None:
             return Group(Text(f"run {self._settings.run_id!r}: nobody has joined it yet on {self._settings.endpoint}"))
         phase = f"run {status.run_id!r}  round {status.round} {status.phase} for {self._age(*self._phase[1:])}"
-        leader = f"  leader {status.leader}" if status.leader else ""
         ages = {id: self._age(since_at, at_least) for id, (_, since_at, at_least) in self._states.items()}
-        head = Text(f"{phase}{leader}\n{progress(status)}\n{status.reason}")
-        return Group(head, status_table(status, ages))
-
-
-def status_table(status: Status, since: Mapping[str, str] | None = None) -> Table:
-    """Make a table with one row per member, those with problems first. `since` is the time of each in its state, by id."""
-    columns = ["member", "host", "rank", "state", *(["for"] if since is not None else []), "info"]
-    table = Table(*columns, title=None, expand=False)
-    rows = sorted(status.members, key=lambda one: (one.state not in _URGENT, one.rank, one.name))
-    for member in rows[:ROWS_MAX]:
-        rank = str(member.rank) if member.rank >= 0 else ""
-        state = f"[{_COLORS[member.state]}]{member.state}[/]" if member.state in _COLORS else member.state
-        info = escape(shown(" ".join(f"{name}={value}" for name, value in member.info.items())))
-        age = [since.get(member.id, "")] if since is not None else []
-        table.add_row(escape(member.name), escape(member.host), rank, state, *age, info)
-    if len(rows) > ROWS_MAX:
-        table.add_row(f"and {len(rows) - ROWS_MAX} more")
-    return table
-
-
-def progress(status: Status, width: int = 24) -> str:
-    """Draw how many members are there, of the minimum and maximum. '|' marks the quorum."""
-    there, word = (status.ready, "ready") if status.phase in ("none", "open", "broken") else (status.size, "in")
-    high = max(status.max_nodes, 1)
-    filled = min(width, round(width * there / high))
-    quorum = min(width - 1, max(0, round(width * status.min_nodes / high) - 1))
-    bar = "".join("|" if index == quorum else "#" if index < filled else "." for index in range(width))
-    return f"[{bar}] {there} {word}, {status.min_nodes} needed, {status.max_nodes} at most"
+        head = Text("\n".join((phase, progress(status), status.reason, *story(status))))
+        return Group(head, draw_table(*member_rows(status, ages)))

@@ -26,7 +26,7 @@ def refused(call: str, name: str, value: object, wanted: str) -> WrongArgument:
 
 def seconds(call: str, value: Any, name: str = "timeout_s") -> float:
     """Check a duration. A text is refused, and so is NaN, since no comparison with it ever holds."""
-    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(value):
+    if not isinstance(value, (float, int, Real)) or isinstance(value, bool) or math.isnan(value):
         raise refused(call, name, value, "a number of seconds")
     return float(value)
 

@@ -3,6 +3,7 @@
     memory://  memory://name           inside this process; each name is an engine of its own
     host:port  host  [v6]:port         the embedded server, also written rdzv://host:port
     ''  rdzv://  localhost:0           the embedded server for one node, on any free port
+    auto  '' with several nodes        the embedded server on the first node of the job (auto_endpoint.py)
     etcd://a,b:2379/prefix  etcds://   an etcd v3 cluster; etcds with TLS
     c10d://host:port                   torch's TCPStore as a register
     file:///path                       a file that all members see, as a register
@@ -100,6 +101,14 @@ def parse_host(text: str) -> str:
     if not _HOST.fullmatch(text) or len(text) > _HOST_MAX:
         raise ValueError(f"{_show(text)} is not a host name (letters, digits, '.', '-' and '_', at most {_HOST_MAX})")
     return text.lower()
+
+
+def parse_bind(text: str) -> tuple[str, int]:
+    """Return host ('' for all interfaces) and port (0: any free one) of HOST:PORT. ValueError says what is wrong with it."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not _DIGITS.fullmatch(port) or int(port) > 65535:
+        raise ValueError(f"{_show(text)} is not HOST:PORT")
+    return ("" if host == "*" else parse_host(host[1:-1] if host.startswith("[") and host.endswith("]") else host)), int(port)
 
 
 def _refuse_secrets(text: str) -> None:

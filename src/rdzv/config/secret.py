@@ -58,11 +58,14 @@ class Secret:
     def prove(self, *words: bytes) -> bytes:
         """Return a hash of the words that only a holder of the secret can compute."""
         # Each word is preceded by its length, so that no two lists of words are hashed as the same bytes.
-        return hmac.digest(_derived(self._key), b"".join(len(word).to_bytes(4, "big") + word for word in words), "sha256")
+        return hmac.digest(self._proof_key(), b"".join(len(word).to_bytes(4, "big") + word for word in words), "sha256")
 
     def derive(self) -> None:
         """Pay the price of the first proof now, rather than when a client or a server waits for it."""
-        _derived(self._key)
+        self._proof_key()
+
+    def _proof_key(self) -> bytes:
+        return _derived(self._key)
 
     @property
     def can_be_guessed(self) -> bool:

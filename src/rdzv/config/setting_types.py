@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from .endpoint import Endpoint, parse_host
+from ..core.topology import PARTS_MAX
+from .endpoint import Endpoint, parse_bind, parse_host
 from .secret import SIZE_MAX, Secret
 
 TIME_MAX_S = 1e9  # Thirty years stand for "for ever". Infinity is refused: not every engine can count it.
@@ -132,6 +133,12 @@ def _read_path(value: Any) -> str:
     return str(path)
 
 
+def _read_folder(value: Any) -> str:
+    # torchrun refuses an empty value in --rdzv-conf, so there is a word for it.
+    path = _read_path(value)
+    return "" if path.strip() == "off" else path
+
+
 def _read_secret(value: Any) -> Secret | None:
     if value is None or isinstance(value, Secret):
         return value
@@ -168,6 +175,13 @@ def _read_address(value: Any) -> str:
     return host
 
 
+def _read_bind(value: Any) -> str:
+    _check(isinstance(value, str))
+    if value.strip():
+        parse_bind(value)
+    return str(value.strip())
+
+
 def _read_mapping(value: Any) -> dict[str, str]:
     _check(isinstance(value, Mapping))
     info = dict(value)  # A copy: the caller may change its own later.
@@ -183,6 +197,15 @@ def _read_endpoint(value: Any) -> Endpoint:
     return Endpoint.parse(value)
 
 
+def _read_way(value: Any) -> str:
+    """Return a path in the network without empty parts."""
+    _check(isinstance(value, str) and value.isprintable())
+    parts = [part.strip() for part in value.split("/") if part.strip()]
+    path = "/".join(parts)
+    _check(len(parts) < PARTS_MAX and len(path) <= 256)
+    return path
+
+
 def _hide(kind: str, value: object) -> str:
     # A value of a wrong type given for a secret or its file is likely to be the secret itself.
     return f"not a {kind} (a value of type {type(value).__name__})"
@@ -191,10 +214,14 @@ def _hide(kind: str, value: object) -> str:
 # None, where a reader takes it, means "unset" and comes from Python only.
 switch = partial(Setting, allowed="true or false", read=_read_switch)
 file = partial(Setting, allowed="the path of a file", read=_read_path, show=partial(_hide, "path"))
+folder = partial(Setting, allowed="the path of a folder, or 'off' (or empty) for none", read=_read_folder)
 secret = partial(Setting, allowed=f"text of 1 to {SIZE_MAX} bytes", read=_read_secret, show=partial(_hide, "secret"))
 ports = partial(Setting, read=_read_ports,
     allowed=f"a port from 1 to {_PORT_MAX}, a range such as '29500-29600', or 0 for any free port")  # fmt: skip
 address = partial(Setting, read=_read_address,
     allowed="a host name or an IP address that others can reach (not link-local, 0.0.0.0 or ::)")  # fmt: skip
 mapping = partial(Setting, allowed=f"a dict of str to str of at most {INFO_MAX} bytes as JSON", read=_read_mapping)
-place = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379' or 'memory://'", read=_read_endpoint)
+way = partial(Setting, read=_read_way,
+    allowed=f"a path of less than {PARTS_MAX} parts such as 'block/rack', at most 256 characters on one line")  # fmt: skip
+bind = partial(Setting, allowed="HOST:PORT such as '127.0.0.1:29480', or '*:29480' for all interfaces", read=_read_bind)
+place = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379', 'memory://' or 'auto'", read=_read_endpoint)

@@ -19,9 +19,25 @@ import msgspec
 
 from ..core.model import RunSettings
 from ..errors import SettingsError
+from . import setting_types
 from .endpoint import Endpoint
 from .secret import TOKEN_ENV, Secret
-from .setting_types import Setting, address, choice, file, mapping, place, ports, seconds, secret, switch, text, whole
+from .setting_types import (
+    Setting,
+    address,
+    choice,
+    file,
+    folder,
+    mapping,
+    place,
+    ports,
+    seconds,
+    secret,
+    switch,
+    text,
+    way,
+    whole,
+)
 
 NODES_MAX = 10_000  # The largest run that is planned for and measured.
 RUN_ID_MAX = 200
@@ -31,7 +47,9 @@ UNNAMED = "none"
 ORDER_ENV = ("SLURM_NODEID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 """Variables in which batch systems number the nodes; the first that is set gives `order`."""
 INCARNATION_ENV = "SLURM_RESTART_COUNT"
-TOPOLOGY_ENV = "SLURM_TOPOLOGY_ADDR"
+TOPOLOGY_ENV = "RDZV_TOPOLOGY"
+SLURM_TOPOLOGY = ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")
+"""Where Slurm tells the switches or blocks above a node, and what each part of that is."""
 
 _ALSO_CALLED = {
     "rank": "order", "node_rank": "order", "timeout": "join_timeout", "last_call_timeout": "last_call",
@@ -46,8 +64,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one member, all checked. Times in seconds. Make it with `make`."""
 
     # fmt: off  A table: what a value means and what raising it costs.
-    endpoint: Annotated[Endpoint, place("where the run is kept")]
-    run_id: Annotated[str, text("names the run: members with one id meet", size_max=RUN_ID_MAX, empty=False)]
+    endpoint: Annotated[Endpoint, place(
+        "where the run is kept; 'auto', or empty with several nodes: on the first node of the job, as the platform's "
+        "variables name it")]
+    run_id: Annotated[str, text(
+        "names the run: members with one id meet; with endpoint 'auto' it may be empty: the id of the job",
+        size_max=RUN_ID_MAX, empty=False)]
     min_nodes: Annotated[int, whole(
         "quorum: fewest nodes that make a round", "the run stands still after fewer losses", **_NODES)]
     max_nodes: Annotated[int, whole(
@@ -101,13 +123,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     order: Annotated[str, text(
         f"sort key for the first ranks (default: the first set of {', '.join(ORDER_ENV)})", or_number=True)] = ""
     slot: Annotated[str, text("tells members on one host apart, and keeps their ranks apart", or_number=True)] = ""
-    topology: Annotated[str, text(
-        f"where the node is in the network, to put neighbours together (default: {TOPOLOGY_ENV})")] = ""
+    topology: Annotated[str, way(
+        "path of the node in the network, such as block/rack: neighbours get ranks side by side, and a lost node is replaced "
+        f"by one that is near (default: {TOPOLOGY_ENV}, or {SLURM_TOPOLOGY[0]} unless order is given)")] = ""
+    topology_file: Annotated[str, file("file of JSON with the path of each node, {host: path}")] = ""
+    topology_command: Annotated[str, text(
+        "command that prints the path of this node; run once, without a shell, for at most 10 s", size_max=4096)] = ""
+    segment: Annotated[int, whole(
+        "only whole segments of this many neighbours take part, nodes whose paths differ in the last part only; the others "
+        "are spares", "more nodes are left over as spares", **_NODES)] = 1
     info: Annotated[dict[str, str], mapping("told to all members of the round", "each fetches it from all others")] = {}
+    journal_dir: Annotated[str, folder(
+        "folder for the journal of this agent, a file that outlives the run (default under torchrun: its --log-dir, "
+        "else $XDG_STATE_HOME/rdzv or ~/.local/state/rdzv; of `rdzv run`: the latter; elsewhere: none)")] = ""
     bootstrap_port: Annotated[tuple[int, int], ports(
         "where rank 0 serves the workers' bootstrap; if a firewall wants fixed ports, a range: rounds take turns in it")
     ] = (0, 0)
     local_addr: Annotated[str, address("how others reach this node; empty: taken from the connection")] = ""
+    http: Annotated[str, setting_types.bind(
+        "where an agent that serves also serves metrics and a page about its run, to anybody who reaches it; empty: nowhere")
+    ] = ""
     token: Annotated[Secret | None, secret(
         f"the secret that members and server share (default: {TOKEN_ENV}, which is taken out of the environment)",
     )] = None
@@ -139,10 +174,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingsError(f"unknown setting {name!r}{hint}")
         given = {"endpoint": endpoint, "run_id": run_id, "min_nodes": min_nodes, "max_nodes": max_nodes, **options}
         values: dict[str, Any] = {name: _read(name, value) for name, value in given.items()}
+        told = values.keys() & {"topology", "topology_file", "topology_command"}
         for name, variables in _ENVIRON.items():
-            for variable in variables:
+            for variable in () if name == "topology" and told else variables:
                 if name not in values and environ.get(variable):
                     values[name] = _read(name, environ[variable], f" (from {variable})")
+        # A path that only the environment knows does not overrule an order that the user gave.
+        if not told and "topology" not in values and "order" not in options and environ.get(SLURM_TOPOLOGY[0]):
+            values["topology"] = _read("topology", _slurm_path(environ), f" (from {SLURM_TOPOLOGY[0]})")
         grow = values.get("grow", "")
         if grow.startswith("unit="):  # The short form of two settings.
             unit = _read("unit", grow.removeprefix("unit="), f" (from grow={grow!r})")
@@ -160,7 +199,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def capacity(self) -> int:
         """The largest size of a round, in whole units."""
-        return self.max_nodes // self.unit * self.unit
+        step = max(self.unit, self.segment)
+        return self.max_nodes // step * step
 
     @property
     def uses_tls(self) -> bool:
@@ -185,8 +225,10 @@ DEFAULTS: dict[str, Any] = {
 
 _ENVIRON = {"order": ORDER_ENV, "incarnation": (INCARNATION_ENV,), "topology": (TOPOLOGY_ENV,)}
 _ALWAYS_SHOWN = frozenset({"min_nodes", "max_nodes", "join_timeout", "last_call", "regroup", "lease"})
-_NEVER_SHOWN = frozenset({"endpoint", "run_id", "info", "token", "token_file", "tls_cert", "tls_key", "tls_ca"})
-"""Part of the same message already, or confidential."""
+_NEVER_SHOWN = frozenset({
+    "endpoint", "run_id", "info", "token", "token_file", "tls_cert", "tls_key", "tls_ca", "journal_dir",
+})  # fmt: skip
+"""Part of the same message already, confidential, or of no influence on a round."""
 
 
 def differences(mine: RunSettings, theirs: RunSettings) -> list[str]:
@@ -209,11 +251,17 @@ def _read(name: str, value: object, source: str = "") -> object:
 
 def _check_together(settings: Settings) -> None:
     """Refuse values that contradict each other."""
-    low, high, unit = settings.min_nodes, settings.max_nodes, settings.unit
+    low, high, unit, segment = settings.min_nodes, settings.max_nodes, settings.unit, settings.segment
     if low > high:
         raise SettingsError(f"min_nodes is {low} and max_nodes is {high}: min_nodes must not be more than max_nodes")
-    if math.ceil(low / unit) * unit > high:
-        raise SettingsError(f"unit is {unit}: it must have a multiple from min_nodes {low} to max_nodes {high}")
+    for name, size in (("unit", unit), ("segment", segment)):
+        if math.ceil(low / size) * size > high:
+            raise SettingsError(f"{name} is {size}: it must have a multiple from min_nodes {low} to max_nodes {high}")
+    if unit > 1 and unit % segment:
+        raise SettingsError(f"unit is {unit} and segment is {segment}: unit must be 1 or a multiple of segment")
+    ways = [name for name in ("topology", "topology_file", "topology_command") if getattr(settings, name)]
+    if len(ways) > 1:
+        raise SettingsError(f"{' and '.join(ways)} are given: give one of them")
     if settings.endpoint.is_one_machine and high > 1:
         raise SettingsError(
             f"endpoint is {str(settings.endpoint)!r}, which no other machine can find, and max_nodes is {high}: "
@@ -229,6 +277,14 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("tls_mutual is true and tls_ca is not set: it must say whose certificates members may show")
     if settings.is_host and settings.uses_tls and not settings.tls_cert:
         raise SettingsError("is_host is true and tls is on without tls_cert and tls_key: a server needs a certificate")
+
+
+def _slurm_path(environ: Mapping[str, str]) -> str:
+    """Return the switches or blocks above this node, as `switch1.switch2.node` and its pattern name them."""
+    address, pattern = (environ.get(name, "") for name in SLURM_TOPOLOGY)
+    # The name of the node may have dots in it, and comes last. The member adds its host itself.
+    above = pattern.count(".") if pattern else address.count(".")
+    return "/".join(address.split(".", above)[:above])
 
 
 def _plain(value: object) -> str:

@@ -83,7 +83,9 @@ def journal_line(
     # All texts are cut to size: a record too large to write would stop the leader, and then each of its successors.
     return JournalEntry(
         seq=head.seq, run=head.run, era=head.era, number=head.number, phase=head.phase, size=head.size, call=head.call,
-        by=by, reason=clip(reason), cause=head.cause,
+        by=by, reason=clip(reason),
+        # A sealed head has the cause of the break before it, which has an entry of its own.
+        cause=None if head.phase is Phase.SEALED else head.cause,
         came=tuple(sorted(came)[:CAUSE_MEMBERS_MAX]), gone=tuple(sorted(gone)[:CAUSE_MEMBERS_MAX]),
         lasted_s=None if lasted_s is None else round(lasted_s, 3), stamp=stamp,
     )  # fmt: skip

@@ -11,8 +11,10 @@
 #
 #     life   begins with a head that is made anew, or restored from another place: above all lives that members know of,
 #            and not below the wall clock of the leader, in seconds since 2020
-#     count  grows with each seal, and begins above the floor of the server's start. Floors only grow at one place: 64
-#            for each second since the machine was booted, and the place names the boot.
+#     count  grows with each seal, and begins above the floor that the server told the leader when it came. Floors only
+#            grow at one place: 64 for each second since the machine was booted, and the place names the boot. A floor for
+#            each start would not do: a server forgets a run some time after it was closed, and may be told of it again by
+#            a member that never heard of its last rounds (seed 30000082).
 #
 # A clock enters as a number that is large enough. No rule reads a fence, so nothing is decided by a clock (G10).
 

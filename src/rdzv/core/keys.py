@@ -28,6 +28,7 @@ class Keys:
         self.bans = self.group + "ban/"
         self.adopt = self.run + "adopt"
         self.journal = self.run + "journal/"
+        self.notes = self.journal + "notes/"
 
     def member(self, member_id: str) -> str:
         """Return the key of one member's presence."""

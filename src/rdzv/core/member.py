@@ -69,7 +69,7 @@ from .member_state import (
     Identity,
     MemberState,
 )
-from .model import CLOSED, NO_ROUND, OPEN, CauseKind, Head, MemberRecord, RankEntry, RoundReport
+from .model import CLOSED, NO_ROUND, OPEN, SEALED, CauseKind, Head, MemberRecord, RankEntry, RoundReport
 
 # ---- questions
 
@@ -274,19 +274,21 @@ def _engine_away(state: MemberState, event: events.EngineAway, now: float) -> Ac
 
 def _registered(state: MemberState, event: events.Registered, _now: float) -> Actions:
     state.standing, state.place = PRESENT, event.place
+    told: Actions = [do.Tell("present", f"on engine {state.me.endpoint}")]
+    if state.complained:
+        told.append(do.Tell("engine back", "it answers again"))
     state.away_at, state.complained = None, False
     # Counted from when the lease was asked for: on a slow engine, the time of the answers is part of it (seed 101358).
     state.renewed_at, state.silent_at = event.asked_at, None
-    told = do.Tell("present", f"on engine {state.me.endpoint}")
     if state.holds is None:
         # It came with a round that was given up meanwhile, and the others do not know that yet.
         state.holding = OWING if event.brought else NOTHING
     if state.entry is None or not event.brought:
         state.entry = None if state.holds is None else state.entry
-        return [told, do.WAKE]
+        return [*told, do.WAKE]
     # The entry was put in one transaction with the key, so it bears the key's revision (T13.4).
     state.entry = msgspec.structs.replace(state.entry, created=event.created)
-    return [told, do.MoveWorld(), do.WAKE] if state.holds is not None else [told, do.WAKE]
+    return [*told, do.MoveWorld(), do.WAKE] if state.holds is not None else [*told, do.WAKE]
 
 
 def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actions:
@@ -298,10 +300,11 @@ def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actio
     if state.standing is LEAVING:
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:
-        # T11.10: a closed head has expired, or the records are gone. No member may be taken for one of the next life.
+        # T11.10, T11.12: a closed head has expired, or the head is gone or garbage. No member may be taken for one of the
+        # next life.
         if old is not None and old.phase is CLOSED:
             return _end(state, closed_error(state.me, old))
-        return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone")
+        return _replaced(state) if state.holds is None else _evict(state, "the run's records are gone or cannot be read")
     actions: Actions = []
     if state.heard is not None and state.heard.run != new.run:
         state.heard_rank, state.left = -1, NO_ROUND
@@ -358,9 +361,16 @@ def _examined(state: MemberState, event: events.Examined, now: float) -> Actions
     state.examined = event.table
     state.spare = result is NOT_OURS and head.size >= state.me.capacity
     if result is not GIVE_UP:
-        return []
+        return [_outside(state, head)] if head.phase is SEALED else []
     state.left, state.holding = head.round, OWING
     return [do.WAKE]
+
+
+def _outside(state: MemberState, head: Head) -> do.Tell:
+    """The notice that a round runs without this member."""
+    nodes = "1 node" if head.size == 1 else f"{head.size} nodes"
+    waits = "is a spare" if state.spare else "waits to be let in"
+    return do.Tell("outside", f"it has {nodes}, and this node {waits}")
 
 
 def _given(state: MemberState, head: Head, entry: RankEntry) -> Actions:

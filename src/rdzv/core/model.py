@@ -127,7 +127,10 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     """How long a quorum had been there when the head was made: that time is part of the last call."""
     seq: int = 1
     """Number of writes of this head; also numbers the journal."""
+    came: tuple[str, ...] = ()
+    """Names of the members that were not in the round before, if they are at most CAUSE_MEMBERS_MAX."""
     cause: Cause | None = None
+    """Why the round is broken or the run closed. In a sealed head: why the round before it was broken."""
     adopted: bool = False
     """The head was restored on an emptied engine for members that hold its round; no other member is given it."""
     next_era: Era
@@ -186,6 +189,7 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     order: str = ""
     """Sort key for the first ranks."""
     topology: str = ""
+    """Path of the node in the network, such as block/rack/host; empty: not known."""
     version: str = ""
     info: dict[str, str] = {}
     boot: str = ""
@@ -220,6 +224,8 @@ class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
     name: str
     host: str
     order: str = ""
+    topology: str = ""
+    """Path of the member's node, to find a replacement that is near."""
     sealed_as: str
     """Member id at the seal. Ids change at every join, so the digest covers this one."""
     since: int = 0
@@ -244,6 +250,7 @@ class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     settle: float = 2.0
     grow: str = "settle"
     unit: int = 1
+    segment: int = 1
     grow_every: float = 60.0
     replace_wait: float = 0.0
     drain_settle: float = 1.0

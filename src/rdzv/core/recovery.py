@@ -26,7 +26,7 @@ import msgspec
 from .acts import Verdict, WriteHead, because
 from .fence import restored_fence
 from .model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RoundReport
-from .view import View
+from .view import LiveMember, View
 
 
 def best_report(view: View) -> RoundReport | None:
@@ -36,9 +36,9 @@ def best_report(view: View) -> RoundReport | None:
     return max(closed or reports, key=lambda one: (one.incarnation, one.round, one.phase is Phase.BROKEN), default=None)
 
 
-def reporters(view: View, table: str) -> dict[int, RoundReport]:
-    """Reports of live members of that table by rank, whether they still hold its round or not."""
-    return {report.rank: report for _, report in view.reports if report.table == table and report.rank >= 0}
+def reporters(view: View, table: str) -> dict[int, LiveMember]:
+    """Live members that report to have been in that table, by rank, whether they still hold its round or not."""
+    return {report.rank: live for live, report in view.reports if report.table == table and report.rank >= 0}
 
 
 def holders(view: View, table: str) -> dict[int, RoundReport]:
@@ -54,8 +54,8 @@ def holders(view: View, table: str) -> dict[int, RoundReport]:
 def missing_reports(view: View) -> int:
     """How many members of the broken round that was restored here have not come back."""
     head = view.head
-    if head is None or head.next_era == head.era:
-        # Only a head made from reports plans another era than its own.
+    if head is None or head.cause is None or head.cause.kind is not CauseKind.RETOLD:
+        # All members of an adopted round were there. Those it has lost since do not come back by waiting (seed 30021113).
         return 0
     return max(0, head.size - len(reporters(view, head.table)))
 
@@ -81,7 +81,8 @@ def restore_sealed(view: View) -> Verdict | None:
     if len(held) < report.size or any(one.digest != report.digest for one in held.values()):
         return None
     head = restored_head(view, report, Phase.SEALED, Call.NONE, None)
-    return Verdict(WriteHead(head), f"round {report.number} goes on: all {report.size} members came back to the engine")
+    back = f"all {report.size} members" if report.size > 1 else "its only member"
+    return Verdict(WriteHead(head), f"round {report.number} goes on: {back} came back to the engine")
 
 
 def restore_broken(view: View) -> Verdict | None:
@@ -89,7 +90,8 @@ def restore_broken(view: View) -> Verdict | None:
     report = best_report(view)
     if report is None:
         return None
-    here = len(reporters(view, report.table))
+    back = reporters(view, report.table)
+    here = len(back)
     all_here = report.number > 0 and here >= report.size
     # A full run ends the wait only if no round is known. Seed 2: spares were back first, as many as `max_nodes`, and
     # broke a running round whose members were a moment behind.
@@ -108,7 +110,7 @@ def restore_broken(view: View) -> Verdict | None:
         text = report.cause.text
     # Members that gave the round up before they came here count as well as its holders: if a server and a member are
     # lost together, the others need not wait out a last call.
-    call = Call.REGROUP if view.fitting(here) else Call.NONE
+    call = Call.REGROUP if view.fits(back.values()) else Call.NONE
     head = restored_head(view, report, Phase.BROKEN, call, because(CauseKind.RETOLD, text))
     return Verdict(WriteHead(head), f"round {report.number} broken: {text}")
 

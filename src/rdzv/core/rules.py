@@ -61,17 +61,17 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from . import recovery
+from . import causes, recovery
 from .acts import Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
+from .choice import choose
 from .fence import first_fence, next_fence
 from .flaps import count_flaps, flap_wait_s, times
-from .model import BACK_S, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
+from .model import BACK_S, CAUSE_MEMBERS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
 from .ranks import assign, digest, worker_ranks
 from .text import clip
 from .view import LiveMember, View, candidate, name_of, names
 
 Rule = Callable[[View], "Verdict | None"]
-
 
 
 def lead(view: View) -> Verdict:
@@ -129,7 +129,8 @@ def close_after_success(view: View) -> Verdict | None:
     head = _head(view)
     if not view.entries or len({view.entries[id].rank for id in view.done}) < head.size:
         return None
-    cause = because(CauseKind.SUCCESS, f"all {head.size} members of round {head.number} are done")
+    text = f"all {head.size} members of round {head.number} are done"
+    cause = because(CauseKind.SUCCESS, text if head.size > 1 else f"the only member of round {head.number} is done")
     return Verdict(WriteHead(close_head(head, cause)), cause.text)
 
 
@@ -142,12 +143,13 @@ def close_after_failure(view: View) -> Verdict | None:
     # A close is final, so a stale view must not close over a member that has just come and would make up the quorum.
     # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has
     # come since the view's revision (`Empty(members/, since)`, added by the leader).
-    if view.settings.on_failure != "close" or view.fitting(len(view.candidates)):
+    if view.settings.on_failure != "close" or view.fits(view.candidates.values()):
         return None
     left = f"{len(view.candidates)} of at least {view.settings.min_nodes} nodes remain"
     if view.gave_up:
         first = min(view.gave_up.values(), key=lambda entry: entry.rank)
-        text = f"{first.name} gave up: {first.gave_up}; {left}"
+        lost = f"{names(view.vanished)} lost; " if view.vanished else ""  # Its workers may have failed because of that.
+        text = f"{lost}{first.name} gave up: {first.gave_up}; {left}"
         kind, about = CauseKind.GAVE_UP, [first]
     elif view.done and view.lost and view.candidates:
         # The candidates would wait in vain. With no candidate nobody waits, so the lost member may still come back.
@@ -166,10 +168,8 @@ def close_after_failure(view: View) -> Verdict | None:
 def break_round(view: View) -> Verdict | None:
     """T7: the round lost a member, or a member has given it up to restart its workers."""
     # A restart often follows from a loss (collectives fail on the survivors), so the loss is named as the cause.
-    cause = _loss(view)
-    if cause is None and view.restarted:
-        text = f"the workers of {names(view.restarted)} stopped: a new round is wanted"
-        cause = because(CauseKind.RESTARTED, text, map(name_of, view.restarted))
+    # If the loss is noticed later than the restart, `name_root_cause` names it.
+    cause = causes.loss(view) or causes.restart(view)
     return None if cause is None else _broken(view, cause)
 
 
@@ -178,8 +178,13 @@ def _broken(view: View, cause: Cause) -> Verdict:
     # Only survivors that are a quorum by themselves regroup without waiting. If newcomers counted too, the first of
     # them would be sealed in at once, and those a moment behind would make everybody restart again (H18). If the
     # survivors are no quorum, the head has no call, and T5 starts a last call as soon as a quorum is ready.
+    call = Call.REGROUP if view.fits(view.survivors) else Call.NONE
+    return _write_cause(view, cause, call)
+
+
+def _write_cause(view: View, cause: Cause, call: Call) -> Verdict:
+    """Write the broken head with that cause, and count the members that flapped."""
     head = _head(view)
-    call = Call.REGROUP if view.fitting(len(view.survivors)) else Call.NONE
     flaps = count_flaps(view)
     flapped = sorted(name for name, count in flaps.items() if count > head.flaps.get(name, 0))
     if flapped:
@@ -191,29 +196,11 @@ def _broken(view: View, cause: Cause) -> Verdict:
     return Verdict(WriteHead(broken), f"round {head.number} broken: {cause.text}")
 
 
-def _loss(view: View) -> Cause | None:
-    """The cause of the present losses: the most telling one, because others often follow from it."""
-    lost = list(view.lost.values())
-    if not lost:
-        return None
-    gave_up = [entry for entry in lost if entry.gave_up]
-    banned = [entry for entry in lost if entry.host in view.banned]
-    went = [entry for entry in lost if entry.went]
-    if gave_up:
-        return because(CauseKind.GAVE_UP, f"{gave_up[0].name} gave up: {gave_up[0].gave_up}", map(name_of, gave_up))
-    if banned:
-        text = f"{names(banned)} banned: {view.banned[banned[0].host]}"
-        return because(CauseKind.BANNED, text, map(name_of, banned))
-    if len(went) == len(lost):
-        return because(CauseKind.LEFT, f"{names(went)} left: {went[0].went}", map(name_of, went))
-    return because(CauseKind.LOST, f"{names(lost)} lost", map(name_of, lost))
-
-
 def break_for_drains(view: View) -> Verdict | None:
     """T7: members announced that they are about to go."""
     # A scheduler signals many nodes at once, so drains gather for `drain_settle` and cost one restart together. If too
     # few members would remain, the round is left alone: training until the last moment beats standing still.
-    if not view.drains or not view.fitting(len(view.survivors) + len(view.newcomers)):
+    if not view.drains or not view.fits(view.survivors, view.newcomers):
         return None
     draining = f"{names(view.drains)} draining"
     wait = view.settings.drain_settle - view.drain_age_s
@@ -259,7 +246,7 @@ def useful_newcomers(view: View) -> tuple[list[LiveMember], str, float | None]:
     """Return the newcomers worth a restart of the others; if none, why not, and in how many seconds that may change."""
     head, settings = _head(view), view.settings
     newcomers = sorted(view.newcomers, key=lambda live: live.created)
-    size = view.fitting(len(view.survivors) + len(newcomers))
+    size = view.fits(view.survivors, newcomers)
     gain = size - head.size
     if not newcomers:
         return [], "", None
@@ -272,27 +259,38 @@ def useful_newcomers(view: View) -> tuple[list[LiveMember], str, float | None]:
         if head.size >= view.capacity:
             return [], f"{names(newcomers)} spare", None
         # With members draining, more than a unit may be missing; `grow` mentions the drains itself.
-        unit = "" if view.drains else f" for a unit of {settings.unit}"
+        whole = f"segment of {settings.segment}" if settings.segment > 1 else f"unit of {settings.unit}"
+        unit = "" if view.drains else f" for a {whole}"
         return [], f"{names(newcomers)} waiting{unit}", None
     wait = settings.grow_every - view.grown_age_s
     # `grow_every` limits growth beyond the largest size so far. Coming back to that size replaces a lost member, and is
     # let in at once, even if further newcomers come along with it.
-    as_before = view.fitting(min(len(view.survivors) + len(newcomers), head.top))
+    as_before = view.fitting(min(view.usable(view.survivors, newcomers), head.top))
     if size > head.top and as_before <= head.size and head.grown and wait > 0:
         return [], f"{names(newcomers)} waiting: the run grew a moment ago", wait
+    if settings.segment > 1:
+        chosen = {live.id for live in choose(view, [*view.survivors, *newcomers], size)}
+        newcomers = [live for live in newcomers if live.id in chosen]
     return newcomers[:gain], "", None
 
 
 # ---- open or broken: a round is being formed
 
 
+def name_root_cause(view: View) -> Verdict | None:
+    """T7: workers stopped because a member was lost, which is noticed only now; the cause names that member."""
+    # One more head write, once per break: without it nobody would ever read which node had died.
+    cause = causes.root(view)
+    return None if cause is None else _write_cause(view, cause, _head(view).call)
+
+
 def stop_call(view: View) -> Verdict | None:
     """T5: stop the timer when the quorum that started it is gone, so that the next quorum gets the full time again."""
     # This comes before `seal`: a last call that is over does not seal without a quorum.
     head = _head(view)
-    if head.call is Call.LAST and not view.fitting(len(view.ready)):
+    if head.call is Call.LAST and not view.fits(view.ready):
         why = "quorum lost"
-    elif head.call is Call.REGROUP and not view.fitting(len(view.former)):
+    elif head.call is Call.REGROUP and not view.fits(view.former):
         why = f"too few of round {head.number} are left to go on without others"
     else:
         return None
@@ -307,7 +305,7 @@ def evict_stragglers(view: View) -> Verdict | None:
     if head.phase is not Phase.BROKEN or not view.stragglers:
         return None
     late = view.call_age_s >= settings.regroup
-    if late and head.call in (Call.REGROUP, Call.LAST) and view.fitting(len(view.ready)):
+    if late and head.call in (Call.REGROUP, Call.LAST) and view.fits(view.ready):
         text = f"{names(view.stragglers)} did not stop within {settings.regroup:g} s: evicted"
         return Verdict(Evict(_eviction_order(view, view.stragglers)), text)
     return None
@@ -316,7 +314,7 @@ def evict_stragglers(view: View) -> Verdict | None:
 def seal(view: View) -> Verdict | None:
     """T6: fix the membership when a quorum is ready, no worker of the former round runs, and waiting gains nothing."""
     head, settings = _head(view), view.settings
-    size = view.fitting(len(view.ready))
+    size = view.fits(view.ready)
     if not size or view.stragglers:
         # A straggler holds up even a full round. Otherwise quick survivors and spares would fill the round and throw
         # out survivors that merely take longer to stop (H17).
@@ -325,7 +323,7 @@ def seal(view: View) -> Verdict | None:
         return None
     if view.is_full:
         why = "full"
-    elif head.call is Call.REGROUP and len(view.ready) >= head.size:
+    elif head.call is Call.REGROUP and view.usable(view.ready) >= head.size:
         why = "all are back"
     elif head.call is Call.REGROUP and view.call_age_s >= max(settings.replace_wait, _return_wait_s(view)):
         why = "all who live are ready"
@@ -339,9 +337,9 @@ def seal(view: View) -> Verdict | None:
 def start_call(view: View) -> Verdict | None:
     """T5: a quorum is ready; give other members `last_call` seconds to come too, unless they were a round before."""
     head = _head(view)
-    if head.call is not Call.NONE or not view.fitting(len(view.ready)):
+    if head.call is not Call.NONE or not view.fits(view.ready):
         return None
-    if head.phase is Phase.BROKEN and view.fitting(len(view.former)):
+    if head.phase is Phase.BROKEN and view.fits(view.former):
         # Connections were cut, so that too few were left, and have healed. These members know each other from the round
         # that broke; no newcomer is waited for. Processes that were started anew do not count: others that were started
         # with them may be right behind (H18).
@@ -355,15 +353,16 @@ def _return_wait_s(view: View) -> float:
     # One that is a moment behind would otherwise make all restart. A head that was restored has waited for them already:
     # its first write set the call.
     head = _head(view)
-    return BACK_S if head.call_seq > 1 and view.may_return and not view.fitting(len(view.survivors)) else 0.0
+    return BACK_S if head.call_seq > 1 and view.may_return and not view.fits(view.survivors) else 0.0
 
 
 def _missing_for_quorum(view: View) -> str:
     """How many members are missing, in whole units; empty if the ready ones are a quorum."""
-    if view.fitting(len(view.ready)):
+    if view.fits(view.ready):
         return ""
     settings = view.settings
-    return f"waiting for {-(-settings.min_nodes // settings.unit) * settings.unit - len(view.ready)} more"
+    whole = f" in whole segments of {settings.segment} neighbours" if settings.segment > 1 else ""
+    return f"waiting for {-(-settings.min_nodes // view.step) * view.step - view.usable(view.ready)} more{whole}"
 
 
 def keep_waiting(view: View) -> Verdict:
@@ -403,18 +402,15 @@ def sweep(view: View) -> Verdict | None:
 
 def _seal(view: View, size: int) -> Seal:
     """Choose `size` of the ready members, give them ranks, and make the head that announces them."""
-    # Members of the former table go first, by rank, so that a survivor is never replaced by a spare that was quicker.
     # The entries carry the create revisions of the chosen members. The engine compares them when it applies the seal,
     # so a member that dies between the view and the write is not sealed in (H1). An engine that takes enough writes in
     # one transaction (memory, embedded) gets the whole seal as one; others get the entries first, in batches, and the
     # head last. A third of the simulator's seeds allow only six writes per transaction, so that both ways are walked.
     head = _head(view)
-    former = {id: view.entries[id].rank for id in view.in_table}
-    ordered = sorted(view.ready, key=lambda live: (former.get(live.id, 1 << 30), live.created))
-    chosen = {live.id: candidate(live) for live in ordered[:size]}
-    kept = {id: rank for id, rank in former.items() if id in chosen}
+    chosen = {live.id: candidate(live) for live in choose(view, view.ready, size)}
+    kept = {id: view.entries[id].rank for id in view.in_table if id in chosen}
     vacant = [entry for id, entry in view.entries.items() if id not in kept]
-    ranks = assign(list(chosen.values()), kept, vacant)
+    ranks = assign(list(chosen.values()), kept, vacant, view.settings.segment)
     # A chosen member may have heard of a round that this engine has forgotten. The new number must be above that too,
     # or the member would not take it.
     number = max([head.number, *(report.number for _, report in view.reports if report.run == head.run)]) + 1
@@ -428,23 +424,25 @@ def _seal(view: View, size: int) -> Seal:
         one = chosen[id]
         since = view.entries[id].since if id in kept else number
         entries[id] = RankEntry(
-            rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, sealed_as=id, since=since,
-            workers=workers[rank],
+            rank=rank, created=one.created, name=one.name, host=one.host, order=one.order, topology=one.path,
+            sealed_as=id, since=since, workers=workers[rank],
         )  # fmt: skip
     first = in_order[0]
     era = recovery.next_era(view)
     grown = number if size > head.top and head.number else head.grown
+    came = sorted(entry.name for entry in entries.values() if entry.since == number)
     sealed = msgspec.structs.replace(
         with_call(head, Call.NONE),
         era=era, next_era=era, number=number, phase=Phase.SEALED,
         # Table ids are random and never reused, so a late write to the former round's store cannot reach this one
         # (H16).
         table=view.fresh,
-        size=size, digest=digest(entries.values()),
+        size=size, digest=digest(entries.values()), came=tuple(came) if len(came) <= CAUSE_MEMBERS_MAX else (),
         # Rank 0 bound its socket before it became ready. Asking for the address after the seal would leave all members
         # waiting if rank 0 died in between (H23).
         boot=view.members[first].record.boot,
-        seen=view.revision, fence=next_fence(view), cause=None, adopted=False, top=max(size, head.top), grown=grown,
+        # The cause of the break stays, so that every member, however late it looks, can say why there is this round.
+        seen=view.revision, fence=next_fence(view), adopted=False, top=max(size, head.top), grown=grown,
     )  # fmt: skip
     return Seal(sealed, entries, first, head.table)
 
@@ -470,7 +468,7 @@ def _eviction_order(view: View, lives: list[LiveMember]) -> tuple[str, ...]:
 
 _FORMING: tuple[Rule, ...] = (
     evict_banned, close_after_success, close_after_failure,
-    stop_call, evict_stragglers, seal, start_call, sweep, keep_waiting,
+    name_root_cause, stop_call, evict_stragglers, seal, start_call, sweep, keep_waiting,
 )  # fmt: skip
 _SEALED: tuple[Rule, ...] = (
     evict_banned, close_after_success, close_after_failure,

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 
-from .model import Phase
+from .choice import choose
+from .model import CauseKind, JournalEntry, Phase, RankEntry
 from .rules import lead
 from .view import LiveMember, View
 
@@ -19,9 +23,36 @@ class MemberStatus(msgspec.Struct, frozen=True):
     name: str
     host: str
     state: str
-    """One of: in, ready, straggling, waiting, spare, draining, done, banned, lost; in a closed run, left."""
+    """One of: in, ready, straggling, waiting, spare, draining, done, banned, lost, left, gave up."""
     rank: int = -1
     info: dict[str, str] = {}
+    here: bool = True
+    """Whether the engine has the member's record. False: it was in the round and is gone, in the way that `state` says."""
+
+
+class RunChange(msgspec.Struct, frozen=True):
+    """A change of the run's head, as its writer entered it in the journal."""
+
+    text: str
+    round: int
+    phase: str
+    by: str
+    """Name of the leader or operator that wrote it."""
+    cause: CauseKind | None = None
+    members: tuple[str, ...] = ()
+    """Names of the members that caused it, a few at most."""
+    stamp: str = ""
+    """The writer's wall clock."""
+    lasted_s: float | None = None
+    """How long the state before it had lasted; None: the writer does not know."""
+
+
+class RunEvents(msgspec.Struct, frozen=True):
+    """The last change of a run and its last break, as far as the journal tells them."""
+
+    last: RunChange
+    broken: RunChange | None = None
+    """The last break of a round, if it is not `last` itself: why there is a new round."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -40,15 +71,27 @@ class Status(msgspec.Struct, frozen=True):
     """The number of members that a round sealed now would have if there were room. Quorum is counted by this."""
     call: str = "none"
     """The timer that runs: none, last, regroup or settle."""
+    leader_id: str = ""
+    events: RunEvents | None = None
+    """None: the journal was not read, or has no entry of this head."""
+    served_by: str = ""
+    """The engine that keeps the run, for people; empty: not known."""
+    age_s: float | None = None
+    """About how long ago the run began, by the clocks of this machine and of its first leader; None: not known."""
+    changed_s: float | None = None
+    """The same for the last change."""
 
     def of(self, state: str) -> tuple[MemberStatus, ...]:
         """Return the members in that state."""
         return tuple(member for member in self.members if member.state == state)
 
+    def titles(self) -> dict[str, str]:
+        """Return each member's name by its id. Names that several members have are followed by the id."""
+        count = Counter(one.name for one in self.members)
+        return {one.id: f"{one.name} ({one.id})" if count[one.name] > 1 else one.name for one in self.members}
+
     def __str__(self) -> str:
-        counts: dict[str, int] = {}
-        for member in self.members:
-            counts[member.state] = counts.get(member.state, 0) + 1
+        counts = Counter(member.state for member in self.members)
         shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         reason = self.reason.removeprefix(f"{self.phase}: ")
         return f"run {self.run_id!r}, round {self.round} {self.phase}: {reason} ({shown or 'no members'})"
@@ -59,24 +102,70 @@ def describe(run_id: str, view: View) -> Status:
     head = view.head
     by_age = sorted(view.members.values(), key=lambda live: live.created)
     room = view.capacity - len(view.survivors)
+    left_over = _left_over(view)
     shown = []
     for live in by_age:
-        state = _state(view, live, room)
+        state = _state(view, live, 0 if live.id in left_over else room)
         if state in ("ready", "waiting") and live.id not in view.in_table:
             room -= 1
         rank = view.entries[live.id].rank if live.id in view.in_table else -1
         shown.append(MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info))
-    # Members leave after the close, so nobody is lost in a closed run.
-    gone = "left" if head is not None and head.phase is Phase.CLOSED else "lost"
     for id, entry in view.entries.items():
         if id not in view.in_table:
-            shown.append(MemberStatus(id, entry.name, entry.host, "done" if entry.done else gone, entry.rank))
+            shown.append(MemberStatus(id, entry.name, entry.host, _state_of_gone(view, entry), entry.rank, here=False))
     return Status(
-        run_id=run_id, reason=lead(view).reason, leader=by_age[0].record.name if by_age else "", members=tuple(shown),
+        run_id=run_id, reason=lead(view).reason, members=tuple(shown),
+        leader=by_age[0].record.name if by_age else "", leader_id=by_age[0].id if by_age else "",
         min_nodes=view.settings.min_nodes, max_nodes=view.settings.max_nodes, ready=len(view.ready),
         round=head.number if head else 0, size=head.size if head else 0,
         phase=head.phase.value if head else "none", call=head.call.value if head else "none",
     )  # fmt: skip
+
+
+def _left_over(view: View) -> set[str]:
+    """Ids of newcomers that are in no whole segment."""
+    if view.settings.segment == 1:
+        return set()
+    lives = [*view.survivors, *view.newcomers]
+    chosen = {live.id for live in choose(view, lives, view.fits(lives) or view.usable(lives))}
+    return {live.id for live in view.newcomers if live.id not in chosen}
+
+
+def describe_events(entries: Sequence[JournalEntry]) -> RunEvents | None:
+    """Return what happened last, from the newest journal entries of one incarnation, newest first."""
+    if not entries:
+        return None
+    broken = next((entry for entry in entries[1:] if entry.phase is Phase.BROKEN and entry.cause is not None), None)
+    return RunEvents(_change(entries[0]), None if broken is None else _change(broken))
+
+
+def _change(entry: JournalEntry) -> RunChange:
+    cause, why = entry.cause, entry.cause.text if entry.cause else entry.reason
+    text = {
+        Phase.SEALED: f"round {entry.number} sealed with {'1 node' if entry.size == 1 else f'{entry.size} nodes'} ({why})",
+        Phase.BROKEN: f"round {entry.number} broken: {why}",
+        Phase.CLOSED: f"closed: {why}",
+    }.get(entry.phase, entry.reason)
+    if entry.phase is Phase.SEALED and entry.number > 1:
+        text += f"; came in: {', '.join(entry.came)}" if entry.came else ""
+        text += f"; no longer in: {', '.join(entry.gone)}" if entry.gone else ""
+    return RunChange(
+        text, entry.number, entry.phase.value, entry.by, cause.kind if cause else None, cause.members if cause else (),
+        entry.stamp, entry.lasted_s,
+    )  # fmt: skip
+
+
+def _state_of_gone(view: View, entry: RankEntry) -> str:
+    """Return the word for a member of the table whose record is gone."""
+    if entry.done:
+        return "done"
+    if entry.gave_up:
+        return "gave up"
+    if entry.host in view.banned:
+        return "banned"
+    # Members leave after the close, so nobody is lost in a closed run.
+    is_over = view.head is not None and view.head.phase is Phase.CLOSED
+    return "left" if entry.went or is_over else "lost"
 
 
 def _state(view: View, live: LiveMember, room: int) -> str:

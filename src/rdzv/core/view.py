@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import chain
 
 import msgspec
 
 from .member_rules import shares_address
 from .model import BACK_S, NO_ROUND, Call, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
 from .ranks import Candidate
+from .topology import in_segments
 
 
 class LiveMember(msgspec.Struct, frozen=True, gc=False):
@@ -149,11 +151,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         return [live for id, live in self.candidates.items() if id in reported]
 
     @cached_property
+    def vanished(self) -> list[RankEntry]:
+        """Entries of lost members that had not said that they would go, and that no operator banned."""
+        return [one for one in self.lost.values() if not (one.gave_up or one.went or one.host in self.banned)]
+
+    @cached_property
     def may_return(self) -> int:
         """How many lost members may be about to come back as others did, after their connections were cut."""
-        lost = [one for one in self.lost.values() if not (one.gave_up or one.went or one.host in self.banned)]
         back = [live for live in self.former if live.id not in self.in_table]
-        return max(0, len(lost) - len(back)) if back else 0
+        return max(0, len(self.vanished) - len(back)) if back else 0
 
     @cached_property
     def stragglers(self) -> list[LiveMember]:
@@ -189,9 +195,25 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
 
     def fitting(self, count: int) -> int:
         """The size of a round of `count` members: at most max_nodes, in whole units; 0 if that is below min_nodes."""
-        unit = self.settings.unit
-        size = min(count, self.settings.max_nodes) // unit * unit
+        step = self.step
+        size = min(count, self.settings.max_nodes) // step * step
         return size if size >= self.settings.min_nodes else 0
+
+    @property
+    def step(self) -> int:
+        """The number that every size is a multiple of. One of unit and segment is a multiple of the other."""
+        return max(self.settings.unit, self.settings.segment)
+
+    def usable(self, *lives: Collection[LiveMember]) -> int:
+        """How many of these members can be in one round: all, or those in whole segments of neighbours."""
+        segment = self.settings.segment
+        if segment == 1:
+            return sum(map(len, lives))
+        return in_segments((live.record.topology for live in chain(*lives)), segment)
+
+    def fits(self, *lives: Collection[LiveMember]) -> int:
+        """The size of a round of these members; 0 if they are no quorum."""
+        return self.fitting(self.usable(*lives))
 
     @property
     def capacity(self) -> int:
@@ -201,13 +223,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     @property
     def is_full(self) -> bool:
         """Whether as many members are ready as a round can hold."""
-        return len(self.ready) >= self.capacity
+        return self.usable(self.ready) >= self.capacity
 
     @property
     def first_call(self) -> tuple[Call, float]:
         """The call of a head of no round that is made now, and how much of its time has passed already."""
         # A quorum need not wait twice: for members that may come back to an emptied engine, and then for a last call.
-        if not self.fitting(len(self.ready)):
+        if not self.fits(self.ready):
             return Call.NONE, 0.0
         return Call.LAST, round(min(self.quorum_age_s, BACK_S), 3)
 
@@ -234,7 +256,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
 def candidate(live: LiveMember) -> Candidate:
     """Return the member as rank assignment sees it."""
     record = live.record
-    return Candidate(live.id, record.name, record.host, record.order or record.topology, live.created)
+    return Candidate(live.id, record.name, record.host, record.order, live.created, record.topology)
 
 
 def name_of(one: LiveMember | RankEntry) -> str:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ SIZES_MAX: dict[type[Record], int] = {
 }
 """Largest encoded size in bytes. Each change of the head goes to every member, so the head must be small."""
 
+_BACKSLASH, _DELETE = b"\\\x7f"  # As numbers: Python looks for a byte far faster than for bytes.
 PLAIN_MAX = 1024
 """Bytes of a record whose texts are looked at one by one only if a byte in it is suspicious. Most are far smaller."""
 _NAMES = frozenset({"name", "host", "role", "by", "members", "came", "gone", "flaps"})
@@ -37,11 +39,12 @@ _NAMES = frozenset({"name", "host", "role", "by", "members", "came", "gone", "fl
 R = TypeVar("R", bound=Record)
 
 _VERSION = b'{"v":%d,' % VERSION
+_VERSION_SIZE = len(_VERSION)
 _STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.tag).encode()) for kind in SIZES_MAX}
 """The first bytes of every record of a kind, so that one kind is never read as another."""
 
 _encoder = msgspec.json.Encoder()
-_decoders: dict[type[Record], msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in SIZES_MAX}
+_decode: dict[type[Record], Callable[[bytes], Any]] = {kind: msgspec.json.Decoder(kind).decode for kind in SIZES_MAX}
 
 
 class _Version(msgspec.Struct):
@@ -64,17 +67,28 @@ def decode(kind: type[R], data: bytes) -> R:
 
     Texts are cleaned and clipped, except for `info`, which programs write for programs.
     """
-    if len(data) > SIZES_MAX[kind]:
-        raise Incompatible(_name(kind), f"it has {len(data)} bytes, at most {SIZES_MAX[kind]} are allowed")
+    size = len(data)
+    if size > SIZES_MAX[kind]:
+        raise Incompatible(_name(kind), f"it has {size} bytes, at most {SIZES_MAX[kind]} are allowed")
     if not data.startswith(_STARTS[kind]):
         raise Incompatible(_name(kind), _why_foreign(data))
     try:
-        record: R = _decoders[kind].decode(b"{" + data[len(_VERSION) :])
-        if not _is_plain(data, record):
+        record: R = _decode[kind](b"{" + data[_VERSION_SIZE:])
+        # JSON has control characters only as escapes, so a record in plain ASCII without a backslash has none.
+        is_plain = size <= PLAIN_MAX and _BACKSLASH not in data and _DELETE not in data and data.isascii()
+        if not is_plain or not _has_short_names(record):
             record = msgspec.convert(_clean(msgspec.to_builtins(record)), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(_name(kind), str(error)) from error
     return record
+
+
+def read_head(data: bytes) -> Head | None:
+    """Return the head in `data`. One that cannot be read counts as none, so that a leader replaces it (T11.12)."""
+    try:
+        return decode(Head, data)
+    except Incompatible:
+        return None
 
 
 def reason_of(kind: type[Ban | DrainRequest], data: bytes) -> str:
@@ -85,12 +99,9 @@ def reason_of(kind: type[Ban | DrainRequest], data: bytes) -> str:
         return "no readable reason"
 
 
-def _is_plain(data: bytes, record: Record) -> bool:
-    """Whether all texts of the record are clean and short, as far as can be told without a look at each."""
-    # JSON has no control characters but as escapes, so a record without a backslash in plain ASCII has none.
-    if len(data) > PLAIN_MAX or b"\\" in data or b"\x7f" in data or not data.isascii():
-        return False
-    if isinstance(record, (MemberRecord, RankEntry)):
+def _has_short_names(record: Record) -> bool:
+    """Whether the names of a record are short, if PLAIN_MAX does not bound them."""
+    if type(record) is MemberRecord or type(record) is RankEntry:
         return len(record.name) <= NAME_MAX and len(record.host) <= NAME_MAX
     return True
 

@@ -85,6 +85,11 @@ class Leases:
         self._remove(lease)
         return True
 
+    def age_s(self, lease: int) -> float | None:
+        """Return the time since the lease was granted or last renewed; None if it has ended."""
+        state = self._leases.get(lease)
+        return None if state is None else state.ttl_s - (state.due - self._now)
+
     def pass_time(self, elapsed_s: float) -> list[int]:
         """Advance the time and return the leases that ended, in any order.
 

@@ -245,8 +245,8 @@ class Session(Protocol):
     place: str
     """The place where the engine runs; two instances at one place cannot live at the same time."""
     fence_floor: int | None
-    """Fences count from above this (`core/fence.py`). It is higher after every start of the engine at its place; 0: the
-    engine cannot tell; None: its revisions never begin again, so they are fences themselves."""
+    """Fences count from above this (`core/fence.py`). It is above all that was sealed at the engine's place before this
+    session began; 0: the engine cannot tell; None: its revisions never begin again, so they are fences themselves."""
     durable: bool
     """Whether the engine keeps its data over a restart: a run unknown to it then never existed."""
     compares_max: int

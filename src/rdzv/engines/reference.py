@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from .leases import Leases
 from .port import (
@@ -96,7 +97,8 @@ class Engine:
         self._changed: dict[str, int] = {}
         self._by_key: dict[str, dict[_Watcher, None]] = {}
         self._by_prefix: dict[str, dict[_Watcher, None]] = {}
-        self._untold: deque[Batch] = deque()
+        self._untold: deque[tuple[Batch, list[str]]] = deque()
+        """Commits whose watchers are to be told, with the star targets of their events."""
         self._telling = False
 
     def __len__(self) -> int:
@@ -124,13 +126,17 @@ class Engine:
     ) -> Outcome:
         """Judge and apply at one revision, all or nothing: LeaseGone and ValueError come before any change."""
         cases = (Case(tuple(compares), tuple(then)), *instead)
-        branches = (*(case.then for case in cases), tuple(otherwise))
-        for branch in branches:
-            refuse_double_writes(branch)
+        operations = tuple(otherwise)
+        refuse_double_writes(operations)
+        for case in cases:
+            refuse_double_writes(case.then)
         tree = self._tree
         tree.steps_end = self.meter.steps + self._steps_max
-        taken = next((index for index, case in enumerate(cases) if all(map(self._holds, case.compares))), None)
-        operations = branches[-1 if taken is None else taken]
+        taken = None
+        for index, case in enumerate(cases):
+            if all(map(self._holds, case.compares)):
+                taken, operations = index, case.then
+                break
         scans = 0
         for operation in operations:
             if type(operation) is Put:
@@ -269,7 +275,7 @@ class Engine:
         if missed:
             self.meter.steps += len(missed)
             deliver(Batch(self.revision, missed))
-        return lambda: self._unsubscribe(watcher)
+        return partial(self._unsubscribe, watcher)
 
     def _unsubscribe(self, watcher: _Watcher) -> None:
         if not watcher.live:
@@ -282,7 +288,7 @@ class Engine:
                     del index[name]
 
     def _missed(self, watcher: _Watcher, since: int) -> tuple[Event, ...]:
-        if not watcher.prefixes and all(self._changed.get(key, 0) <= since for key in watcher.keys):
+        if not watcher.prefixes and max([self._changed.get(key, 0) for key in watcher.keys], default=0) <= since:
             return ()
         missed: list[Event] = []
         # Backwards: most watches begin near the end of the history.
@@ -320,32 +326,33 @@ class Engine:
         batch = Batch(self.revision, tuple(events))
         self._history.append(batch)
         self.meter.steps += CHANGE_STEPS * len(events)
-        for event in events:
+        stars = [starred(event.key) for event in events]
+        for event, star in zip(events, stars, strict=True):
             self.history_size += _size(event)
-            self._changed[event.key] = self._changed[starred(event.key)] = self.revision
+            self._changed[event.key] = self._changed[star] = self.revision
         self.shorten_history(self._history_max)
-        self._untold.append(batch)
+        self._untold.append((batch, stars))
         if self._telling:
             return
         self._telling = True
         try:
             while self._untold:
-                self._tell(self._untold.popleft())
+                self._tell(*self._untold.popleft())
         finally:
             self._telling = False
 
-    def _tell(self, batch: Batch) -> None:
+    def _tell(self, batch: Batch, stars: list[str]) -> None:
         for observer in tuple(self.observers):
             observer(batch)
-        if len(batch.events) == 1:
-            self._tell_one(batch)
+        if len(stars) == 1:
+            self._tell_one(batch, stars[0])
         else:
-            self._tell_many(batch)
+            self._tell_many(batch, stars)
 
-    def _tell_one(self, batch: Batch) -> None:
+    def _tell_one(self, batch: Batch, star: str) -> None:
         key = batch.events[0].key
         found: dict[_Watcher, None] = {}
-        for name in (key, starred(key)):
+        for name in (key, star):
             for watcher in self._by_key.get(name, ()):
                 found[watcher] = None
         if self._by_prefix:
@@ -357,14 +364,14 @@ class Engine:
             if watcher.live and watcher.seen < batch.revision:
                 watcher.deliver(batch)
 
-    def _tell_many(self, batch: Batch) -> None:
+    def _tell_many(self, batch: Batch, stars: list[str]) -> None:
         # A prefix keeps one list of its events for all its watchers, so that a large commit costs each of them one look.
         found: dict[_Watcher, dict[int, None]] = {}
         of_prefix: dict[str, list[int]] = {}
         prefixes: dict[_Watcher, list[list[int]]] = {}
         above: dict[str, list[str]] = {}
         for index, event in enumerate(batch.events):
-            for name in (event.key, starred(event.key)):
+            for name in (event.key, stars[index]):
                 for watcher in self._by_key.get(name, ()):
                     found.setdefault(watcher, {})[index] = None
             if not self._by_prefix:

@@ -94,8 +94,8 @@ class Tree:
         """Return the items that a `List` asks for."""
         # ANY counts as newest: members that each watch one other member should not all watch the oldest.
         newest = order is Order.NEWEST or order is Order.ANY
-        items, found = self.items, list[Item]()
-        sources = 0
+        items, sources = self.items, 0
+        found: list[Item] = []
         for directory, whole in self._within(prefix):
             room = limit if order is not Order.KEY else 0
             keys, created, span = directory.keys, directory.created, directory.span(newest, below)

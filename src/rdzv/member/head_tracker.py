@@ -28,14 +28,17 @@ class HeadTracker:
         """The present timer had begun before the first look, so its age is more than can be known."""
 
     def show(self, item: Item | None, revision: int) -> bool:
-        """Note that the head was this at that revision; None: there was none. Return whether that is news."""
+        """Note that the head was this at that revision; None: there was none. Return whether that is news.
+
+        A head that cannot be read counts as none (T11.12).
+        """
         modified = 0 if item is None else item.modified
         looked, self._looked = self._looked, True
         if revision <= self._revision or modified == self.modified:
             self._revision = max(revision, self._revision)
             return False
         self._revision = revision
-        old, self.head = self.head, None if item is None else wire.decode(Head, item.value)
+        old, self.head = self.head, None if item is None else wire.read_head(item.value)
         self.modified = modified
         new, now = self.head, self.now()
         self._head_at = now if looked else None
@@ -45,7 +48,7 @@ class HeadTracker:
             self._sealed_at = now
         if old is None or new is None or old.grown != new.grown:
             self._grown_at = now
-        return True
+        return old is not None or new is not None
 
     def lasted_s(self) -> float | None:
         """How long the present head has stood; None: it was there before the first look, or there is none."""

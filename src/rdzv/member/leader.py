@@ -202,7 +202,7 @@ class Leader:
             incarnation=presence.settings.incarnation, fresh=self._node.token(),
             place=self.session.place, fence_floor=self.session.fence_floor, wall_s=self._node.wall_s(),
         )  # fmt: skip
-        if view.head is None and view.fitting(len(view.ready)):
+        if view.head is None and view.fits(view.ready):
             self._quorum_at = self._node.now() if self._quorum_at is None else self._quorum_at
             return msgspec.structs.replace(view, quorum_age_s=self._node.now() - self._quorum_at)
         self._quorum_at = None
@@ -303,14 +303,19 @@ class Leader:
         return await self._txn(self.guard(view), writes)
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:
-        """T12.2: keep what outlives its writer under one lease, so that a run whose members all die is removed."""
+        """T12.2: keep what outlives its writer under one lease, so that a run whose members all die is removed.
+
+        The settings name that lease. They are those of every member (T1.1), so the leader's own replace them if they are
+        gone or somebody has overwritten them: the next member to come would be refused, or make settings of its own.
+        """
         presence, settings, key = self._presence, mirror.settings, self._keys.settings
-        if settings is not None and settings.lease:
-            presence.use_run_lease(settings.lease)
-            return
-        # If they have expired or were removed, the next member to come would make settings of its own.
-        value, modified = (settings.value, settings.modified) if settings else (wire.encode(presence.agreed), 0)
-        put = Put(key, value, await self._new_run_lease())
+        lease, modified = (settings.lease, settings.modified) if settings is not None else (0, 0)
+        value = wire.encode(presence.agreed)
+        if lease:
+            presence.use_run_lease(lease)
+            if settings is not None and settings.value == value:
+                return
+        put = Put(key, value, lease or await self._new_run_lease())
         outcome = await self._txn([presence.own_guard, Modified(key, modified)], [put])
         await self._await_revision(mirror, outcome.revision)
 

@@ -40,13 +40,16 @@ from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Driver, EngineReset, Get, Session
 from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system.node import Node
-from ..system.timers import CoalescingTimer, OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
+from ..system.timers import OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
+from .log import is_logged
 from .next_bootstrap import NextBootstrap
-from .notices import Notifier, Observer
+from .notices import Observer
+from .notifier import Notifier
 from .presence import Look, Presence
 from .registration import member_name, record_for
 from .run_status import read_status, read_status_from_outside, timed_out, unanswered
+from .waiting import report_waiting
 from .world import AsyncWorld
 
 T = TypeVar("T")
@@ -68,23 +71,22 @@ Short at first: nodes are started together, and each one quicker than the server
 class Member:
     """One agent in one run, for one event loop. Nothing happens before the first call."""
 
-    def __init__(self, driver: Driver, settings: Settings, node: Node, observer: Observer | None = None) -> None:
+    def __init__(self, driver: Driver, settings: Settings, node: Node, *listeners: Observer | None) -> None:
         self.run_id = settings.run_id
         self.driver = driver
         self._settings = settings
         self._node = node
         self.bell = Wakeup(node)
         """Rings when the state may have changed."""
-        self._alarm = CoalescingTimer(node, self.bell.ring)
-        """Rings when a join may have waited for too long. One for all joins: nearly none comes to that."""
-        self._limits = TimerGroup(node)
+        self._limits = TimerGroup(node, self.bell.ring)
+        """Time limits of calls, and an alarm that rings when a join may have waited for too long: nearly none has."""
         me = Identity(
             run_id=settings.run_id, name=member_name(settings, node), endpoint=driver.endpoint, lease=settings.lease,
             outage_grace=settings.outage_grace, closed_for=settings.closed_for, capacity=settings.capacity,
         )  # fmt: skip
         trouble = f"engine {driver.endpoint} has not answered yet; `rdzv doctor` on this node tells more"
         self.state = MemberState(me, trouble=trouble)
-        self._notifier = Notifier(me.run_id, me.name, observer)
+        self._notifier = Notifier(me.run_id, me.name, node.now, [one for one in listeners if one is not None])
         self.presence: Presence | None = None
         """Where the member is registered at present."""
         self.task: asyncio.Task[None] | None = None
@@ -161,23 +163,16 @@ class Member:
             ending = asyncio.wait([self.task])  # The former presence may still be giving back its lease.
             if await with_timeout(self._node, limit_s, ending, "rdzv ends a presence") is None:
                 raise unanswered(self._settings, self._node, self.state, limit_s)
+        if self._notifier.hears("joining"):
+            self._tell_of_join()
         self._on(events.Join(clip(named, NAME_MAX), max(count, 0)))
-        began_at = self._node.now()
-        while True:
-            rings = self.bell.rings
-            self.check("join")
-            # If there is a world already, another join that is under way was given it, for all of them.
-            world = self.world or await self._try_take(began_at, limit_s)
-            if world is not None:
-                return world
-            heard, now = self.state.heard, self._node.now()
-            if heard is not None and heard.phase is SEALED and not machine.away_s(self.state, now):
-                began_at = now
-            waited_s = now - began_at
-            if waited_s >= limit_s:
-                raise await timed_out(self._settings, self._node, self.state, self.presence, waited_s)
-            self._alarm.be_set(limit_s - waited_s + 0.001)
-            await self.bell.wait(None, rings)
+        if not is_logged("waiting"):
+            return await self._wait_for_world(limit_s)
+        reports = asyncio.ensure_future(report_waiting(self._node, self.status, limit_s, self._tell_waiting))
+        try:
+            return await self._wait_for_world(limit_s)
+        finally:
+            reports.cancel()
 
     async def done(self, timeout_s: float | None = None) -> None:
         """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success.
@@ -280,8 +275,17 @@ class Member:
         self.world = AsyncWorld(presence, given.head, given.entry, address)
 
     def _notice(self, kind: str, reason: str) -> None:
-        heard = self.state.heard
-        self._notifier.tell(kind, heard.number if heard else 0, reason)
+        self._notifier.tell(kind, self.state.heard, reason, holds=self.state.holds if kind == "given" else None)
+
+    def _tell_of_join(self) -> None:
+        change, low, high = self.state.change, self._settings.min_nodes, self._settings.max_nodes
+        wanted = f"{low} node{'s' if low > 1 else ''}" if low == high else f"{low} to {high} nodes"
+        reason = change.reason if change is not None else f"at engine {self.driver.endpoint}, for rounds of {wanted}"
+        kind = "" if change is None else "replaced" if change.kind is ChangeKind.ROUND else change.kind.value
+        self._notifier.tell("joining", self.state.heard, reason, cause=kind)
+
+    def _tell_waiting(self, text: str, waited_s: float) -> None:
+        self._notifier.tell("waiting", self.state.heard, text, seconds=waited_s)
 
     # ---- being present
 
@@ -399,9 +403,14 @@ class Member:
         """Go, and return whether the others could be told, or had nothing to be told of."""
         present = self.presence
         told = present is None and not (self.task is not None and self.state.standing is Standing.AWAY)
+        if self.state.drain and not failed:
+            reason = f"{self.state.drain}; {reason}" if reason else self.state.drain
+        why = clip(reason) or "no reason was given"
+        if self.task is not None:
+            self._notifier.tell("leaving", self.state.heard, why, cause="gave_up" if failed else "left")
         self._on(events.Leave())
         if present is not None:
-            goodbye = say_goodbye(present, failed, clip(reason) or "no reason was given")
+            goodbye = say_goodbye(present, failed, why)
             with suppress(Exception):
                 told = bool(await with_timeout(self._node, LEAVE_S, goodbye, "rdzv goodbye"))
         if self.task is not None:
@@ -415,13 +424,31 @@ class Member:
             if not self._early.cancelled() and self._early.exception() is None:
                 await self._early.result().close()
         await self.driver.close()
-        self._alarm.cancel()
         self._limits.close()
         self._boot.release()
         self._on(events.Left())
+        self._notifier.close()
         return told
 
     # ---- T3, T4: waiting
+
+    async def _wait_for_world(self, limit_s: float) -> AsyncWorld:
+        began_at = self._node.now()
+        while True:
+            rings = self.bell.rings
+            self.check("join")
+            # If there is a world already, another join that is under way was given it, for all of them.
+            world = self.world or await self._try_take(began_at, limit_s)
+            if world is not None:
+                return world
+            heard, now = self.state.heard, self._node.now()
+            if heard is not None and heard.phase is SEALED and not machine.away_s(self.state, now):
+                began_at = now
+            waited_s = now - began_at
+            if waited_s >= limit_s:
+                raise await timed_out(self._settings, self._node, self.state, self.presence, waited_s)
+            self._limits.be_set(limit_s - waited_s + 0.001)
+            await self.bell.wait(None, rings)
 
     async def _try_take(self, began_at: float, limit_s: float) -> AsyncWorld | None:
         """Do what a waiting join does now, within its time. Returns the world, if it is this member's to take."""
@@ -433,6 +460,9 @@ class Member:
         if wanted is None or presence is None:
             return None
         try:
+            if type(wanted) is actions.Examine and presence.shows(wanted.table):
+                await self._examine(presence, wanted.table)  # Without a request, so it needs no time limit.
+                return self.world
             with TimeLimit(self._limits, max(began_at + limit_s - self._node.now(), 0.0)):
                 if type(wanted) is actions.Examine:
                     await self._examine(presence, wanted.table)

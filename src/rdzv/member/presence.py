@@ -348,6 +348,10 @@ class Presence:
                 entry = wire.decode(RankEntry, item.value)
         return Look(head, item, entry, revision)
 
+    def shows(self, table: str) -> bool:
+        """Whether `examine` needs no request for that table."""
+        return self._shown_entry(table) is not None
+
     def _shown_entry(self, table: str) -> Item | None:
         """Own entry in that table, if the watch has shown everything about head, own key and own entry up to `since`.
 
@@ -371,7 +375,7 @@ class Presence:
         self.show_head(item, outcome.revision)
         head = None if item is None else self.tracker.head
         if item is not None and item.modified != self.tracker.modified:
-            head = wire.decode(Head, item.value)  # A later one has been seen meanwhile.
+            head = wire.read_head(item.value)  # A later one has been seen meanwhile.
         return outcome.item(1), head, outcome.revision
 
     def take(self, look: Look) -> None:
@@ -424,9 +428,9 @@ class Presence:
             item, settings = seen.item(0), seen.item(1)
             self.run_lease = settings.lease if settings else 0
             self.show_head(item, seen.revision)
-            if item is None:
+            head = None if item is None else wire.read_head(item.value)
+            if item is None or head is None:
                 return False
-            head = wire.decode(Head, item.value)
             if head.phase is Phase.CLOSED:
                 return True
             if holds is not None and head.round != holds:

@@ -17,8 +17,9 @@ from ..config.settings import Settings
 from ..core import wire
 from ..core.member import closed_error
 from ..core.member_state import MemberState
-from ..core.model import Ban, Head, MemberRecord, Phase, RankEntry, RunSettings
+from ..core.model import Ban, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
+from ..core.topology import with_host
 from ..engines import port
 from ..engines.port import Compare, Empty, Equals, Get, Item, List, Modified, Operation, Order, Outcome, Put
 from ..errors import Banned, Incompatible, SettingsError
@@ -136,7 +137,7 @@ class Registration:
     def replace_closed(self, seen: Outcome | None, nobody: bool, compares: list[Compare]) -> list[Operation]:
         """T1.4: a higher incarnation is a new attempt at the job, which need not wait until the close has expired."""
         item = None if seen is None else seen.item(_HEAD)
-        head = None if item is None else wire.decode(Head, item.value)
+        head = None if item is None else wire.read_head(item.value)
         if item is None or head is None or seen is None or head.phase is not Phase.CLOSED:
             return []
         if not nobody or self._settings.incarnation <= head.incarnation:
@@ -182,9 +183,10 @@ def record_for(
     settings: Settings, node: Node, state: MemberState, addr: str, boot: str, same_port: bool = False
 ) -> MemberRecord:
     """This member as the others see it."""
+    host = clip(node.host, NAME_MAX)
     return MemberRecord(
-        name=state.me.name, host=clip(node.host, NAME_MAX), addr=addr, pid=node.pid, boot=boot, same_port=same_port,
-        order=settings.order, topology=settings.topology, version=__version__, info=dict(settings.info),
+        name=state.me.name, host=host, addr=addr, pid=node.pid, boot=boot, same_port=same_port,
+        order=settings.order, topology=with_host(settings.topology, host), version=__version__, info=dict(settings.info),
         role=state.role, workers=state.workers, drain=state.drain, done=state.done,
         fence=state.fence, fence_place=state.fence_place if state.fence else "",
     )  # fmt: skip

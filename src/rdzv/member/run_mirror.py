@@ -21,15 +21,11 @@ if TYPE_CHECKING:
 
 
 class RunMirror:
-    """The decoded records of a run at one revision. One that cannot be read is left out: it must not stop the run.
+    """The decoded records of a run at one revision. One that cannot be read is left out: it must not stop the run."""
 
-    Only the head must be readable, since a member that cannot read it cannot take part. `lenient`: for those who only
-    look; `problem` then says what is wrong with the head.
-    """
-
-    def __init__(self, keys: Keys, items: Iterable[Item], revision: int, *, lenient: bool = False) -> None:
-        self._lenient = lenient
+    def __init__(self, keys: Keys, items: Iterable[Item], revision: int) -> None:
         self.problem = ""
+        """Why the head cannot be read, if there is one."""
         self.keys = keys
         self.revision = revision
         self.settings: Item | None = None
@@ -66,13 +62,13 @@ class RunMirror:
 
     def _head(self, item: Item | None) -> None:
         self.problem = ""
-        try:
-            self.head = None if item is None else wire.decode(Head, item.value)
-            self.head_item = item
-        except Incompatible as error:
-            if not self._lenient:
-                raise
-            self.head, self.head_item, self.problem = None, None, error.sentence
+        # Kept even if it cannot be read: the leader's next write compares its revision.
+        self.head, self.head_item = None, item
+        if item is not None:
+            try:
+                self.head = wire.decode(Head, item.value)
+            except Incompatible as error:
+                self.problem = error.sentence
 
     def _member(self, id: str, item: Item | None) -> None:
         self.members.pop(id, None)

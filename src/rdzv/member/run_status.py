@@ -47,7 +47,7 @@ async def timed_out(
             reason = f"the engine was restarted: {reset}"
         if status is not None:
             reason = status.reason
-            present = [member.name for member in status.members if member.state != "lost"]
+            present = [member.name for member in status.members if member.here]
             remedy = "start the missing nodes"
             if settings.endpoint.hosts:
                 remedy += f", or run `rdzv doctor {settings.endpoint}` on them"

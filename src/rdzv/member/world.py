@@ -41,6 +41,8 @@ class AsyncWorld:
         self.bootstrap = address
         self.fence = head.fence
         """A number above those of all earlier rounds, for what workers write elsewhere (docs/concepts.md)."""
+        self.reason = head.cause.text if head.cause is not None else ""
+        """Why the round before this one ended, the same for all members; empty for a first round."""
         self.era: Era = head.era
         self.digest = head.digest
         self.incarnation = head.run

@@ -5,6 +5,7 @@ Every key has one writer. These functions write only keys of operators, with one
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from ..core import wire
 from ..core.acts import because, close_head, journal_line
 from ..core.keys import Keys
-from ..core.model import Ban, CauseKind, DrainRequest, Head, MemberRecord, Phase, RunSettings
+from ..core.model import Ban, CauseKind, DrainRequest, Era, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Delete, Get, List, Modified, Put, Session
 from ..errors import Incompatible
@@ -68,8 +69,10 @@ async def close(session: Session, run_id: str, reason: str, by: str, at: str | N
     while True:  # The leader may replace the head between the read and the write; then the compare fails.
         seen = await session.txn(then=[Get(keys.head), Get(keys.settings)])
         item, settings = seen.item(0), seen.item(1)
-        head = None if item is None else wire.decode(Head, item.value)
-        if item is None or head is None or head.phase is Phase.CLOSED:
+        if item is None:
+            return False
+        head = wire.read_head(item.value) or _unknown_head()
+        if head.phase is Phase.CLOSED:
             return False
         closed_for = CLOSED_FOR_S
         if settings is not None:
@@ -83,8 +86,33 @@ async def close(session: Session, run_id: str, reason: str, by: str, at: str | N
             return True
 
 
+async def note(session: Session, run_id: str, by: str, text: str, at: str | None = None) -> None:
+    """Write an operator's request to the journal: requests that change no head would leave no trace there.
+
+    The line repeats the head and lasts no time, so it changes no sum. The oldest of NOTES_MAX notes is overwritten. `at`: as
+    for `close`.
+    """
+    keys = Keys(run_id)
+    seen = await session.txn(then=[Get(keys.head), Get(keys.settings), List(keys.notes)])
+    item, settings, notes = seen.item(0), seen.item(1), seen.reads[2]
+    if item is None:  # No head, no journal: the members have not begun yet.
+        return
+    head = wire.decode(Head, item.value)
+    line = journal_line(head, clip(by, NAME_MAX), text, lasted_s=0.0, stamp=stamp() if at is None else at)
+    oldest = min(notes, key=lambda one: one.modified).key if len(notes) >= NOTES_MAX else f"{keys.notes}{len(notes):02d}"
+    lease = settings.lease if settings is not None else item.lease
+    await session.txn(then=[Put(oldest, wire.encode(line), lease)])
+
+
+NOTES_MAX = 64
 CLOSED_FOR_S = 60.0  # How long the id is refused if the run's settings do not say.
 ADOPT_S = 3600.0  # How long members may move. They retry about every half second, but their machine may sleep.
+
+
+def _unknown_head() -> Head:
+    """Return a head of no round, to close a run whose own head cannot be read."""
+    era = Era(1, secrets.token_hex(8))
+    return Head(run=secrets.token_hex(8), era=era, next_era=era)
 
 
 async def adopt(session: Session, run_id: str, by: str) -> None:

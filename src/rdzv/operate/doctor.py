@@ -7,6 +7,7 @@ will fail). Warnings and problems have a remedy. docs/errors.md has an entry for
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.metadata
 import ipaddress
 import re
@@ -30,6 +31,7 @@ from ..errors import RdzvError, SettingsError, Unreachable, Untrusted
 from ..system.addresses import can_be_told, interfaces, is_here, is_loopback, listen, plain, source_of
 from ..system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect
 from ..system.node import http_date
+from .runs import RunList, list_runs
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 PROBLEMS = {
@@ -43,6 +45,7 @@ PROBLEMS = {
     "RDZV-P08": "The engine answers, but does not do what is asked",
     "RDZV-P09": "torchrun does not find rdzv",
 }  # All problems, by code. A code is never reused.
+NO_RUN = "doctor"  # The run id of a user who named none.
 SLOW_S = 0.5  # Replies that take longer make the engine look dead now and then.
 CLOCK_S = 2.0
 """The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
@@ -178,6 +181,8 @@ class Doctor:
         except OSError as error:
             text = f"nothing answers at {shown}, and port {port} cannot be bound here: {(error.strerror or str(error)).lower()}"
             remedy = "end the program that has the port (ss -ltnp shows it), or choose another port for all nodes"
+            if error.errno != errno.EADDRINUSE:
+                remedy = "choose another port for all nodes, above 1023, or give this user the right to bind this one"
             return problem("RDZV-P05", "serving", text, remedy)
         return Finding(OK, "serving", f"nothing serves at {shown} yet; this machine can bind it, so a member here would serve")
 
@@ -186,18 +191,11 @@ class Doctor:
         try:
             session = await driver.connect()
         except (Untrusted, SettingsError, Unreachable) as error:
-            if isinstance(error, Untrusted):
-                remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
-                yield problem("RDZV-P07", "trust", error.problem, remedy)
-            elif isinstance(error, SettingsError):  # The user lacks rights in etcd.
-                remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
-                yield problem("RDZV-P08", "engine", error.problem, remedy)
-            elif self._is_etcd:
-                remedy = "make sure that a majority of the cluster's members is up (etcdctl endpoint status)"
-                yield problem("RDZV-P08", "engine", error.problem, remedy)
+            if isinstance(error, Unreachable) and error.other_run:
+                async for finding in self._other_run(error):
+                    yield finding
             else:
-                remedy = "another program has that port, or a server that is not ready: correct the endpoint, or choose another"
-                yield problem("RDZV-P06", "engine", error.problem, remedy)
+                yield self._not_welcome(error)
             return
         try:
             kept = "keeps its records through a restart" if session.durable else "keeps its records in memory"
@@ -211,6 +209,46 @@ class Doctor:
         finally:
             with suppress(RdzvError):
                 await session.close()
+
+    def _not_welcome(self, error: Untrusted | SettingsError | Unreachable) -> Finding:
+        """Return the problem with an engine that answers. Its remedy must be one for that very problem."""
+        if isinstance(error, Untrusted):
+            remedy = "give all nodes the same token_file (or RDZV_TOKEN) and tls settings"
+            if "certificate" in error.problem:
+                remedy = "replace the certificate, or correct tls_ca, tls_cert or tls_server_name; see docs/security.md"
+            return problem("RDZV-P07", "trust", error.problem, remedy)
+        if isinstance(error, SettingsError):
+            remedy = "name the run that you will join with --run-id"
+            if self._is_etcd:  # The user lacks rights.
+                remedy = "give this node the name, password and rights that it needs there; see docs/etcd.md"
+            return problem("RDZV-P08", "engine", error.problem, remedy)
+        if self._is_etcd:
+            remedy = error.remedy or "make sure that a majority of the cluster's members is up (etcdctl endpoint status)"
+            return problem("RDZV-P08", "engine", error.problem, remedy)
+        if "just started" in error.problem:
+            return Finding(WARNING, "engine", error.problem, "ask again in a few seconds")
+        remedy = error.remedy or "another program has that port: correct the endpoint, or choose another port for all nodes"
+        return problem("RDZV-P06", "engine", error.problem, remedy)
+
+    async def _other_run(self, error: Unreachable) -> AsyncIterator[Finding]:
+        """Examine the one run of an agent's server, unless another run was asked for."""
+        listed = RunList(())
+        if self._settings.run_id == NO_RUN:
+            with suppress(RdzvError):
+                listed = await list_runs(self._settings, limit=1)
+        if not listed.runs:
+            remedy = "check --run-id; two runs need a port each, or one server for both (`rdzv serve`)"
+            yield problem("RDZV-P08", "run", error.problem, remedy)
+            return
+        run_id = listed.runs[0].run_id
+        yield Finding(OK, "run", f"an agent of run {run_id!r} serves there, and keeps that run only")
+        self._settings = msgspec.structs.replace(self._settings, run_id=run_id)
+        driver = open_driver(self._settings)
+        try:
+            async for finding in self._engine(driver):
+                yield finding
+        finally:
+            await driver.close()
 
     async def _date(self, host: str, port: int) -> str:
         """Return the server's HTTP date, or "". Our server answers plain HTTP with it, and etcd is a web server."""
@@ -258,8 +296,9 @@ class Doctor:
             yield Finding(WARNING, "engine", text, "look for load or a slow disk there; a short lease will not hold")
         else:
             yield Finding(OK, "engine", f"it may be read and written, and answers in {usual_s * 1000:.1f} ms")
-        there = "is kept there" if seen.item(0) is not None else "is not kept there yet: nobody has joined it"
-        yield Finding(OK, "run", f"run {self._settings.run_id!r} {there}")
+        if self._settings.run_id != NO_RUN:
+            there = "is kept there" if seen.item(0) is not None else "is not kept there yet: nobody has joined it"
+            yield Finding(OK, "run", f"run {self._settings.run_id!r} {there}")
         told = self._settings.local_addr or session.local_host
         if told and can_be_told(told):
             yield Finding(OK, "address", f"others would be told to reach this node at {told}")

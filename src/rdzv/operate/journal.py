@@ -114,6 +114,8 @@ class _HistoryReader:
             return self._sealed(entry)
         if entry.phase is Phase.BROKEN and self.broken is None:
             return self._broken(entry)
+        if entry.phase is Phase.BROKEN and entry.cause is not None:  # The leader may have found the root cause meanwhile.
+            self._replace(kind=entry.cause.kind, members=entry.cause.members, reason=entry.cause.text)
         if entry.phase is Phase.CLOSED:
             self.end_restart()
             return f"closed: {entry.cause.text if entry.cause else entry.reason}"
@@ -158,7 +160,14 @@ def _history(run: str, entries: Sequence[JournalEntry]) -> RunHistory:
         text = reader.read(entry, index == 0)
         steps.append(JournalStep(reader.at, text, entry))
     reader.end_restart()  # The last one may still be in progress.
-    return RunHistory(run, entries[0].seq == 1, tuple(steps), tuple(reader.restarts))
+    return RunHistory(run, _is_first(entries[0]), tuple(steps), tuple(reader.restarts))
+
+
+def _is_first(entry: JournalEntry) -> bool:
+    """Whether no entry of this incarnation came before this one."""
+    # A run that fills at once has no head before its first seal, which bears the number it would have had after one.
+    filled_at_once = entry.seq == 2 and entry.number == 1 and entry.phase is Phase.SEALED and entry.lasted_s is None
+    return entry.seq == 1 or filled_at_once
 
 
 def _listed(start: str, names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Sockets that a forked child must not keep.
+"""Sockets that a forked child must not keep, and objects that it must not free.
 
 A child inherits every descriptor. One that it keeps open hides its parent's death: the peer of a connection sees no end of it,
 and a listening socket occupies the address although no process accepts there any more. So the child replaces each of them by an
@@ -7,6 +7,7 @@ empty one. It does not close them: the objects that own these numbers will, and 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ class Held(Protocol):
 _held: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[object] = []
 """Objects that a child never frees: an event loop's objects complain, and act, when they are freed."""
+_undying: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def let_go_in_children(held: Held) -> None:
@@ -29,8 +31,18 @@ def let_go_in_children(held: Held) -> None:
     _held.add(held)
 
 
+def never_free_in_children(owner: object) -> None:
+    """Have children forked from now on keep this until they end, also while their interpreter ends.
+
+    For an object with a thread of its own in C++: its destructor joins the thread, which the child does not have, and aborts.
+    """
+    _undying.add(owner)
+
+
 def _let_go() -> None:
     global _held
+    for owner in _undying:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
     inherited, _held = list(_held), weakref.WeakSet()
     numbers = [number for held in inherited if (number := held.fileno()) >= 0]
     if not numbers:

@@ -61,14 +61,14 @@ class LocalNode:
         self.host = host or socket.gethostname()
         self.pid = os.getpid()
 
-    def now(self) -> float:
-        return time.monotonic()  # The clock of asyncio's own loops.
+    now = staticmethod(time.monotonic)
+    """The clock of asyncio's own loops. No method around it, because it is read dozens of times in a join."""
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, callback)
 
     def token(self) -> str:
-        return secrets.token_hex(8)  # 64 bits: two equal ones within a run's life are out of reach.
+        return os.urandom(8).hex()  # 64 bits: two equal ones within a run's life are out of reach.
 
     def jitter(self) -> float:
         return secrets.randbelow(1 << 20) / (1 << 20)  # Not `random`, whose state forked members would share.
@@ -89,7 +89,7 @@ def stamp() -> str:
 
 
 def fence_floor() -> int:
-    """Return a number that is higher for each later start of a server on this machine, until it is booted again."""
+    """Return a number that only grows on this machine until it is booted again, faster than any run seals rounds."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return int(time.clock_gettime(clock) * FENCES_PER_S) + 1
 

@@ -106,10 +106,13 @@ class CoalescingTimer:
 class TimerGroup:
     """Timers that hardly ever fire, on one timer of the node: setting and cancelling one costs next to nothing."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, on_fire: Callable[[], object] = lambda: None) -> None:
+        """`on_fire`: called whenever the node's timer fires, for whatever reason."""
         self._node = node
+        self._on_fire = on_fire
         self._due_at: dict[_GroupTimer, float] = {}
         self._timer = CoalescingTimer(node, self._fire)
+        self.be_set = self._timer.be_set
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         timer = _GroupTimer(self._due_at, callback)
@@ -123,6 +126,7 @@ class TimerGroup:
         self._timer.cancel()
 
     def _fire(self) -> None:
+        self._on_fire()
         now = self._node.now()
         for timer in [timer for timer, due_at in self._due_at.items() if due_at <= now]:
             timer.cancel()

@@ -137,9 +137,18 @@ class G2Ranks(Checker):
             self.report(commit.at, f"round {head.number} of size {head.size} was sealed with ranks {ranks}")
         if new_seal(commit, state) is not None:
             self._check_workers(commit, state, head)
+            self._check_segments(commit, state, state.settings.segment)
         low, high = state.settings.min_nodes, state.settings.max_nodes
-        if not low <= head.size <= high or head.size % state.settings.unit:
+        if not low <= head.size <= high or head.size % state.settings.unit or head.size % state.settings.segment:
             self.report(commit.at, f"round {head.number} was sealed with size {head.size}, allowed are {low}..{high}")
+
+    def _check_segments(self, commit: Commit, state: State, segment: int) -> None:
+        """Check that each block of ranks belongs to neighbours, if the run has segments."""
+        racks: dict[int, set[str]] = {}
+        for entry in state.entries.values() if segment > 1 else ():
+            racks.setdefault(entry.rank // segment, set()).add("/".join(entry.topology.split("/")[:-1]))
+        if any(len(rack) > 1 for rack in racks.values()):
+            self.report(commit.at, f"a segment was sealed over several racks: {racks}")
 
     def _check_workers(self, commit: Commit, state: State, head: Head) -> None:
         """Check that the workers of all members have the ranks of one world, each once, or none has a rank."""
@@ -236,6 +245,12 @@ class Fences(Checker):
     """Every fence sealed by any server, and when."""
     _made: dict[tuple[str, str], float] = field(default_factory=dict)
     """When the first head of each incarnation was made at each place."""
+    _isolated: tuple[float, float] = (0.0, 0.0)
+    """When the engine was isolated last, and until when."""
+
+    def see(self, seen: Observation) -> None:
+        if isinstance(seen, Fault) and seen.kind == "engine isolated":
+            self._isolated = (self._isolated[0], seen.at) if seen.stop else (seen.at, float("inf"))
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -244,7 +259,9 @@ class Fences(Checker):
         here = commit.server, head.run
         # A head that is restored at its place keeps its life: clocks that step must not order the rounds of one run. So an
         # incarnation that others had replaced, and that one of its members brings back, keeps its lower fences (steered 865).
-        made_at = self._made.setdefault(here, commit.at)
+        # A write that waited for the end of an isolation has the time of its making (seed 31098571).
+        since, until = self._isolated
+        made_at = self._made.setdefault(here, since if commit.at - until < AGREE_S else commit.at)
         if new_seal(commit, state) is None:
             return
         certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
@@ -351,7 +368,7 @@ class G9Closing(Checker):
                 self.report(commit.at, f"closed with success, but {', '.join(undone) or 'entries'} not done or missing")
         elif kind in (CauseKind.GAVE_UP, CauseKind.LOST):
             left = [one for one in state.members.values() if state.usable(one)]
-            if state.size_of(len(left)):
+            if state.size_of(left):
                 self.report(commit.at, f"closed because of a failure, but {len(left)} members could go on")
         elif kind is CauseKind.CLOSED:
             if commit.actor not in self._closing and not self._operator_closes:

@@ -83,7 +83,9 @@ class ChosenServer(SimServer):
     def start(self) -> None:
         super().start()
         core, engine = self.core, self.engine
-        core.fence_floor = 1000 * (self._drawn + 1)
+        # One floor for each start: with one for each instant no two states would be alike.
+        floor = 1000 * (self._drawn + 1)
+        core.fence_floor = lambda: floor  # type: ignore[method-assign]
         core.awake_s = core._swept_s = core._emptied_s = 3 * CLOCK_STEP
         engine.instance = self._token()
         engine.revision = REVISION

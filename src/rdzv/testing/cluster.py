@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ..config.secret import Secret
@@ -13,7 +13,7 @@ from ..core.keys import Keys
 from ..core.model import MemberRecord as Record
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.trust import Trust
-from ..engines.port import Driver, EngineReset, Get, Item, List
+from ..engines.port import Driver, EngineReset, Get, Item, List, Modified, Put, Session
 from ..engines.register.driver import RegisterDriver
 from ..errors import RdzvError
 from ..operate import commands
@@ -44,6 +44,13 @@ TIGHT = Limits(unanswered=800, backlog=1_000)
 """Limits of the server in a quarter of the runs: a member that is paused or cut off soon counts as a slow reader."""
 
 
+class _CheapSecret(Secret):
+    """A secret whose proofs are made at once: deriving the key would take as long as ten runs."""
+
+    def _proof_key(self) -> bytes:
+        return self._key
+
+
 class SimCluster:
     """One run of a scenario."""
 
@@ -62,7 +69,7 @@ class SimCluster:
         self._observed = observed or any(trouble.when is not None for trouble in scenario.troubles)
         self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
         if scenario.seed % 4 == 2:
-            self.network.trust = Trust(Secret("a secret of this run"))
+            self.network.trust = Trust(_CheapSecret("a secret of this run"))
         self.engine = self._server("engine")
         self.servers = [self.engine]
         ring_at_close(self.engine, self.living)
@@ -266,6 +273,12 @@ class SimCluster:
         self.loop.call_later(self.rng.uniform(0.0, 2.0), heal)
         return heal
 
+    def _garbage_head(self) -> None:
+        """Overwrite the head of a run that goes on, as another program under the same keys could."""
+        key, item = Keys("sim").head, self.engine.engine.get(Keys("sim").head)
+        if item is not None and not self.closed:
+            self._ask(lambda session: session.txn([Modified(key, item.modified)], [Put(key, b"garbage")]))
+
     def _newcomer(self, **options: float) -> None:
         self._born += 1
         self.start(NodePlan(f"n{self._born}", self.loop.now, 10_000.0, 0.3, options=dict(options)))
@@ -275,13 +288,16 @@ class SimCluster:
             app.command(order)
 
     def _operate(self, deed: str, *args: str) -> None:
+        self._ask(lambda session: getattr(commands, deed)(session, "sim", *args))
+
+    def _ask(self, request: Callable[[Session], Awaitable[object]]) -> None:
         """Act as an operator, through an ordinary session. An operator whose engine is away gives up."""
 
         async def act() -> None:
             with suppress(RdzvError, EngineReset):
                 driver = self.driver(self.operator, read_timeout_s=2.0)
                 session = await driver.connect()
-                await getattr(commands, deed)(session, "sim", *args)
+                await request(session)
                 await session.close()
                 await driver.close()
 
@@ -317,6 +333,7 @@ _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
     "watch gap": lambda self: self.engine.drop_watches(),
     "compact": SimCluster._compact,  # noqa: SLF001
+    "garbage head": SimCluster._garbage_head,  # noqa: SLF001
     "newcomer": SimCluster._newcomer,  # noqa: SLF001
     "newcomer first": SimCluster._newcomer_first,  # noqa: SLF001
     "stranger": lambda self: self._newcomer(last_call=99.0, regroup=88.0),

@@ -24,6 +24,8 @@ class Debt:
 
     what: str
     leader: str
+    node: str
+    """The leader's node. Its key may be gone when the debt is judged."""
     allowed_s: float
     since: float
     state: State
@@ -64,7 +66,8 @@ class DebtChecker(Checker):
             return
         same = before is not None and (before.what, before.leader) == (owed[0], leader.id)
         since = before.since if before is not None and same else commit.at
-        self._owed[state.instance] = Debt(owed[0], leader.id, owed[1], since, state)
+        node = self.context.owner(state, leader.id)
+        self._owed[state.instance] = Debt(owed[0], leader.id, node, owed[1], since, state)
 
     def _judge(self, at: float, debt: Debt) -> None:
         calm_since = self.context.calm.since(at)
@@ -72,7 +75,7 @@ class DebtChecker(Checker):
         here = {self.context.owner(state, id) for id in state.members} - self._gone - self._moved
         # A leader that was led to another engine leaves its key behind until the lease ends, and leads nobody. An
         # engine that hears nobody lets no lease end, so all its keys may belong to the dead.
-        if calm_since is None or not here or self.context.owner(state, debt.leader) in self._moved:
+        if calm_since is None or not here or debt.node in self._moved:
             return
         waited_s = at - max(debt.since, calm_since)
         if waited_s > (debt.allowed_s + self.slack_s) * DRIFT:
@@ -238,6 +241,8 @@ class G7Cause(Checker):
         written = [event.item for event in commit.events if event.key == head_key and event.item is not None]
         if not written or b'"kind":"growth"' not in written[0].value or b'"phase":"broken"' not in written[0].value:
             return
+        if len(state.seated) < head.size:
+            return  # A member was lost while the write was under way: the round has to end in any case (seed 30038957).
         in_flight_s = _IN_FLIGHT_S + (_TURNS_S if self.context.register else 0.0)
         if commit.at - self._useful_at.get(state.instance, -100.0) > in_flight_s or settings.grow == "never":
             self.report(commit.at, f"round {head.number} was broken for newcomers that it has no use for")
@@ -248,7 +253,8 @@ class G7Cause(Checker):
         if state.head is not None and state.some_done:
             self._done_at.setdefault(state.head.table, commit.at)
         head = new_head(commit, state)
-        if head is not None and head.cause is not None and head.cause.kind is CauseKind.GROWTH:
+        cause = head.cause if head is not None and head.phase is Phase.BROKEN else None
+        if head is not None and cause is not None and cause.kind is CauseKind.GROWTH:
             self._grown.add(head.table)
         if head is not None and head.phase is Phase.SEALED and head.table not in self._tables:
             self._tables[head.table] = (commit.at, {self.context.owner(state, id) for id in state.entries})

@@ -6,6 +6,7 @@ that a mistake in one of the two shows as a difference.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -71,7 +72,7 @@ class State:
     def _apply(self, event: Event) -> None:
         keys, key, item = self.keys, event.key, event.item
         if key == keys.head:
-            self.head = None if item is None else wire.decode(Head, item.value)
+            self.head = None if item is None else wire.read_head(item.value)
             self.heads.append((event.revision, self.head))
         elif key == keys.settings:
             self.settings = None if item is None else wire.decode(RunSettings, item.value)
@@ -155,17 +156,30 @@ class State:
         """Whether a member of the table is done, gone or not."""
         return any(one.record.done for one in self.seated.values()) or any(one.done for one in self.entries.values())
 
-    def size_of(self, count: int) -> int:
-        """The size of a round of `count` members; 0 if they are no quorum."""
+    def whole(self, lives: list[Present]) -> int:
+        """How many of these members are in whole segments of neighbours, if the run has segments."""
+        segment = 1 if self.settings is None else self.settings.segment
+        if segment == 1:
+            return len(lives)
+        racks = Counter("/".join(one.record.topology.split("/")[:-1]) for one in lives)
+        return sum(count - count % segment for count in racks.values())
+
+    def size_of(self, lives: list[Present]) -> int:
+        """The size of a round of these members; 0 if they are no quorum."""
+        return self._fitting(self.whole(lives))
+
+    def _fitting(self, count: int) -> int:
         if self.settings is None:
             return 0
-        size = min(count, self.settings.max_nodes) // self.settings.unit * self.settings.unit
+        size = min(count, self.settings.max_nodes)
+        size -= size % self.settings.unit
+        size -= size % self.settings.segment
         return size if size >= self.settings.min_nodes else 0
 
     @Term
     def next_size(self) -> int:
         """The size of the round that would follow the head's; 0 if there would be none."""
-        return self.size_of(len(self.survivors) + len(self.newcomers))
+        return self.size_of([*self.survivors, *self.newcomers])
 
     @property
     def can_grow(self) -> bool:
@@ -185,18 +199,17 @@ class State:
             return None
         if head is not None and head.phase is Phase.SEALED:
             return self._owed_sealed(settings, head)
-        count = len(self.ready)
-        if not self.size_of(count):
+        if not self.size_of(self.ready):
             return None
         if self.stragglers:
             return "evict stragglers", settings.regroup + settings.last_call
-        if count >= self.size_of(settings.max_nodes):
+        if self.whole(self.ready) >= self._fitting(settings.max_nodes):
             reported = any(one.record.holds or one.record.heard for one in self.members.values())
             # Two debts, each with a time of its own: until the head is restored, and from then on.
             return ("go on: full", 3.0) if reported and head is None else ("seal: full", 0.0)
         if head is not None and head.call is Call.REGROUP:
             # Members of a round that lost its quorum by cut connections have time to come back.
-            return "seal: regrouped", max(settings.replace_wait, 0.0 if self.size_of(len(self.survivors)) else BACK_S)
+            return "seal: regrouped", max(settings.replace_wait, 0.0 if self.size_of(self.survivors) else BACK_S)
         if head is None or head.number == 0:
             return "seal: last call", max(settings.last_call, BACK_S)
         return "seal: last call", settings.last_call + BACK_S

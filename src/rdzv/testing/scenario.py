@@ -34,6 +34,8 @@ FAULTS: dict[str, float] = {
 """Kinds of fault, and how likely each one is. The order is part of what a seed means."""
 MOMENTARY = frozenset({"reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES})
 """Faults that do not last."""
+PLACED = 0.15
+"""How many of the runs know where their nodes are."""
 LAST_EVENTS = ["finish", "finish", "fail", "leave", "give up", "drain", "done", "newcomer"]
 """Orders to one application, a newcomer, or the end of all work."""
 
@@ -122,6 +124,7 @@ def draw(
     if seed % 3:  # Few ports: processes on one host bind the same ones again and again.
         options["bootstrap_port"] = "20000-20003"
     lives = [_node_plan(rng, f"m{index}", options) for index in range(count)]
+    _draw_places(random.Random(f"{stream} places {seed}"), options, lives)  # noqa: S311
     if rng.random() < 0.5:
         for life in lives:
             life.start_at *= 0.05
@@ -162,6 +165,21 @@ def _options(rng: random.Random, count: int) -> dict[str, Any]:
         if options["min_nodes"] == options["max_nodes"] and high % 2:
             options["max_nodes"] += 1
     return options
+
+
+def _draw_places(rng: random.Random, options: dict[str, Any], lives: list[NodePlan]) -> None:
+    """Put the nodes of some runs into racks, and let some of these take only whole segments.
+
+    The draws are of a stream of their own, so that the other parts of a scenario do not depend on them.
+    """
+    if rng.random() >= PLACED:
+        return
+    racks = rng.randint(1, 3)
+    for life in lives:
+        life.options["topology"] = f"b{rng.randrange(2)}/r{rng.randrange(racks)}"
+    low, high = options["min_nodes"], options["max_nodes"]
+    if "unit" not in options["grow"] and rng.random() < 0.5 and low + low % 2 <= high:
+        options["segment"] = 2
 
 
 def _node_plan(rng: random.Random, name: str, options: dict[str, Any]) -> NodePlan:

@@ -154,11 +154,13 @@ class _SimCore(ServerCore):
         self.clock = LeaseClock(self.judge, server.loop, TICK_S)
         super().__init__(limits=server.limits, trust=network.trust)
         self.place = server.place
-        self.fence_floor = int(FENCES_PER_S * (server.booted_s + server.loop.now)) + 1
         self.complain = lambda _peer, _problem: None  # type: ignore[assignment]  # Faults are in the history.
 
     def now(self) -> float:
         return self._server.loop.now
+
+    def fence_floor(self) -> int:
+        return int(FENCES_PER_S * (self._server.booted_s + self._server.loop.now)) + 1
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._server.loop.call_soon(callback, context=self._server.context)

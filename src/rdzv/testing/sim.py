@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import sys
 from contextlib import ExitStack
@@ -126,4 +127,5 @@ def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, Rea
 
 
 if __name__ == "__main__":
+    logging.getLogger("rdzv").setLevel(logging.CRITICAL)  # The history tells more, and thousands of lines hide the result.
     sys.exit(main())

@@ -67,6 +67,7 @@ def _sizes(scenario: Scenario, fewest: int, most: int) -> None:
     """Set the sizes of a round, as differences from the number of members."""
     count = len(scenario.lives)
     low = max(1, count + fewest)
+    scenario.options.pop("segment", None)  # These sizes need not be whole segments.
     scenario.options.update(min_nodes=low, max_nodes=max(low, count + most), grow="settle")
 
 
@@ -126,6 +127,15 @@ def _gives_up_and_another_is_lost(scenario: Scenario) -> None:
     _sizes(scenario, -1, 0)
     _gives_up(scenario)
     _slow_to_stop(scenario)
+    _add(scenario, "crash", 3.0, BROKEN)
+
+
+def _fails_and_another_is_lost(scenario: Scenario) -> None:
+    """Let workers fail, and lose the leader before the others have stopped theirs."""
+    _steady(scenario)
+    _sizes(scenario, -2, 0)
+    _slow_to_stop(scenario)
+    scenario.lives[-1].fail_every_s = 5.0
     _add(scenario, "crash", 3.0, BROKEN)
 
 
@@ -193,6 +203,7 @@ CONDITIONS: dict[Moment, Callable[[Scenario], None]] = {
     Moment("evict_banned", "broken"): _all(_broken, lambda scenario: _add(scenario, "ban", when=BROKEN)),
     Moment("close_after_success", "broken"): _succeed_while_broken,
     Moment("close_after_failure", "broken"): _gives_up_and_another_is_lost,
+    Moment("name_root_cause", "broken"): _fails_and_another_is_lost,
     Moment("stop_call", "broken"): _all(lambda scenario: _sizes(scenario, -1, 0), _broken_twice),
     Moment("evict_stragglers", "broken"): _never_stops,
     Moment("seal", "broken"): lambda scenario: _add(scenario, "crash"),

@@ -6,6 +6,7 @@ This module says what torch's own keys mean, and which keys `--rdzv-conf` refuse
 from __future__ import annotations
 
 import difflib
+import os
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..blocking import Rendezvous
+from ..config import auto_endpoint
 from ..config.endpoint import SECRET_NAME, Endpoint
 from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
@@ -89,7 +91,10 @@ class Conf(msgspec.Struct, frozen=True):
 
 def read(parameters: RendezvousParameters) -> Conf:
     """Read the parameters of the backend `rdzv`. Raises SettingsError."""
-    return _read(parameters, Endpoint.parse(parameters.endpoint or ""), parameters.config)
+    several = parameters.max_nodes > 1
+    where, run_id = auto_endpoint.resolve(parameters.endpoint or "", parameters.run_id, os.environ, several=several)
+    endpoint = where if isinstance(where, Endpoint) else Endpoint.parse(where)
+    return _read(parameters, endpoint, run_id, parameters.config)
 
 
 def read_etcd(parameters: RendezvousParameters) -> Conf:
@@ -101,7 +106,7 @@ def read_etcd(parameters: RendezvousParameters) -> Conf:
             f"endpoint {str(endpoint)!r} is not an etcd's: --rdzv-backend=etcd-v3 needs one such as "
             "'etcd://host:2379', or use --rdzv-backend=rdzv"
         )
-    return _read(parameters, endpoint, config)
+    return _read(parameters, endpoint, parameters.run_id, config)
 
 
 def etcd_endpoint(text: str, protocol: object, key: str) -> Endpoint:
@@ -113,7 +118,7 @@ def etcd_endpoint(text: str, protocol: object, key: str) -> Endpoint:
     return Endpoint.parse(text)
 
 
-def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: Mapping[str, object]) -> Conf:
+def _read(parameters: RendezvousParameters, endpoint: Endpoint, run_id: str, config: Mapping[str, object]) -> Conf:
     for key in config:
         _check_key(key)
     own = {key: _value(key, config[key], OWN[key]) for key in OWN if key in config}
@@ -122,8 +127,7 @@ def _read(parameters: RendezvousParameters, endpoint: Endpoint, config: Mapping[
     settings = translate({key: value for key, value in config.items() if key not in OWN})
     if parameters.local_addr:
         settings["local_addr"] = parameters.local_addr
-    run_id = _run_id(parameters.run_id, endpoint)
-    return Conf(endpoint, run_id, parameters.min_nodes, parameters.max_nodes, settings, **own)
+    return Conf(endpoint, _run_id(run_id, endpoint), parameters.min_nodes, parameters.max_nodes, settings, **own)
 
 
 def _run_id(given: str, endpoint: Endpoint) -> str:

@@ -1,27 +1,16 @@
-"""torch's rendezvous events, and the messages on stderr while a run waits."""
+"""torch's rendezvous events, and what the command line of torchrun tells about an agent."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
 
-from ..core.status import Status
-from ..errors import RdzvError
-
 logger = logging.getLogger("rdzv.torchrun")
-
-REPORT_EVERY_S = 30.0  # Rare enough for a log that is kept, often enough that a waiting agent does not look stuck.
-SPARE_REPORTS_EVERY = 20
-"""A spare may wait for days beside a round that runs well, so it logs only one in this many reports."""
-_NAMES_MAX = 8
 
 
 class Recorder:
@@ -43,65 +32,14 @@ class Recorder:
             logger.exception("a rendezvous event could not be recorded: %s", message)
 
 
-class WaitReporter:
-    """Logs every `every_s` what a run waits for, from `start` to the end of the block."""
-
-    def __init__(self, status: Callable[[], Status], limit_s: float, every_s: float = 0.0) -> None:
-        """`limit_s` is the time limit for a first round."""
-        self._status = status
-        self._limit_s = limit_s
-        self._every_s = every_s or REPORT_EVERY_S
-        self._stopped = threading.Event()
-        self._began_at = time.monotonic()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> WaitReporter:  # noqa: PYI034  Self came with 3.11.
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # The thread is not joined: it may be waiting for an engine that does not answer, and logs nothing more then.
-        self._stopped.set()
-
-    def start(self) -> None:
-        """Start the thread. Called once a join takes time: most do not, and need no thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._report, name="rdzv waiting", daemon=True)
-            self._thread.start()
-
-    def _report(self) -> None:
-        as_spare = 0
-        while not self._stopped.wait(self._every_s):
-            waited_s = time.monotonic() - self._began_at
-            try:
-                status = self._status()
-                text = describe(status, self._limit_s - waited_s)
-                as_spare = as_spare + 1 if status.phase == "sealed" else 0
-            except RdzvError as error:
-                text = str(error)
-            except RuntimeError:
-                return  # The interpreter is shutting down.
-            if (as_spare == 0 or as_spare % SPARE_REPORTS_EVERY == 1) and not self._stopped.is_set():
-                logger.warning("waiting for a round since %.0f s: %s", waited_s, text)
-
-
-def describe(status: Status, left_s: float) -> str:
-    """Describe what a run waits for: the count, names of lost and late members, and what happens if nobody comes."""
-    parts = [str(status)]
-    for state, word in (("lost", "lost"), ("straggling", "still stopping their workers")):
-        names = [member.name for member in status.of(state)]
-        if names:
-            more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-            parts.append(f"{word}: {', '.join(names[:_NAMES_MAX])}{more}")
-    if status.ready < status.min_nodes:
-        forever = "a run that had a round is waited for without limit"
-        parts.append(forever if status.round else f"gives up in {max(left_s, 0.0):.0f} s (join_timeout)")
-    return "; ".join(parts)
+def is_torchrun(arguments: Sequence[str]) -> bool:
+    """Whether this is torchrun's command line, and not that of a program that uses torch's agent."""
+    return bool(arguments) and Path(arguments[0]).name in ("torchrun", "run.py", "torch.distributed.run")
 
 
 def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ[str]) -> int | None:
     """Return `--max-restarts` of torchrun's command line; None if the command is not torchrun's."""
-    program = Path(arguments[0]).name if arguments else ""
-    if program not in ("torchrun", "run.py", "torch.distributed.run"):
+    if not is_torchrun(arguments):
         return None
     value = environ.get("PET_MAX_RESTARTS", "0")
     for index, argument in enumerate(arguments):

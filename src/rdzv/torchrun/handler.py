@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
+import msgspec
 from torch.distributed import TCPStore
 from torch.distributed.elastic import rendezvous as torch_api
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -29,15 +30,17 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from .. import errors
 from ..blocking import World
-from ..config.settings import DEFAULTS, TABLE
 from ..core.member_rules import ChangeKind
 from ..engines.port import Driver
 from ..errors import Closed, Drained, Evicted, RdzvError
+from ..member import log
 from ..member.notices import Notice
+from ..system.fork import never_free_in_children
 from .agent_store import AgentStore
 from .conf import Conf
-from .events import Recorder, WaitReporter, logger, warn_without_restarts
+from .events import Recorder, logger, warn_without_restarts
 from .info_store import InfoStore
+from .log_folder import journal_folder
 from .signals import SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -67,7 +70,7 @@ def torch_errors() -> Iterator[None]:
     try:
         yield
     except RdzvError as error:
-        raise torch_error(error) from error
+        raise torch_error(error) from None
 
 
 class Handler(RendezvousHandler):
@@ -75,14 +78,16 @@ class Handler(RendezvousHandler):
 
     def __init__(self, backend: str, conf: Conf, driver: Driver | None = None) -> None:
         """`driver` is for an engine that no endpoint names."""
+        log.set_up()
+        if "journal_dir" not in conf.settings:
+            journal = {"journal_dir": journal_folder(sys._getframe(1))}  # noqa: SLF001
+            conf = msgspec.structs.replace(conf, settings={**conf.settings, **journal})
         self._backend = backend
         self._conf = conf
         self._recorder = Recorder(backend, conf.run_id)
         self._present, self._over = threading.Event(), threading.Event()
         # The observer holds no reference to this handler, so that the member does not keep it alive.
         self._rendezvous = conf.member(partial(_observe, self._recorder, self._present, self._over), driver)
-        join_timeout = conf.settings.get("join_timeout", DEFAULTS["join_timeout"])
-        self._join_timeout_s: Any = TABLE["join_timeout"].read(join_timeout)
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
         weakref.finalize(self, self._signals.close)
@@ -94,6 +99,7 @@ class Handler(RendezvousHandler):
         """Role and number of the workers that this agent starts in each round, once they are known."""
         self._finished = False
         self._not_needed = False
+        self._departure = "its work here is over"
         # The handler may be made in an `except` block, by a program that tries again. In `shutdown` that exception is still
         # being handled, but it says nothing about the work of this agent.
         self._outer_error = sys.exc_info()[1]
@@ -121,15 +127,14 @@ class Handler(RendezvousHandler):
         self._signals.listen()
         self._recorder.record(f"joins run {self._conf.run_id}: {reason}")
         try:
-            with ended_by_sigterm(), WaitReporter(self._rendezvous.status, self._join_timeout_s) as reporter:
+            with ended_by_sigterm():
                 world: World | None = None
                 while world is None:
-                    try:
-                        world = self._rendezvous.join(workers=self._workers, role=self._role, lasts=reporter.start)
-                    except Evicted as evicted:
-                        # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
-                        logger.warning("%s", evicted)
-            return self._start_round(world, reason)
+                    # The workers of an evicted member have stopped, so it can join again, as a new member, at once.
+                    with suppress(Evicted):
+                        world = self._rendezvous.join(workers=self._workers, role=self._role)
+            # The cause may have been found while this agent waited. A newcomer was in no earlier round.
+            return self._start_round(world, reason if self._world is None else world.reason or reason)
         except RdzvError as error:
             self._raise(error)
 
@@ -161,7 +166,7 @@ class Handler(RendezvousHandler):
             self._stores.clear()
             self._recorder.record(failed or "leaves", NodeState.FAILED if failed else NodeState.SUCCEEDED)
             # If this process serves the run, the call returns only when the other members have left.
-            told = self._rendezvous.leave(failed=bool(failed), reason=failed or "its work here is over")
+            told = self._rendezvous.leave(failed=bool(failed), reason=failed or self._departure)
         except (SignalException, KeyboardInterrupt) as error:
             logger.warning("interrupted while leaving (%s): ends at once", error)
         except Exception:  # noqa: BLE001
@@ -215,7 +220,6 @@ class Handler(RendezvousHandler):
         )
         text = f"round {world.round}: rank {world.rank} of {world.size}"
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
-        logger.info("round %s of run %r: rank %s of %s", world.round, world.run_id, world.rank, world.size)
         info = torch_api.RendezvousStoreInfo(world.bootstrap.host, world.bootstrap.port)
         store = InfoStore(AgentStore(world, self), world.store)
         self._stores.append(store)
@@ -225,14 +229,16 @@ class Handler(RendezvousHandler):
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
         if self._is_spare(error) or isinstance(error, Drained):
             self._not_needed = True
+            self._departure = "it is not needed any more"
             self._recorder.record(str(error), NodeState.SUCCEEDED)
             logger.warning("this agent is not needed any more: %s", error)
             way = self._conf.spare_exit
             if way == "error" or (way == "auto" and torch_handles_graceful_exit()):
                 raise torch_api.RendezvousGracefulExitError(str(error)) from None
             raise SystemExit(0)
+        self._departure = "it was given no round"
         self._recorder.record(str(error), NodeState.FAILED)
-        raise torch_error(error) from error
+        raise torch_error(error) from None
 
     def _is_spare(self, error: RdzvError) -> bool:
         """Whether this agent was not needed: the run ended well without it, or was full without it when it was closed.
@@ -285,7 +291,9 @@ def _serve(listener: socket.socket) -> TCPStore:
     """Serve a TCPStore on a bound socket. The store also connects to itself, by loopback, which works everywhere."""
     host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
     port = listener.getsockname()[1]
-    return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    never_free_in_children(store)
+    return store
 
 
 def failure_reason(error: BaseException | None, outer: BaseException | None) -> str:

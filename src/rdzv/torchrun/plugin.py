@@ -25,15 +25,21 @@ def etcd_v3() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 def create_rdzv(parameters: RendezvousParameters) -> RendezvousHandler:
     """Make a handler for the engine that the endpoint names."""
+    from . import failure_line  # noqa: PLC0415
     from .conf import read  # noqa: PLC0415
     from .handler import Handler  # noqa: PLC0415
+
+    failure_line.install()
 
     return Handler("rdzv", read(parameters))
 
 
 def create_etcd_v3(parameters: RendezvousParameters, backend: str = "etcd-v3") -> RendezvousHandler:
     """Make a handler for etcd, for users of `etcd-v2`: the endpoint needs no scheme."""
+    from . import failure_line  # noqa: PLC0415
     from .conf import read_etcd  # noqa: PLC0415
     from .handler import Handler  # noqa: PLC0415
+
+    failure_line.install()
 
     return Handler(backend, read_etcd(parameters))

@@ -12,6 +12,7 @@ from rdzv.engines.embedded import client_protocol
 from rdzv.engines.embedded.frames import LeaseGrant, Txn
 from rdzv.engines.port import Gap, Get, LeaseGone, Put
 from rdzv.errors import Unreachable
+from rdzv.system.node import FENCES_PER_S
 from support.embedded_server import Proxy, Raw, driver_to, serving, session_to, until
 
 # ---- connecting
@@ -25,6 +26,16 @@ async def test_neither_end_holds_a_small_frame_back_until_an_earlier_one_is_ackn
         assert is_sent_at_once(session._link.transport)
         assert all(is_sent_at_once(peer.transport) for peer in server.peers)
         assert server.peers
+
+
+async def test_a_later_session_is_told_a_higher_floor_for_fences():
+    """Otherwise a round of a run that is brought back could have the fence of one that was sealed meanwhile (T6.14)."""
+    async with serving() as server:
+        async with session_to(server.port) as session:
+            before = session.fence_floor
+        await asyncio.sleep(2 / FENCES_PER_S)
+        async with session_to(server.port) as session:
+            assert 0 < before < session.fence_floor
 
 
 async def test_a_presence_begins_with_what_is_put_under_it_and_begins_only_once():

@@ -175,6 +175,81 @@ def test_runs_are_forgotten_sooner_when_room_is_short():
     assert core.runs == {}
 
 
+def crowd(core, host, count, lease=7):
+    """Open so many runs from one host, each with a key and a lease that lasts for years, and go."""
+    for number in range(count):
+        pair = Pair(core, run_id=f"{host} {number}", host=host)
+        assert pair.refused is None, pair.refused
+        grants = (LeaseGrant(lease, 10 * 86_400.0 * 365, presence=False),)
+        pair.ask(lambda number, grants=grants: Txn(number, (), (Put("k", b"v", lease),), (), (), grants))
+        pair.session.closed()
+        core.time_s += 0.001
+
+
+def test_a_host_that_opened_all_runs_makes_room_for_those_of_others():
+    """Found by review: one client could use up all runs for a week."""
+    core = Core(limits=Limits(runs=100))
+    kept = Pair(core, run_id="kept", host="10.0.0.1")
+    idle = Pair(core, run_id="idle", host="10.0.0.2")
+    idle.ask(lambda number: Txn(number, (), (Put("k", b"v"),), ()))
+    idle.session.closed()
+    crowd(core, "10.6.6.6", 98)
+    assert len(core.runs) == 100
+    late = [Pair(core, run_id=f"late {number}", host="10.0.0.3") for number in range(20)]
+    assert all(one.refused is None for one in late)
+    assert {"kept", "idle", *(f"late {number}" for number in range(20))} <= set(core.runs)
+    assert "10.6.6.6 0" not in core.runs, "the longest silent first"
+    assert "10.6.6.6 97" in core.runs
+    assert core.room.runs == len(core.runs)
+    assert core.room.taken == sum(run.taken for run in core.runs.values())
+    assert kept.welcome is not None
+
+
+def test_a_host_that_took_all_memory_makes_room_for_the_runs_of_others():
+    core = Core(limits=Limits(stored=2_000_000))
+    crowd(core, "10.0.0.1", 1)
+    crowd(core, "10.6.6.6", 1000)
+    assert core.room.taken <= 2_000_000
+    assert Pair(core, run_id="late", host="10.0.0.3").refused is None
+    assert {"10.0.0.1 0", "late"} <= set(core.runs)
+
+
+def test_runs_with_clients_make_no_room_and_a_look_in_vain_is_not_repeated_soon():
+    core = Core(limits=Limits(runs=3))
+    pairs = [Pair(core, run_id=f"{number}", host="10.6.6.6") for number in range(3)]
+    refused = Pair(core, run_id="late", host="10.0.0.3").refused
+    assert "this server has 3 runs, which is all it can have" in str(refused)
+    pairs[0].session.closed()
+    assert Pair(core, run_id="late", host="10.0.0.3").refused is not None
+    core.time_s += 1.1
+    assert Pair(core, run_id="late", host="10.0.0.3").refused is None
+
+
+def test_a_run_with_leases_is_forgotten_sooner_when_room_is_short():
+    core = Core(limits=Limits(runs=100))
+    crowd(core, "10.6.6.6", 70)
+    core.time_s += 61.0
+    core._forget_runs()
+    assert len(core.runs) == 70
+    crowd(core, "10.6.6.7", 10)
+    core._forget_runs()
+    assert len(core.runs) == 10
+
+
+def test_one_host_leaves_connections_to_the_others():
+    core = Core(limits=Limits(connections=96))
+    core.connections_max = 96
+    pairs = [Pair(core, run_id=f"{number}", host="10.6.6.6") for number in range(94)]
+    assert all(one.refused is None for one in pairs)
+    refused = Pair(core, run_id="more", host="10.6.6.6").refused
+    assert "10.6.6.6 has 94 connections, and the rest of this server's are for other hosts" in str(refused)
+    assert Pair(core, run_id="other", host="10.0.0.1").refused is None
+    for pair in pairs:
+        pair.session.closed()
+    assert Pair(core, run_id="again", host="10.6.6.6").refused is None
+    assert core._of_host == {"10.0.0.1": 1, "10.6.6.6": 1}
+
+
 async def test_runs_share_nothing():
     async with serving() as server, session_to(server.port, "a") as a, session_to(server.port, "b") as b:
         await a.txn(then=[Put("k", b"a")])

@@ -80,6 +80,22 @@ async def test_members_of_a_running_round_go_on_undisturbed_after_an_empty_resta
         await server.stop()
 
 
+async def test_what_the_server_forgot_is_told_again_and_nobody_is_disturbed():
+    """A server that is short of room forgets a run whose members are away for a minute."""
+    async with serving() as server, Proxy(server.port) as proxy, Group(proxy.port, 2, 2) as group:
+        members, worlds = await group.form("n0", "n1")
+        former = instance_of(server)
+        proxy.accepts = False
+        proxy.cut()
+        await until(lambda: not server.runs["job"].sessions)
+        server._forget(server.runs["job"])
+        proxy.accepts = True
+        await until(lambda: instance_of(server) not in ("", former) and group.moved_to(instance_of(server)), "re-telling")
+        await until_sealed(members[0])
+        await worlds[0].store.set("k", b"still works")
+        assert [member.changed for member in members] == [None] * 2
+
+
 async def until_sealed(member):
     while (await member.status()).phase != "sealed":  # noqa: ASYNC110
         await asyncio.sleep(0.02)

@@ -127,6 +127,9 @@ class Core(ServerCore):
     def now(self):
         return self.clock.now_s
 
+    def fence_floor(self):
+        return 1
+
     def call_soon(self, callback):
         self.clock.call_later(0.0, callback)
 

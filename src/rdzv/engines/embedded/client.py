@@ -13,19 +13,19 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ...config.endpoint import Endpoint
 from ...errors import Unreachable, Untrusted
 from ...system.addresses import can_be_told, outward_address, plain
-from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver
+from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, show_address
 from ...system.node import LocalNode, Node
 from ...system.timers import backoff_s, sleep
 from ..port import Batch, Case, Compares, EngineReset, Gap, LeaseGone, Operation, Operations, Outcome, leases_of
 from ..watch_queue import WatchQueue
 from . import frames
 from .connection import ClientConnection, dial
-from .frames import Frame, Hello, Welcome
+from .frames import Frame, Hello, RunsListed, RunsWanted, Welcome
 from .trust import Trust
 
 logger = logging.getLogger("rdzv.remote")
@@ -36,7 +36,7 @@ BACKOFF_S = (0.02, 0.5)
 The first is short because the nodes of a job start together: those quicker than the one that serves lost half a second each.
 The longest is well below the usual linger: a member that can be back must be back before it is taken for lost."""
 
-Greeter: TypeAlias = Callable[[], Hello]
+Greeter: TypeAlias = Callable[[], Hello | RunsWanted]
 """Makes a greeting: each has a number of its own."""
 
 
@@ -53,6 +53,9 @@ class RemoteSession:
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
         self.local_host = driver.local_host(link, welcome)
+        self.is_hosted = bool(welcome.only_run)
+        """Whether an agent of the run hosts the server, and not `rdzv serve`."""
+        self.server_address = show_address(link.transport.get_extra_info("peername"))
         self._driver = driver
         self._node = driver.node
         self._name = name
@@ -279,6 +282,17 @@ class RemoteDriver:
         link, welcome = await self.dial(lambda: self.hello(name, next(attempts)))
         session: RemoteSession = self.session_type(self, name, attempts, link, welcome)
         return session
+
+    async def list_runs(self, after: str = "") -> RunsListed:
+        """Ask the server for a page of its runs. Raise Unreachable or Untrusted."""
+        try:
+            link, answer = await self.dial_named(lambda: RunsWanted(after))
+        except DialFailed as failed:
+            if "cannot be read" in failed.problem:
+                failed.problem = "this server is older than this rdzv and cannot list its runs: name the run (--run-id)"
+            raise self.unreachable(failed) from None
+        link.close()
+        return cast("RunsListed", answer)  # The connection takes no other answer to that frame.
 
     async def close(self) -> None:
         """Do nothing: the server belongs to another process."""

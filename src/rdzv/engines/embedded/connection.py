@@ -15,7 +15,7 @@ from ...system.dial import Address, DialFailed, connect, show_address
 from ...system.node import LocalNode, Node
 from ...system.timers import Timer
 from .client_protocol import ClientProtocol
-from .frames import Frame, Hello, Welcome
+from .frames import Frame, Hello, RunsWanted, Welcome
 from .stream import FramedProtocol
 from .tls import TlsTransport
 from .trust import Trust
@@ -45,8 +45,11 @@ class ClientConnection(ClientProtocol, FramedProtocol):
         certificates = self._trust.certificates
         return self if certificates is None else TlsTransport(self, certificates, self._host)
 
-    async def greet(self, hello: Hello, timeout_s: float) -> Welcome:
-        """Greet the server. Raise DialFailed if it does not welcome us; the connection is closed then."""
+    async def greet(self, hello: Hello | RunsWanted, timeout_s: float) -> Welcome:
+        """Greet the server. Raise DialFailed if it does not welcome us; the connection is closed then.
+
+        The answer to `RunsWanted` is `RunsListed`, in place of the welcome.
+        """
         self.say_hello(hello)
         timer = self._node.call_later(timeout_s, lambda: self.not_greeted(timeout_s))
         try:
@@ -83,7 +86,8 @@ class ClientConnection(ClientProtocol, FramedProtocol):
 
 
 async def dial(
-    addresses: Sequence[Address], hello: Callable[[], Hello], new_link: Callable[[], ClientConnection], timeout_s: float
+    addresses: Sequence[Address], hello: Callable[[], Hello | RunsWanted], new_link: Callable[[], ClientConnection],
+    timeout_s: float,
 ) -> tuple[ClientConnection, Welcome]:
     """Return a connection to the first address where a server welcomes us. Raise DialFailed with the problem at each.
 
@@ -123,7 +127,7 @@ async def dial(
 
 
 async def greet(
-    sock: socket.socket, hello: Hello, new_link: Callable[[], ClientConnection], timeout_s: float
+    sock: socket.socket, hello: Hello | RunsWanted, new_link: Callable[[], ClientConnection], timeout_s: float
 ) -> tuple[ClientConnection, Welcome]:
     """Say hello on a fresh connection. Raise DialFailed if that fails; the connection is closed then."""
     link = new_link()

@@ -9,6 +9,9 @@ the number of their watch.
 Where there is a shared secret, it is proven before the hello. The client begins with `Challenge`, which the server answers with
 its own. The client sends `Proof` together with its hello. The server answers with its `Proof` and the welcome.
 
+A client that wants to know which runs a server has sends `RunsWanted` in place of the hello. The server answers with one page
+and hangs up. A server that does not know this frame refuses it like any other that it cannot read.
+
 Everything is decoded strictly and into known types only. Any misfit ends the connection with a sentence.
 """
 
@@ -40,6 +43,11 @@ CASES_MAX = 8
 """Cases of one transaction."""
 LEASES_MAX = 64
 """Presences that one session can bring back. A member has one."""
+PAGE_RUNS = 250
+"""Runs on one page of a list. Together with `PAGE_BYTES` it bounds what a client that never says hello makes us send."""
+PAGE_BYTES = 32 * 1024
+PAGE_LOOKS = 2_000
+"""Runs that are looked at for one page. Those without keys are not listed."""
 
 _SIZE = struct.Struct(">I")
 SIZE_BYTES = _SIZE.size
@@ -87,6 +95,12 @@ class Hello(Frame, frozen=True, tag=1):
     linger_s: float = -1.0
     """How long this member's presences outlive its connection; negative: the server decides."""
     probe: bool = False
+
+
+class RunsWanted(Frame, frozen=True, tag=13):
+    """The first and only frame of a client that asks for a page of the server's runs: those with names after `after`."""
+
+    after: Name = ""
 
 
 class LeaseGrant(Frame, frozen=True):
@@ -172,7 +186,26 @@ class Welcome(Frame, frozen=True, tag=1):
     reached_at: Name = ""
     """The address at which a client on another host reached it last; empty: none has."""
     fence_floor: Number = 0
-    """Fences count from above this. Higher after each start at this place; 0: a server that does not know of fences."""
+    """Fences count from above this. It is higher for each later greeting at this place; 0: a server without fences."""
+
+
+class RunListed(Frame, frozen=True):
+    """A run of the server, which reads none of the run's records for it."""
+
+    name: Name
+    age_s: float
+    """Time since the server first heard of the run, or since it was started anew."""
+    silent_s: float
+    """Time since the last request of any client of the run."""
+    connections: Number
+
+
+class RunsListed(Frame, frozen=True, tag=13):
+    """A page of the server's runs, in the order of their names."""
+
+    runs: Annotated[tuple[RunListed, ...], msgspec.Meta(max_length=PAGE_RUNS)]
+    after: Name = ""
+    """Where the next page begins; empty: this was the last one."""
 
 
 class Rejected(Frame, frozen=True, tag=2):
@@ -240,11 +273,12 @@ Answer = Reply | WatchNews | WatchGap | Rejected
 # ---- bytes
 
 encoder = msgspec.msgpack.Encoder()
-first_decoder = msgspec.msgpack.Decoder(Challenge | Hello)
+first_decoder = msgspec.msgpack.Decoder(Challenge | Hello | RunsWanted)
 proof_decoder = msgspec.msgpack.Decoder(Proof)
-hello_decoder = msgspec.msgpack.Decoder(Hello)
+hello_decoder = msgspec.msgpack.Decoder(Hello | RunsWanted)
 request_decoder = msgspec.msgpack.Decoder(Request)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome | Rejected)
+runs_decoder = msgspec.msgpack.Decoder(RunsListed | Rejected)
 challenge_decoder = msgspec.msgpack.Decoder(Challenge | Rejected)
 proven_decoder = msgspec.msgpack.Decoder(Proof | Rejected)
 answer_decoder = msgspec.msgpack.Decoder(Answer)

@@ -18,7 +18,8 @@ import asyncio
 import errno
 import os
 import secrets
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from ...config.endpoint import Endpoint
 from ...config.settings import UNNAMED
@@ -38,6 +39,9 @@ AT_ONCE_S = 2.0
 
 _users: dict[Server, set[HostingDriver]] = {}
 """The servers of this process, and the drivers here that use them. All drivers of one server are in one loop."""
+Closer: TypeAlias = Callable[[], Awaitable[None]]
+_closers: dict[Server, Closer] = {}
+"""How to end what was started beside each server."""
 
 
 class HostingDriver(RemoteDriver):
@@ -45,9 +49,13 @@ class HostingDriver(RemoteDriver):
 
     def __init__(
         self, endpoint: Endpoint, *, is_host: bool | None = None, max_nodes: int = 1, stay_s: float = STAY_S,
-        limits: Limits | None = None, **options: Any,
+        limits: Limits | None = None, on_serve: Callable[[Server], Awaitable[Closer]] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """Take the options of `RemoteDriver`, too. `stay_s`: how long `close` waits for others that are connected."""
+        """Take the options of `RemoteDriver`, too.
+
+        `stay_s`: how long `close` waits for others that are connected. `on_serve`: called once this process serves; the
+        result is called before the server stops.
+        """
         super().__init__(endpoint, **options)
         self.server: Server | None = None
         """The server hosted here, once there is one."""
@@ -55,6 +63,7 @@ class HostingDriver(RemoteDriver):
         self._max_nodes = max_nodes
         self._stay_s = stay_s
         self._limits = limits
+        self._on_serve = on_serve
         self._stands_alone = False
         self._closed = False
         self._hosting = asyncio.Lock()
@@ -89,6 +98,8 @@ class HostingDriver(RemoteDriver):
                 )  # fmt: skip
         finally:
             telling.cancel()
+            if server in _closers:
+                await _closers.pop(server)()
             await server.stop()
 
     def _tell_why_it_stays(self, server: Server) -> None:
@@ -163,6 +174,8 @@ class HostingDriver(RemoteDriver):
         if serves:
             server.admit()
             _users[server] = {self}
+            if self._on_serve is not None:
+                _closers[server] = await self._on_serve(server)
             logger.info("serving run %r at %s (port %s)", self.run_id, self.endpoint, server.port)
             if self.named.is_loopback and self._max_nodes > 1:
                 logger.warning(
@@ -231,3 +244,4 @@ class HostingDriver(RemoteDriver):
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_users.clear)
+    os.register_at_fork(after_in_child=_closers.clear)

@@ -57,12 +57,14 @@ class Run:
 
     def __init__(self, name: str, instance: str, limits: Limits, now: float, room: Room | None = None) -> None:
         self.name = name
+        self.opened_by = ""
+        """Host of the client that opened it."""
         self.share = Share(now)
         self.engine = Engine(instance, history_max=limits.history, steps_max=limits.steps, meter=self.share)
         self.engine.observers.append(self._count)
         self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0
-        self.heard_at = now
+        self.began_at = self.heard_at = now
         self._limits = limits
         self.room = room or Room(limits.stored)
         self.room.runs += 1
@@ -241,7 +243,7 @@ class Run:
     def _check_operations(self, operations: Sequence[Operation]) -> None:
         """Check all that the engine does not check itself."""
         puts: list[Put] = []
-        scans, added = 0, 0
+        count, scans, added = len(operations), 0, 0
         for operation in operations:
             if type(operation) is Put:
                 puts.append(operation)
@@ -256,9 +258,9 @@ class Run:
                 scans += 1
             elif type(operation) is Delete:
                 check_key(operation.key)
-        if len(operations) > self._limits.operations or scans > PREFIXES_MAX or scans * len(operations) > PAIRS_MAX:
+        if count > self._limits.operations or scans > PREFIXES_MAX or scans * count > PAIRS_MAX:
             raise ValueError(
-                f"a transaction with {len(operations)} operations, {scans} of prefixes: at most "
+                f"a transaction with {count} operations, {scans} of prefixes: at most "
                 f"{self._limits.operations} are allowed, {PREFIXES_MAX} of prefixes; split it"
             )
         if puts and (

@@ -120,7 +120,6 @@ class Server(ServerCore):
             let_go_in_children(one)
         self.port = sockets[0].getsockname()[1]
         self.place = place_of(sockets, host)
-        self.fence_floor = fence_floor()
         files = raise_nofile()
         self.connections_max = max(1, min(self.limits.connections, files - DESCRIPTORS_SPARED))
         if self.connections_max < self.limits.connections:
@@ -142,7 +141,7 @@ class Server(ServerCore):
                 one.close()
             raise
         shown = f"run {self.only_run!r}" if self.only_run else "all runs"
-        logger.info("serving %s at %s:%s (server %s)", shown, host or "*", self.port, self.id)
+        logger.debug("serving %s at %s:%s (server %s)", shown, host or "*", self.port, self.id)
         self._is_reachable = not all(is_loopback(one.getsockname()[0]) for one in sockets)
         if self.is_open:
             self.admit()
@@ -179,7 +178,7 @@ class Server(ServerCore):
             peer.transport.abort()
         while self.peers and await self._moves(STOP_S):
             pass
-        logger.info("stopped serving at port %s", self.port)
+        logger.debug("stopped serving at port %s", self.port)
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no client is connected or may come back. Return False when the time is up."""
@@ -206,6 +205,9 @@ class Server(ServerCore):
 
     def now(self) -> float:
         return time.monotonic()
+
+    def fence_floor(self) -> int:
+        return fence_floor()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         assert self.loop is not None, "there are clients"

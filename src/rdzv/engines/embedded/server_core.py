@@ -6,14 +6,17 @@ members tell it again what they know. `Server` drives it with asyncio, and the s
 
 from __future__ import annotations
 
+import math
 import secrets
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable
 
 from ...errors import LimitExceeded
 from ...system.addresses import can_be_told, plain
 from ..port import Batch
-from .frames import Hello, Welcome, encode, encode_news, encode_news_start, encoder
+from . import frames
+from .frames import Hello, RunsListed, Welcome, encode, encode_news, encode_news_start, encoder
 from .limits import Complaints, Limits, Room
 from .run import ABANDONED_S, RUN_BYTES, Run
 from .session import LINGER_MAX_S, ServerSession
@@ -34,8 +37,9 @@ ACTIVE_S = 5.0
 """How long a run that was heard counts as one that others compete with. With the default lease, members renew more often."""
 FORGOTTEN_S = 7 * 86_400.0
 """How long a run without clients is kept for the sake of a lease. Members renew theirs, and those of the run last a day."""
+NOT_OPEN = "this server has just started and does not know yet whether the endpoint means it: try again"
 SMALL = 64
-"""Connections of a server that one run may have to itself. Beyond, an eighth is kept for other runs."""
+"""Connections that one run may have to itself. Of the rest an eighth is kept for other runs, half of that for other hosts."""
 
 
 class ServerCore(ABC):
@@ -51,7 +55,6 @@ class ServerCore(ABC):
         self.trust = trust or Trust()
         self.id = self.token()
         self.place = ""
-        self.fence_floor = 0
         self.is_open = is_open
         self.reached_at = ""
         """The address at which a client on another host reached this server last: others can use it, too."""
@@ -60,6 +63,8 @@ class ServerCore(ABC):
         self.connections_max = self.limits.connections
         self.room = Room(self.limits.stored)
         self.runs: dict[str, Run] = {}
+        self._names: list[str] | None = None
+        """Names of all runs, sorted for `list_runs`; None: they have changed since."""
         # Dictionaries, not sets: the order of a set of objects differs between processes, and a seed must mean one history.
         self.peers: dict[ServerSession, None] = {}
         self.complain = Complaints(self.now)
@@ -70,6 +75,10 @@ class ServerCore(ABC):
         """Clients that have part of a frame half sent, or something unread, as far as known."""
         self._owed = 0
         """Bytes of that, at most."""
+        self._of_host: dict[str, int] = {}
+        """Connections of each host that have said hello."""
+        self._full_at = -math.inf
+        """When there was no room for a new run, last."""
         self._posters: list[ServerSession] = []
         self._swept_s = 0.0
         self._emptied_s = 0.0
@@ -83,6 +92,10 @@ class ServerCore(ABC):
     @abstractmethod
     def now(self) -> float:
         """Return the time, stalls included."""
+
+    @abstractmethod
+    def fence_floor(self) -> int:
+        """Return a number that grows faster than rounds are sealed, and is never again below what it was at this place."""
 
     @abstractmethod
     def call_soon(self, callback: Callable[[], object]) -> None:
@@ -135,13 +148,14 @@ class ServerCore(ABC):
 
     def hello(self, peer: ServerSession, hello: Hello) -> None:
         """Take in a session by its first frame, or say why not."""
-        if problem := self._why_not(hello):
+        if not hello.probe and hello.run not in self.runs and not self._is_of_another_run(hello):
+            self._make_room()
+        if problem := self._why_not(hello, peer.host):
             self.complain(peer.host, problem)
             peer.reject(problem, other_run=self._is_of_another_run(hello))
             return
         if not self.is_open and not hello.probe:
-            text = "this server has just started and does not know yet whether the endpoint means it: try again"
-            peer.reject(text, passing=True)
+            peer.reject(NOT_OPEN, passing=True)
             return
         sockname = peer.transport.get_extra_info("sockname")
         here = plain(sockname[0]) if sockname else ""
@@ -155,6 +169,7 @@ class ServerCore(ABC):
         self.turns.are_strangers_there = bool(self._strangers)
         peer.heard_s = self.awake_s
         run, now = self.open_run(hello.run), self.now()
+        run.opened_by = run.opened_by or peer.host
         if not run.sessions:
             self.turns.active += 1  # Until the next step of time counts it.
         run.hear(now)
@@ -163,18 +178,45 @@ class ServerCore(ABC):
             peer.reject("a later connection of this session is there already", passing=True)
             return
         peer.run = run
+        peer.counted_as = peer.host
+        self._of_host[peer.counted_as] = self._of_host.get(peer.counted_as, 0) + 1
         peer.linger_s = hello.linger_s if 0 <= hello.linger_s <= LINGER_MAX_S else self.linger_s
         peer.frame_max = self.limits.frame
         peer.send(encode(self._welcome(run.engine.instance)))
+
+    def tell_runs(self, peer: ServerSession, wanted: frames.RunsWanted) -> None:
+        """Tell a client which runs there are, and hang up. No run counts as heard by that."""
+        if not self.is_open:
+            peer.reject(NOT_OPEN, passing=True)
+            return
+        peer.send(encode(self.list_runs(wanted.after)))
+        peer.transport.close()
+
+    def list_runs(self, after: str = "") -> RunsListed:
+        """Return a page of the runs that hold any key, in the order of their names. Costs at most `PAGE_LOOKS` looks."""
+        if self._names is None:
+            self._names = sorted(self.runs)
+        begin, now, size = bisect_right(self._names, after), self.now(), 0
+        found: list[frames.RunListed] = []
+        for name in self._names[begin : begin + frames.PAGE_LOOKS]:
+            run = self.runs[name]
+            if len(run.engine):  # Others were only asked for.
+                size += 40 + 4 * len(name)  # An upper bound of the bytes.
+                if found and (len(found) == frames.PAGE_RUNS or size > frames.PAGE_BYTES):
+                    break
+                found.append(frames.RunListed(name, now - run.began_at, max(0.0, now - run.heard_at), len(run.sessions)))
+            begin, after = begin + 1, name
+        return RunsListed(tuple(found), after if begin < len(self._names) else "")
 
     def open_run(self, name: str) -> Run:
         """Return the run of that name; a new one if there is none."""
         run = self.runs.get(name)
         if run is None:
+            self._names = None
             run = self.runs[name] = Run(name, self.token(), self.limits, self.now(), self.room)
         return run
 
-    def _why_not(self, hello: Hello) -> str:
+    def _why_not(self, hello: Hello, host: str) -> str:
         if self._is_of_another_run(hello):
             return (
                 f"this server is hosted by an agent of run {self.only_run!r} and serves that run only, not {hello.run!r}: "
@@ -184,17 +226,52 @@ class ServerCore(ABC):
             return f"this server has {len(self.runs)} runs, which is all it can have"
         if not hello.probe and hello.run not in self.runs and not self.room.has(0, RUN_BYTES):
             return f"the runs of this server take {self.room.taken} bytes, which is all they can have"
-        run, room = self.runs.get(hello.run), self.connections_max - max(0, self.connections_max - SMALL) // 8
-        if run is not None and not self.only_run and len(run.sessions) >= room and hello.session not in run.sessions:
+        run, kept = self.runs.get(hello.run), max(0, self.connections_max - SMALL) // 8
+        if self.only_run or (run is not None and hello.session in run.sessions):
+            return ""
+        if run is not None and len(run.sessions) >= self.connections_max - kept:
             return f"run {hello.run!r} has {len(run.sessions)} connections, and the rest of this server's are for other runs"
+        if self._of_host.get(host, 0) >= self.connections_max - kept // 2:
+            return f"{host} has {self._of_host[host]} connections, and the rest of this server's are for other hosts"
         return ""
+
+    def _is_full(self) -> bool:
+        return len(self.runs) >= self.limits.runs or not self.room.has(0, RUN_BYTES)
+
+    def _make_room(self) -> None:
+        """Forget runs until a new one fits: those without clients of the host that has most of them, the longest silent first.
+
+        A quarter of them goes at once, and a look in vain is not repeated soon: each looks at all runs.
+        """
+        if not self._is_full() or self.now() < self._full_at + SWEEP_S:
+            return
+        idle: dict[str, list[Run]] = {}
+        for run in self.runs.values():
+            if not run.sessions:
+                idle.setdefault(run.opened_by, []).append(run)
+        while idle and self._is_full():
+            are_many = len(self.runs) >= self.limits.runs
+            worst = max(idle, key=lambda host: len(idle[host]) if are_many else sum(run.taken for run in idle[host]))
+            runs = sorted(idle.pop(worst), key=lambda run: run.heard_at)
+            spared = len(runs) * 3 // 4
+            for run in runs[: len(runs) - spared]:
+                self._forget(run)
+            if spared:
+                idle[worst] = runs[-spared:]
+        if self._is_full():
+            self._full_at = self.now()
+
+    def _forget(self, run: Run) -> None:
+        run.forget()
+        del self.runs[run.name]
+        self._names = None
 
     def _is_of_another_run(self, hello: Hello) -> bool:
         return bool(self.only_run) and hello.run != self.only_run
 
     def _welcome(self, instance: str) -> Welcome:
         most = self.limits.operations
-        told = self.only_run, self.is_open, self.reached_at, self.fence_floor
+        told = self.only_run, self.is_open, self.reached_at, self.fence_floor()
         return Welcome(self.id, instance, self.place, most, most, *told)
 
     def gone(self, peer: ServerSession) -> None:
@@ -205,6 +282,9 @@ class ServerCore(ABC):
         if peer.run is None:
             return
         peer.run.leave(peer)
+        self._of_host[peer.counted_as] -= 1
+        if not self._of_host[peer.counted_as]:
+            del self._of_host[peer.counted_as]
         # A connection that this server gave up is no sign that the client's process has ended: the lease decides. Found by
         # simulation: after an isolation of the server, the first member to be back let the others be dropped for their silence,
         # and the linger ended them moments before they were back, too.
@@ -320,15 +400,16 @@ class ServerCore(ABC):
         self._forget_runs()
 
     def _forget_runs(self) -> None:
-        """Forget runs in which nothing is left, or to which nobody will come back, sooner if room is short."""
+        """Forget runs in which nothing is left, or to which nobody will come back, sooner if room is short.
+
+        A run that is forgotten though its members live is told anew, as after a restart of this server.
+        """
         now = self.now()
         is_short = self.room.taken > self.room.half or len(self.runs) > self.limits.runs * 3 // 4
-        for name, run in tuple(self.runs.items()):
-            silent_s = now - run.heard_at
-            patience_s = EMPTY_S if run.is_empty or is_short else ABANDONED_S
-            if silent_s > (patience_s if run.is_deserted else FORGOTTEN_S) and not run.sessions:
-                run.forget()
-                del self.runs[name]
+        for run in tuple(self.runs.values()):
+            patience_s = EMPTY_S if run.is_empty or is_short else ABANDONED_S if run.is_deserted else FORGOTTEN_S
+            if now - run.heard_at > patience_s and not run.sessions:
+                self._forget(run)
 
     # ---- time
 

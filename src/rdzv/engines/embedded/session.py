@@ -55,7 +55,7 @@ class ServerSession(FrameStream, Waiting):
 
     __slots__ = (
         "_backlog", "_core", "_cut", "_handshake", "_posted", "_posted_size", "_targets", "_waits", "_watches", "attempt",
-        "given_up", "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
+        "counted_as", "given_up", "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, core: ServerCore) -> None:
@@ -65,6 +65,8 @@ class ServerSession(FrameStream, Waiting):
         self._core = core
         self._handshake: Handshake | None = None
         self.run: Run | None = None
+        self.counted_as = ""
+        """The host among whose connections the server counts this one."""
         self.session = ""
         self.attempt = 0
         self.leases: set[int] = set()
@@ -90,6 +92,7 @@ class ServerSession(FrameStream, Waiting):
 
     @property
     def host(self) -> str:
+        """Address of the client, without the port."""
         name = self.transport.get_extra_info("peername")
         return plain(name[0]) if name else "unknown"
 
@@ -182,7 +185,7 @@ class ServerSession(FrameStream, Waiting):
     def received(self, data: memoryview) -> None:
         if self.run is not None and self.run.share.is_waiting:
             self._wait(self.run)
-        super().received(data)
+        FrameStream.received(self, data)  # Without `super()`, whose time a server of thousands would notice.
 
     def _wait(self, run: Run) -> None:
         """Hold the client back: its run has used its share of the server's time."""
@@ -244,15 +247,17 @@ class ServerSession(FrameStream, Waiting):
         None of these frames sets `heard_s`, so that a stranger cannot prolong the time it is given.
         """
         secret, handshake = self._core.trust.secret, self._handshake
-        first: Challenge | Hello
+        first: Challenge | Hello | frames.RunsWanted
         if secret is None or self.is_proven:
             first = decode(frames.first_decoder if secret is None else frames.hello_decoder, payload)
             if isinstance(first, Hello):
                 self._core.hello(self, first)
+            elif isinstance(first, frames.RunsWanted):
+                self._core.tell_runs(self, first)
             else:
                 self._distrust(trust.ONLY_MEMBER_HAS_ONE)
         elif handshake is None:
-            if isinstance(first := decode(frames.first_decoder, payload), Hello):
+            if not isinstance(first := decode(frames.first_decoder, payload), Challenge):
                 self._distrust(trust.ONLY_SERVER_HAS_ONE)
                 return
             own = new_nonce()
@@ -310,7 +315,7 @@ class ServerSession(FrameStream, Waiting):
             self._core.complain(self.host, problem)
             self.reject(problem)
             return None
-        self._watches[number] = (lambda: None, len(targets), prefixes)
+        self._watches[number] = (_not_begun, len(targets), prefixes)
         self._targets += len(targets)
         try:
             stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
@@ -335,8 +340,7 @@ class ServerSession(FrameStream, Waiting):
         if prefixes > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
         try:
-            for target in targets:
-                check_key(target)
+            check_key(max(targets, key=len, default=""))
         except ValueError as error:
             return str(error)
         return ""
@@ -413,6 +417,10 @@ class ServerSession(FrameStream, Waiting):
         """Write the news that have not gone with an answer."""
         if self._posted:
             self.send(b"")
+
+
+def _not_begun() -> None:
+    """Stop a watch that has not begun: nothing is to be done."""
 
 
 _HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] = {

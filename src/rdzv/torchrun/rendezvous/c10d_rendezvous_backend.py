@@ -30,6 +30,7 @@ from ...engines.port import Driver
 from ...engines.register.backend import BlockingRegister, Version
 from ...engines.register.driver import RegisterDriver
 from ...system.addresses import can_be_told, is_here, outward_address, source_of
+from ...system.fork import never_free_in_children
 from ...system.node import LocalNode
 from .api import RendezvousConnectionError, RendezvousError, RendezvousParameters, RendezvousStateError
 from .dynamic_rendezvous import RendezvousBackend, Token
@@ -187,9 +188,12 @@ def connect(host: str, port: int, timeout_s: float, is_host: bool | None) -> TCP
     problem: Exception | None = None
     for serve in (True, False) if serves and is_host is None else (serves,):
         try:
-            return _in_time(partial(TCPStore, host, port, None, serve, **options), timeout_s + MARGIN_S)
+            store = _in_time(partial(TCPStore, host, port, None, serve, **options), timeout_s + MARGIN_S)
         except (ValueError, RuntimeError, TimeoutError) as error:
             problem = problem or error
+        else:
+            never_free_in_children(store)
+            return store
     raise RendezvousConnectionError(
         f"the store at {host}:{port} could not be {'served' if serves else 'reached'} within {timeout_s:g} s: "
         f"{' '.join(str(problem).split())}"

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, TCPStore
 
+from ...system.fork import never_free_in_children
 from .api import RendezvousConnectionError, RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
 from .utils import parse_rendezvous_endpoint
 
@@ -51,6 +52,7 @@ class StaticTCPRendezvous(RendezvousHandler):
                     f"rank {self.rank} of run {self.run_id!r} could not {role} at "
                     f"{self.master_addr}:{self.master_port}: {error}"
                 ) from error
+            never_free_in_children(self._store)
         info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.world_size, info)
 

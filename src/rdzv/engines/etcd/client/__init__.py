@@ -4,3 +4,7 @@
 streams, `watches` has one for all watches, `counting` merges counts of keys, `messages` and `protobuf` encode and
 decode. May import `errors` only.
 """
+
+from .fork import import_grpc
+
+import_grpc()  # Before the modules that import gRPC as usual.

@@ -1,0 +1,145 @@
+"""The journal file of an agent: its place, its bounds, its lines, and that it never disturbs a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import stat
+import threading
+
+import msgspec
+import pytest
+
+import rdzv.aio
+from rdzv.member import journal_file
+from rdzv.member.journal_file import JournalFile, state_folder
+from rdzv.member.notices import Notice
+
+LONG_S = 20.0
+
+
+def notice(kind="given", number=1, **fields):
+    return Notice(kind, "job", number, "n1", "why", **fields)
+
+
+def journal(folder, **options):
+    return JournalFile(folder, "job/1", "n1", lambda: 5.0, lambda: "now", **options)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_has_a_header_and_a_line_per_notice_and_is_the_users_alone(tmp_path):
+    one = journal(tmp_path / "new" / "folder")
+    one(notice(rank=0, size=2, seconds=1.5))
+    one(notice("lost", cause="lost"))
+    one(notice("drained", cause="drained"))
+    one(notice("drained"))
+    one.close()
+    assert re.fullmatch(rf"job-1_n1_{os.getpid()}(-\d+)?\.rdzv\.jsonl", one.path.name)
+    assert journal(tmp_path).path.name != one.path.name, "two agents in one process"
+    header, given, drained = lines_of(one.path)
+    assert header == {
+        "rdzv_journal": 1, "run_id": "job/1", "member": "n1", "pid": os.getpid(), "stamp": "now", "continued": False
+    }  # fmt: skip
+    assert (given["at"], given["stamp"], given["notice"]["seconds"]) == (0.0, "now", 1.5)
+    assert drained["notice"]["kind"] == "drained"
+    assert stat.S_IMODE(one.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(one.path.parent.stat().st_mode) == 0o700
+
+
+def test_nothing_is_made_before_the_first_notice(tmp_path):
+    one = journal(tmp_path / "folder")
+    one.close()
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_file_stays_within_its_size_and_has_the_newest_lines(tmp_path):
+    one = journal(tmp_path, size_max=8000)
+    for number in range(200):
+        one(notice(number=number))
+    one.close()
+    old = one.path.with_name(f"{one.path.name}.old")
+    assert sorted(tmp_path.iterdir()) == [one.path, old]
+    assert one.path.stat().st_size + old.stat().st_size <= 8000
+    assert lines_of(one.path)[0]["continued"] is True
+    kept = [line["notice"]["round"] for path in (old, one.path) for line in lines_of(path)[1:]]
+    assert kept == list(range(200 - len(kept), 200))
+
+
+def test_only_so_many_files_are_kept_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_file, "FILES_MAX", 3)
+    (tmp_path / "other").touch()
+    for number in range(5):
+        path = tmp_path / f"old{number}.rdzv.jsonl"
+        path.touch()
+        os.utime(path, (number, number))
+    one = journal(tmp_path, own_folder=True)
+    one(notice())
+    one.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["old3.rdzv.jsonl", "old4.rdzv.jsonl", one.path.name, "other"]
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named_once(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    one = journal(tmp_path / "file")
+    one(notice())
+    one(notice())
+    one.close()
+    assert caplog.text.count("cannot be written, and the run goes on without: ") == 1
+
+
+def test_a_link_is_not_followed(tmp_path, caplog):
+    one = journal(tmp_path)
+    one.path.symlink_to(tmp_path / "elsewhere")
+    one(notice())
+    one.close()
+    assert "cannot be written" in caplog.text
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_system_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
+    hangs = threading.Event()
+    monkeypatch.setattr(journal_file, "CLOSE_S", 0.01)
+    monkeypatch.setattr(JournalFile, "_open", lambda _self, **_: hangs.wait(LONG_S) and (0, 0))
+    one = journal(tmp_path)
+    one(notice())
+    one.close()
+    monkeypatch.undo()
+    assert one._thread.is_alive()
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    monkeypatch.setattr(os, "close", lambda *_: None)
+    hangs.set()
+    one._thread.join(LONG_S)
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/rdzv"),
+        ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/rdzv"),
+        ({"HOME": "/h"}, "/h/.local/state/rdzv"),
+        ({}, ""),
+    ],
+)
+def test_the_state_folder_follows_the_rules_of_xdg(environ, folder):
+    assert state_folder(environ) == folder
+
+
+async def test_a_program_keeps_a_journal_if_it_names_a_folder(tmp_path):
+    for folder in ("", str(tmp_path)):
+        options = {"run_id": "job", "min_nodes": 1, "max_nodes": 1, "journal_dir": folder}
+        async with rdzv.aio.Rendezvous("memory://", **options) as member:
+            await member.join()
+    (path,) = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
+    lines = [msgspec.json.decode(raw, type=journal_file.JournalLine) for raw in path.read_bytes().splitlines()[1:]]
+    kinds = [line.notice.kind for line in lines]
+    assert kinds[0] == "joining"
+    assert kinds[-1] == "leaving"
+    assert "given" in kinds
+    assert lines[-1].notice.totals.rounds == 1
