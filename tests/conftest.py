@@ -13,6 +13,8 @@ import pytest
 from support.network_hosts import Network, why_not
 
 LONG_S = 60.0
+GIVEN = {name: value for name, value in os.environ.items() if name.startswith("RDZV_")}
+"""What the developer gave to all tests, such as RDZV_SEEDS."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,12 +52,19 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def restored_environ() -> Iterator[None]:
-    """An agent within the test's process tells its workers about a run by the environment: not the next test."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("RDZV_")}
+    """An agent within the test's process tells its workers about a run by the environment: not the next test.
+
+    It is restored before a test too: a fixture of a whole module, or a thread that a test left behind, may have set it between.
+    """
+    _restore_environ()
     yield
-    for name in [name for name in os.environ if name.startswith("RDZV_") and name not in before]:
+    _restore_environ()
+
+
+def _restore_environ() -> None:
+    for name in [name for name in os.environ if name.startswith("RDZV_") and name not in GIVEN]:
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(GIVEN)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import re
 import ssl
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def read(url, **options):
         return answer.read().decode()
 
 
+def seen(look, is_it):
+    """Look until it is there, for 30 s at most, and return what was seen last."""
+    deadline = time.monotonic() + 30
+    while not is_it(found := look()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
 def test_serve_shows_its_runs_and_a_dashboard_shows_them_from_outside():
     with running("serve", "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0") as server:
         endpoint = server.stdout.readline().split()[-1]
@@ -51,10 +60,10 @@ def test_serve_shows_its_runs_and_a_dashboard_shows_them_from_outside():
                 if json.loads(line)["event"] == "world":
                     break
             for url in (page, elsewhere):
-                for _ in range(200):
-                    runs = json.loads(read(f"{url}/api/runs"))["runs"]
-                    if runs and runs[0]["phase"] == "sealed":
-                        break
+                runs = seen(
+                    lambda url=url: json.loads(read(f"{url}/api/runs"))["runs"],
+                    lambda runs: runs and runs[0]["phase"] == "sealed",
+                )
                 assert [(run["run"], run["round"], run["size"]) for run in runs] == [("job", 1, 1)]
                 assert read(f"{url}/readyz") == "ready\n"
                 assert 'rdzv_rounds_sealed_total{run="job"} 1.0' in read(f"{url}/metrics")
@@ -79,10 +88,10 @@ def test_a_dashboard_without_the_secret_says_so_and_one_with_it_shows_the_runs(t
             running("dashboard", endpoint, "--http", "127.0.0.1:0", "--run-id", "job", *trusted) as friend,
         ):
             urls = [process.stdout.readline().split()[-1] for process in (stranger, friend)]
-            for _ in range(500):
-                pages = [json.loads(read(f"{url}/api/runs")) for url in urls]
-                if pages[1]["runs"] and "secret" in pages[0]["trouble"]:
-                    break
+            pages = seen(
+                lambda: [json.loads(read(f"{url}/api/runs")) for url in urls],
+                lambda pages: pages[1]["runs"] and "secret" in pages[0]["trouble"],
+            )
             assert (pages[0]["up"], pages[0]["runs"], "give the member the same" in pages[0]["trouble"]) == (False, [], True)
             assert [run["run"] for run in pages[1]["runs"]] == ["job"]
 
