@@ -33,7 +33,11 @@ CLOSE_S = 2.0
 
 
 class Backend(Protocol):
-    """A compare-and-set register. Any exception means that it could not be reached."""
+    """A compare-and-set register. Any exception means that it could not be reached.
+
+    A token stands for one write. It must never come again, not even after the state was lost: a writer that had read the
+    former state would win with it.
+    """
 
     def get_state(self) -> Version | None:
         """Return the state and its token, or None: there is none."""
