@@ -29,6 +29,8 @@ class Debt:
     allowed_s: float
     since: float
     state: State
+    is_heard: bool
+    """A live node is present, so the engine lets leases end."""
 
 
 @dataclass(eq=False)
@@ -66,16 +68,21 @@ class DebtChecker(Checker):
             return
         same = before is not None and (before.what, before.leader) == (owed[0], leader.id)
         since = before.since if before is not None and same else commit.at
+        is_heard = self._is_heard(state)
+        if is_heard and before is not None and not before.is_heard and state.settings is not None:
+            # The engine heard nobody and let no lease end. That of a dead leader begins again now (steered seed 1013591).
+            since = commit.at + state.settings.lease
         node = self.context.owner(state, leader.id)
-        self._owed[state.instance] = Debt(owed[0], leader.id, node, owed[1], since, state)
+        self._owed[state.instance] = Debt(owed[0], leader.id, node, owed[1], since, state, is_heard)
+
+    def _is_heard(self, state: State) -> bool:
+        return bool({self.context.owner(state, id) for id in state.members} - self._gone - self._moved)
 
     def _judge(self, at: float, debt: Debt) -> None:
         calm_since = self.context.calm.since(at)
-        state = debt.state
-        here = {self.context.owner(state, id) for id in state.members} - self._gone - self._moved
         # A leader that was led to another engine leaves its key behind until the lease ends, and leads nobody. An
         # engine that hears nobody lets no lease end, so all its keys may belong to the dead.
-        if calm_since is None or not here or debt.node in self._moved:
+        if calm_since is None or not self._is_heard(debt.state) or debt.node in self._moved:
             return
         waited_s = at - max(debt.since, calm_since)
         if waited_s > (debt.allowed_s + self.slack_s) * DRIFT:
