@@ -68,6 +68,8 @@ class RunAccount(msgspec.Struct, frozen=True):
     incidents: tuple[Incident, ...]
     end: str
     """Why the run was closed; empty if no file says so."""
+    succeeded: bool
+    """Whether all members of the last round were done, which closes a run with success."""
 
     @property
     def ran(self) -> Duration:
@@ -175,7 +177,7 @@ def _account(run_id: str, incarnation: str, journals: list[AgentJournal]) -> Run
         # The root cause may be found after the round was broken because workers had failed.
         if notice.kind == "broken" and (known is None or known.cause == CauseKind.RESTARTED.value):
             breaks[notice.round] = notice
-    closed = next((notice.reason for notice in notices if notice.kind == "closed"), "")
+    closed = next((notice for notice in notices if notice.kind == "closed"), None)
     numbers = sorted({one.round for one in stays})
     rounds = [_round(number, [one for one in stays if one.round == number]) for number in numbers]
     restarts = []
@@ -196,8 +198,18 @@ def _account(run_id: str, incarnation: str, journals: list[AgentJournal]) -> Run
         restarts.append(Restart(this.number, kind, members, reason, "", this.ran, cost, this.size, *then, came, gone))
     return RunAccount(
         run_id, incarnation, tuple(sorted({journal.member for journal in journals})), tuple(rounds), tuple(restarts),
-        tuple(_incidents(journals)), closed,
+        tuple(_incidents(journals)), "" if closed is None else closed.reason, _succeeded(closed, journals, rounds),
     )  # fmt: skip
+
+
+def _succeeded(closed: Notice | None, journals: list[AgentJournal], rounds: list[RoundAccount]) -> bool:
+    if closed is not None or not rounds:
+        return closed is not None and closed.cause == CauseKind.SUCCESS.value
+    # Members that are done do not stay until the last of them is and the run is closed.
+    last, end = rounds[-1], ("done", rounds[-1].number)
+    done = [one for one in journals if any((line.notice.kind, line.notice.round) == end for line in one.lines)]
+    ranks = {stay.rank for journal in done for stay in _stays(journal) if stay.round == last.number}
+    return len(ranks) == last.size
 
 
 def _stays(journal: AgentJournal) -> Iterator[Stay]:
