@@ -12,6 +12,7 @@ machine nor that of another test is touched. The folder plays the part of the fi
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from support.browser import why_not as why_not_installed
-from support.network_hosts import Host, Network
+from support.network_hosts import Host, Network, ip
 
 NODES = ("n0", "n1", "n2", "n3")
 CONTROLLER = "ctl"
-LONG_S = 20.0
-NOTICE_S = 6
+LONG_S = 60.0
+NOTICE_S = 3
 """Slurm takes a silent node for lost after this time. Its default is 300 s."""
 KILL_S = 5
 """Seconds from SIGTERM to SIGKILL when Slurm ends a job. Its default is 30 s."""
@@ -57,11 +58,11 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout={notice_s}
-KillWait={kill_s}
 MessageTimeout=3
 TCPTimeout=1
+KillWait={kill_s}
 KillOnBadExit=1
-WaitTime=5
+WaitTime=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}
@@ -87,12 +88,11 @@ class Slurm:
             (folder / name).mkdir(parents=True)
         nodes = [f"NodeName={name} NodeAddr={self.hosts[name].v4} CPUs=2 State=UNKNOWN" for name in NODES]
         self.configuration = folder / "slurm.conf"
-        self.configuration.write_text(
-            CONFIGURATION.format(
-                controller=CONTROLLER, address=self.hosts[CONTROLLER].v4, folder=folder, nodes="\n".join(nodes),
-                notice_s=NOTICE_S, kill_s=KILL_S, grace_s=grace_s,
-            )  # fmt: skip
-        )
+        text = CONFIGURATION.format(
+            controller=CONTROLLER, address=self.hosts[CONTROLLER].v4, folder=folder, nodes="\n".join(nodes),
+            notice_s=NOTICE_S, kill_s=KILL_S, grace_s=grace_s,
+        )  # fmt: skip
+        self.configuration.write_text(text)
         # `ip netns exec` hides the file system of cgroups, and a plug-in that is named is not looked for. No task uses it.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.environ = {
@@ -127,7 +127,7 @@ class Slurm:
         # --force: the folders above are the test's, and not the system's.
         command = ("munged", "--foreground", "--force", f"--key-file={key}", f"--seed-file={self.folder}/munge.seed", *files)
         self._start(CONTROLLER, *command, name="munged")
-        self.until(lambda: (self.folder / "munge.socket").exists(), "munged listens")
+        self.until((self.folder / "munge.socket").exists, "munged listens")
 
     def _start(self, host: str, *command: str, name: str = "") -> None:
         with (self.folder / f"{name or host}.out").open("ab") as out:
@@ -144,12 +144,20 @@ class Slurm:
         self.hosts[name].heal()
         self._start(name, "slurmd", "-D", "-f", str(self.configuration))
 
-    def kill_node(self, name: str) -> None:
-        """Switch a node off: it falls silent, and then nothing of it is left."""
-        self.hosts[name].cut()
+    def kill_node(self, name: str, *, silent: bool = False) -> None:
+        """End all processes of a node at once. `silent`: its kernel does not say goodbye to peers, as without power."""
+        if silent:
+            self.hosts[name].cut()
         process = self._processes.pop(name)
         process.kill()
         process.wait(LONG_S)
+
+    def kill_tasks(self, name: str) -> None:
+        """Kill what runs in the job's step on a node. Slurm's own processes there live on."""
+        for pid in ip("netns", "pids", self.hosts[name].space).split():
+            with suppress(OSError):
+                if b"\0SLURM_PROCID=" in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)
 
     # ---- what a user types
 
@@ -167,9 +175,9 @@ class Slurm:
         given = ("env", *(f"{name}={value}" for name, value in environ.items()))
         return self.run(*given, "sbatch", "--parsable", *map(str, words)).strip()
 
-    def nodes_that_are(self, state: str) -> set[str]:
+    def nodes_that_are(self, *states: str) -> set[str]:
         rows = self.run("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %t", check=False).splitlines()
-        return {row.split()[0] for row in rows if row.split()[1] == state}
+        return {row.split()[0] for row in rows if row.split()[1] in states}
 
     def job(self, job: str) -> dict[str, str]:
         """Return the fields of a job, such as JobState, ExitCode and Restarts."""

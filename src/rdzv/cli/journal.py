@@ -144,8 +144,6 @@ def _account_text(one: RunAccount) -> list[str]:
             lines.append(_restart_text(restarts[this.number]))
     if one.end:
         lines.append(f"closed: {one.end}")
-    elif one.succeeded:
-        lines.append(f"all members of round {one.rounds[-1].number} were done")
     caused: dict[str, int] = {}
     for restart in one.restarts:
         for name in restart.members:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..core import causes
 from ..core.model import CauseKind
 from ..errors import SettingsError
 from ..member.journal_file import SUFFIX, VERSION, JournalHeader, JournalLine
@@ -67,9 +68,8 @@ class RunAccount(msgspec.Struct, frozen=True):
     restarts: tuple[Restart, ...]
     incidents: tuple[Incident, ...]
     end: str
-    """Why the run was closed; empty if no file says so."""
+    """Why the run was closed, or that all members of its last round were done; empty if no file says so."""
     succeeded: bool
-    """Whether all members of the last round were done, which closes a run with success."""
 
     @property
     def ran(self) -> Duration:
@@ -198,18 +198,21 @@ def _account(run_id: str, incarnation: str, journals: list[AgentJournal]) -> Run
         restarts.append(Restart(this.number, kind, members, reason, "", this.ran, cost, this.size, *then, came, gone))
     return RunAccount(
         run_id, incarnation, tuple(sorted({journal.member for journal in journals})), tuple(rounds), tuple(restarts),
-        tuple(_incidents(journals)), "" if closed is None else closed.reason, _succeeded(closed, journals, rounds),
+        tuple(_incidents(journals)), *_end(closed, journals, rounds),
     )  # fmt: skip
 
 
-def _succeeded(closed: Notice | None, journals: list[AgentJournal], rounds: list[RoundAccount]) -> bool:
-    if closed is not None or not rounds:
-        return closed is not None and closed.cause == CauseKind.SUCCESS.value
-    # Members that are done do not stay until the last of them is and the run is closed.
-    last, end = rounds[-1], ("done", rounds[-1].number)
-    done = [one for one in journals if any((line.notice.kind, line.notice.round) == end for line in one.lines)]
+def _end(closed: Notice | None, journals: list[AgentJournal], rounds: list[RoundAccount]) -> tuple[str, bool]:
+    """Return how the run ended, and whether it succeeded."""
+    if closed is not None:
+        return closed.reason, closed.cause == CauseKind.SUCCESS.value
+    if not rounds:
+        return "", False
+    # Members that are done may leave before the last of them is, and the run is closed without them.
+    last, mark = rounds[-1], ("done", rounds[-1].number)
+    done = [one for one in journals if any((line.notice.kind, line.notice.round) == mark for line in one.lines)]
     ranks = {stay.rank for journal in done for stay in _stays(journal) if stay.round == last.number}
-    return len(ranks) == last.size
+    return (causes.success(last.size, last.number).text, True) if len(ranks) == last.size else ("", False)
 
 
 def _stays(journal: AgentJournal) -> Iterator[Stay]:
