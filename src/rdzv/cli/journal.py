@@ -125,7 +125,8 @@ def _account_json(one: RunAccount) -> list[str]:
     lines: list[dict[str, object]] = [{"event": "round", **common, **_flat(this)} for this in one.rounds]
     lines += [{"event": "restart", **common, **_flat(restart)} for restart in one.restarts]
     lines += [{"event": "incident", **common, **msgspec.to_builtins(incident)} for incident in one.incidents]
-    total = {"members": one.members, "rounds": len(one.rounds), "restarts": len(one.restarts), "end": one.end}
+    total = {"members": one.members, "rounds": len(one.rounds), "restarts": len(one.restarts), "end": one.end,
+             "succeeded": one.succeeded}
     lines.append({"event": "total", **common, **total, **_seconds("ran", one.ran), **_seconds("cost", one.cost),
                   "availability": one.availability})  # fmt: skip
     return [json_text(line) for line in lines]

@@ -181,7 +181,7 @@ def _account(run_id: str, incarnation: str, journals: list[AgentJournal]) -> Run
     numbers = sorted({one.round for one in stays})
     rounds = [_round(number, [one for one in stays if one.round == number]) for number in numbers]
     restarts = []
-    for this, following in zip(rounds, [*rounds[1:], None], strict=True):
+    for this, following in zip(rounds, [*rounds[1:], None], strict=False):
         broken = breaks.get(this.number)
         if following is None and broken is None:
             continue  # The last round ended with the run, or still runs.
