@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.network_hosts import ip
 from support.slurm_cluster import Slurm, why_not
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,8 @@ def slurm(network, tmp_path, monkeypatch):
     with Slurm(network, tmp_path) as made:
         shutil.copy(PROGRAM, made.work / "train.py")
         yield made
+    left = [host.space for host in made.hosts.values()]
+    made.until(lambda: not any(ip("netns", "pids", space) for space in left), "no process is left")
 
 
 class Job:
@@ -66,10 +69,10 @@ class Job:
         return int(file.read_text()) if file.exists() else 0
 
     def until_requeued(self, times: int = 1) -> None:
-        """Wait for the next life of the job. Slurm would let it wait for two minutes."""
+        """Wait for the next life of the job, with time enough. Slurm would let it wait for two minutes."""
         is_pending = {"JobState": "PENDING", "Restarts": str(times)}
         self.slurm.until(lambda: is_pending.items() <= self.fields.items(), "the job is requeued", LONG_S, self.id)
-        self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now")
+        self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now", "timelimit=60")
 
     def finish(self, code: int = 0) -> dict[str, str]:
         """Let the program end with that code. Return the fields of the job when it is over."""
@@ -167,6 +170,22 @@ def test_a_job_saves_before_its_time_is_over_and_is_requeued(slurm, script):
     assert "the run did not end: it was interrupted" in slurm.output(job.id)
     assert job.until_trained(4, times=2) >= saved - 1
     assert_completed(job, restarts=1)
+
+
+@pytest.mark.soak
+def test_a_job_that_is_interrupted_before_its_agents_have_begun_is_requeued(slurm):
+    slow = f"{sys.executable} -c 'print(\"imports\", flush=True); import time; time.sleep(300)'"
+    job = Job(slurm, RUN, edit=lambda text: text.replace("    rdzv run auto", f"    {slow} rdzv run auto"))
+    slurm.until_said(job.id, "imports", LONG_S, times=4)
+    slurm.run("scancel", "--signal=TERM", job.id)
+    slurm.until(lambda: job.fields["Restarts"] == "1", "the job is requeued", LONG_S, job.id)
+
+
+@pytest.mark.soak
+def test_a_job_without_the_program_fails_at_once(slurm):
+    job = Job(slurm, RUN, edit=lambda text: text.replace("    rdzv run auto", "    no-such-program run auto"))
+    over = slurm.until_over(job.id, LONG_S)
+    assert (over["JobState"], over["ExitCode"], over["Restarts"]) == ("FAILED", "2:0", "0"), job.report()
 
 
 @pytest.mark.soak
