@@ -103,7 +103,7 @@ RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TERMINALS, *ON_A_
 NOT_RUN = {
     "sbatch contrib/slurm/run.sbatch": "is run by tests/faults/test_slurm.py, on a real Slurm",
     one("srun", "docs/torchrun.md"): "the same",
-    "scontrol update nodename=n3 state=drain": "the same",
+    "rdzv journal --outcome": "names an option; the scripts of contrib/slurm use it",
     "rdzv run auto": "is cut short; contrib/slurm has it whole",
     "rdzv status auto": "is cut short; tests/cli/test_main.py runs it",
     "make demo": "makes an environment; what it starts then is `rdzv demo`",

@@ -71,7 +71,7 @@ class Job:
     def until_requeued(self, times: int = 1) -> None:
         """Wait for the next life of the job, with time enough. Slurm would let it wait for two minutes."""
         is_pending = {"JobState": "PENDING", "Restarts": str(times)}
-        self.slurm.until(lambda: is_pending.items() <= self.fields.items(), "the job is requeued", LONG_S, self.id)
+        self.slurm.until(lambda: is_pending.items() <= self.fields.items(), "the job is requeued", 2 * LONG_S, self.id)
         self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now", "timelimit=60")
 
     def finish(self, code: int = 0) -> dict[str, str]:
@@ -163,8 +163,11 @@ def test_a_requeued_job_goes_on_where_it_was(slurm, script):
 @pytest.mark.soak
 @each_script
 def test_a_job_saves_before_its_time_is_over_and_is_requeued(slurm, script):
-    job = Job(slurm, script, "--time=1", "--signal=TERM@20")
+    job = Job(slurm, script, "--signal=TERM@20")
     job.until_trained(4)
+    hours, minutes, seconds = map(int, job.fields["RunTime"].split(":"))
+    limit = hours * 60 + minutes + (seconds + 45) // 60 + 1  # In minutes, and at least 45 s from now.
+    slurm.run("scontrol", "update", f"jobid={job.id}", f"timelimit={limit}")
     job.until_requeued()
     saved = int((slurm.work / "saved").read_text())
     assert "the run did not end: it was interrupted" in slurm.output(job.id)
