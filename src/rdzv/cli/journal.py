@@ -69,7 +69,7 @@ def _show_files(places: list[str], run_id: str, json: bool) -> list[tuple[bool, 
 
 def _show_run(endpoint: str, run_id: str, given: options.Given, json: bool) -> list[tuple[bool, str]]:
     """Show what the engine has. Return how the last life of the run ended, as `_show_files` does."""
-    if not run_id and endpoint != AUTO:
+    if not run_id and endpoint.strip() != AUTO:
         raise SettingsError("--run-id is not given: name the run, or journal files instead of an endpoint")
     settings = settings_for(endpoint, run_id, given)
     histories = ask(settings, lambda session: journals.read(session, settings.run_id))
