@@ -64,16 +64,15 @@ TORCHRUN = "torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=j
 TRAIN = {
     "rdzv run node1:29400 --run-id job --nnodes 2:4 -- python train.py": 2,
     one("rdzv run job-0.job:29400", "docs/howto.md"): 1,
-    one("srun", "docs/howto.md"): 2,
     one("openssl rand", "docs/security.md"): 1,
-    one("umask 077", "docs/security.md"): 1,
+    one("#!/bin/bash", "docs/security.md"): 2,
 }
 """Commands that start a program, and on how many nodes."""
 TORCH_TRAIN = {
     TORCHRUN: 1,
     "torchrun --rdzv-backend=rdzv --nnodes=1 train.py": 1,
     "torchrun --rdzv-backend=rdzv --rdzv-endpoint=host:29400 --rdzv-id=job --nnodes=2:4 train.py": 1,
-    one("srun", "docs/torchrun.md"): 2,
+    one("srun", "README.md"): 2,
 }
 CERTIFICATES = one("openssl req", "docs/security.md")
 WITH_CERTIFICATES = one("rdzv run node1:29400 --tls-ca", "docs/security.md")
@@ -102,9 +101,10 @@ TERMINALS = (*TWO_TERMINALS, *THIRD_TERMINAL, MERGE, WATCH)
 RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TERMINALS, *ON_A_RUN, *ALONE, *ETCD}
 
 NOT_RUN = {
-    one("#SBATCH", "docs/howto.md"): "is read by sbatch",
-    one("#SBATCH", "docs/torchrun.md"): "the same",
-    "rdzv run auto": "is cut short; howto.md has it whole",
+    "sbatch contrib/slurm/run.sbatch": "is run by tests/faults/test_slurm.py, on a real Slurm",
+    one("srun", "docs/torchrun.md"): "the same",
+    "rdzv journal --outcome": "names an option; the scripts of contrib/slurm use it",
+    "rdzv run auto": "is cut short; contrib/slurm has it whole",
     "rdzv status auto": "is cut short; tests/cli/test_main.py runs it",
     "make demo": "makes an environment; what it starts then is `rdzv demo`",
     "rdzv demo": "is run by tests/cli/test_launcher.py",

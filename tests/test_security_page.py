@@ -81,6 +81,8 @@ BACKED = {
     "Use elliptic curves": ADVICE,
     "Even with elliptic curves": ADVICE,
     "**Slurm.** Create the secret": ADVICE,
+    "In the scripts of [contrib/slurm]": ADVICE,
+    "For torchrun the option is": "test_every_setting_can_be_given_but_those_with_an_option_of_their_own_and_the_secret",
     "**Kubernetes.** Run": OTHERS,
     "You can use a `kubernetes.io/tls` secret": OTHERS,
     "The certificate must have the name": "test_each_refusal_has_its_sentence_at_both_ends",

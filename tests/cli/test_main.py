@@ -135,7 +135,8 @@ def test_auto_is_resolved_by_every_command(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    for words in (["status", "auto"], ["join", "auto", "--nnodes", "2", "-c", "is_host=false", "-c", "join_timeout=0.2"]):
+    join = ["join", "auto", "--nnodes", "2", "-c", "is_host=false", "-c", "join_timeout=0.2"]
+    for words in (["status", "auto"], ["journal", "auto"], join):
         away = invoke(*words)
         assert away.exit_code in (ExitCode.UNREACHABLE, ExitCode.TIMEOUT), away.stderr
         assert "127.0.0.1:1" in away.stderr

@@ -55,12 +55,24 @@ def test_an_operator_sees_drains_bans_lets_in_again_and_closes():
 
         with member(place, "a", "1:3") as d:
             worlds(d, lambda said: said["size"] == 1)
+            going_on = rdzv("journal", place, *RUN, "--outcome")
+            assert (going_on.returncode, "the run did not end" in going_on.stderr) == (7, True)
             assert asked("close", place, "--reason", "enough")["reason"] == "enough"
             assert d.wait(LIMIT_S) == 4
         again = rdzv("close", place, *RUN)
         assert (again.returncode, "it is closed already" in again.stderr) == (7, True)
-        lines = [json.loads(line) for line in rdzv("journal", place, *RUN, "--json").stdout.splitlines()]
+        journal = rdzv("journal", place, *RUN, "--json", "--outcome")
+        assert (journal.returncode, "the run failed: enough" in journal.stderr) == (4, True)
+        lines = [json.loads(line) for line in journal.stdout.splitlines()]
         assert next(one["kind"] for one in lines if one["event"] == "restart") == "drained"
+
+
+def test_the_engine_tells_that_a_run_succeeded():
+    with served() as place:
+        assert rdzv("run", place, *RUN, "--nnodes", "1", "--", "true").returncode == 0
+        journal = rdzv("journal", place, *RUN, "--outcome")
+    assert (journal.returncode, journal.stderr) == (0, "")
+    assert "closed: the only member of round 1 is done" in journal.stdout
 
 
 def test_watch_shows_every_change_waits_for_a_run_goes_through_an_outage_and_ends_with_the_run():

@@ -156,3 +156,63 @@ def test_the_command_shows_the_account(files):
     assert told[-1]["availability"] == pytest.approx(50.5 / 54.0)
     absent = rdzv("journal", str(files), "--run-id", "other")
     assert (absent.returncode, "none of the files has a journal of it" in absent.stderr) == (7, True)
+
+
+# ---- how the run ended
+
+
+def told(folder, name, *rest, size=2):
+    """Let a node be in round 1 and then hear these things."""
+    node = Node(folder, name)
+    node.tell(0.0, "joining")
+    node.tell(1.0, "given", 1, rank="abc".index(name), size=size)
+    for at, (kind, reason, fields) in enumerate(rest, start=2):
+        node.tell(float(at), kind, 1, reason, **fields)
+    node.file.close()
+
+
+DONE = ("done", "its work succeeded", {})
+INTERRUPTED = ("leaving", "SIGTERM received", {"cause": "left"})
+CLOSED = ("closed", "all 2 members of round 1 are done", {"cause": "success"})
+FAILED = ("closed", "b gave up: exit code 3", {"cause": "gave_up", "members": ("b",)})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "succeeded", "end", "code", "said"),
+    [
+        ([DONE], [DONE], True, "all 2 members of round 1 are done", 0, ""),
+        ([DONE], [DONE, CLOSED], True, "all 2 members of round 1 are done", 0, ""),
+        ([DONE], [INTERRUPTED], False, "", 7, "rdzv: the run did not end: it was interrupted, or still runs\n"),
+        ([DONE], [], False, "", 7, "rdzv: the run did not end: it was interrupted, or still runs\n"),
+        ([DONE, FAILED], [INTERRUPTED], False, FAILED[1], 4, f"rdzv: the run failed: {FAILED[1]}\n"),
+    ],
+)
+def test_the_outcome_is_success_only_if_all_of_the_last_round_were_done(tmp_path, a, b, succeeded, end, code, said):
+    told(tmp_path, "a", *a)
+    told(tmp_path, "b", *b)
+    (account,) = accounts(read_files(find_files([str(tmp_path)])))
+    assert (account.succeeded, account.end) == (succeeded, end)
+    done = rdzv("journal", "--outcome", str(tmp_path))
+    assert (done.returncode, done.stderr) == (code, said)
+    assert rdzv("journal", str(tmp_path)).returncode == 0
+
+
+def test_of_several_lives_of_a_run_one_that_succeeded_is_enough(tmp_path):
+    for incarnation, rest in (("first", INTERRUPTED), ("second", DONE)):
+        node = Node(tmp_path, "a", incarnation=incarnation)
+        node.tell(0.0, "joining")
+        node.tell(1.0, "given", 1, rank=0, size=1)
+        node.tell(2.0, rest[0], 1, rest[1], **rest[2])
+        node.file.close()
+    assert [(one.incarnation, one.end) for one in accounts(read_files(find_files([str(tmp_path)])))] == [
+        ("first", ""), ("second", "the only member of round 1 is done")
+    ]  # fmt: skip
+    assert rdzv("journal", "--outcome", str(tmp_path)).returncode == 0
+
+
+def test_a_run_that_never_had_a_round_did_not_succeed(tmp_path):
+    node = Node(tmp_path, "a")
+    node.tell(0.0, "joining")
+    node.tell(9.0, "leaving", reason="JoinTimeout")
+    node.file.close()
+    assert rdzv("journal", "--outcome", str(tmp_path)).returncode == 7

@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     CLOSED = 4  # The run is closed, and not because all members were done.
     UNREACHABLE = 5  # The engine cannot be reached, or another engine answers.
     REFUSED = 6  # An operator drained this member or banned this host, or the server and it do not trust each other.
-    ABSENT = 7  # The engine keeps no such run, no member matches, the run is closed already, or the host is not banned.
+    ABSENT = 7  # No such run, it has not ended, no member matches, it is closed already, or the host is not banned.
 
 
 _ERRORS: dict[ExitCode, tuple[type[RdzvError], ...]] = {

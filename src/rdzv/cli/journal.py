@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..config.auto_endpoint import AUTO
 from ..errors import NotFound, SettingsError
 from ..member.journal_file import SUFFIX
 from ..member.sentences import percent, seconds_text
@@ -16,8 +17,9 @@ from ..operate import journal as journals
 from ..operate.account import RunAccount
 from ..operate.journal import Duration, Restart, RunHistory
 from . import options
+from .exit_codes import ExitCode
 from .options import ask, no_such_run, settings_for
-from .output import json_text, say
+from .output import complain, json_text, say
 
 Places = Annotated[
     list[str],
@@ -30,9 +32,15 @@ RunIdOrAll = Annotated[
     str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run; for files: show this run only")
 ]
 
+Outcome = Annotated[
+    bool, typer.Option("--outcome", help="exit code for how the run ended: 0 all done, 4 closed otherwise, 7 not at all")
+]
+
 
 @options.with_settings
-def journal(endpoint: Places, given: options.Given, run_id: RunIdOrAll = "", json: options.Json = False) -> None:
+def journal(
+    endpoint: Places, given: options.Given, run_id: RunIdOrAll = "", outcome: Outcome = False, json: options.Json = False
+) -> None:
     """Show what happened in a run: each round, the cause of each restart, and its cost in seconds.
 
     Given an endpoint, it asks the engine, which keeps the last 256 steps of a run for as long as it keeps the run.
@@ -41,24 +49,48 @@ def journal(endpoint: Places, given: options.Given, run_id: RunIdOrAll = "", jso
     is no journal of that run.
     """
     places = endpoint  # Named for the variable and the pages of all commands.
-    if _are_files(places):
-        merged = account.accounts(account.read_files(account.find_files(places)))
-        found = [one for one in merged if run_id in ("", one.run_id)]
-        if not found and run_id:
-            raise NotFound(run_id, f"none of the files has a journal of it: {', '.join(places)}")
-        if not found:
-            raise SettingsError(f"no journal is in {', '.join(places)}")
-        for one in found:
-            say("\n".join(_account_json(one) if json else _account_text(one)))
-        return
-    if not run_id:
+    ends = _show_files(places, run_id, json) if _are_files(places) else _show_run(places[0], run_id, given, json)
+    if outcome:
+        _exit_as_it_ended(ends)
+
+
+def _show_files(places: list[str], run_id: str, json: bool) -> list[tuple[bool, str]]:
+    """Show the account of each life of each run. Return whether it succeeded, and why it was closed, if it was."""
+    merged = account.accounts(account.read_files(account.find_files(places)))
+    found = [one for one in merged if run_id in ("", one.run_id)]
+    if not found and run_id:
+        raise NotFound(run_id, f"none of the files has a journal of it: {', '.join(places)}")
+    if not found:
+        raise SettingsError(f"no journal is in {', '.join(places)}")
+    for one in found:
+        say("\n".join(_account_json(one) if json else _account_text(one)))
+    return [(one.succeeded, one.end) for one in found]
+
+
+def _show_run(endpoint: str, run_id: str, given: options.Given, json: bool) -> list[tuple[bool, str]]:
+    """Show what the engine has. Return how the last life of the run ended, as `_show_files` does."""
+    if not run_id and endpoint.strip() != AUTO:
         raise SettingsError("--run-id is not given: name the run, or journal files instead of an endpoint")
-    settings = settings_for(places[0], run_id, given)
+    settings = settings_for(endpoint, run_id, given)
     histories = ask(settings, lambda session: journals.read(session, settings.run_id))
     if not histories:
         raise no_such_run(settings)
     for history in histories:
         say("\n".join(_history_json(history) if json else _history_text(settings.run_id, history)))
+    last = histories[-1]
+    return [(last.succeeded, last.end)]
+
+
+def _exit_as_it_ended(ends: list[tuple[bool, str]]) -> None:
+    """End with the code for how the run ended. Of several lives, one that succeeded is enough."""
+    if any(succeeded for succeeded, _ in ends):
+        return
+    closed = [end for _, end in ends if end]
+    if closed:
+        complain(f"the run failed: {closed[-1]}")
+        raise typer.Exit(ExitCode.CLOSED)
+    complain("the run did not end: it was interrupted, or still runs")
+    raise typer.Exit(ExitCode.ABSENT)
 
 
 def _are_files(places: list[str]) -> bool:
@@ -93,7 +125,8 @@ def _account_json(one: RunAccount) -> list[str]:
     lines: list[dict[str, object]] = [{"event": "round", **common, **_flat(this)} for this in one.rounds]
     lines += [{"event": "restart", **common, **_flat(restart)} for restart in one.restarts]
     lines += [{"event": "incident", **common, **msgspec.to_builtins(incident)} for incident in one.incidents]
-    total = {"members": one.members, "rounds": len(one.rounds), "restarts": len(one.restarts), "end": one.end}
+    total = {"members": one.members, "rounds": len(one.rounds), "restarts": len(one.restarts), "end": one.end,
+             "succeeded": one.succeeded}
     lines.append({"event": "total", **common, **total, **_seconds("ran", one.ran), **_seconds("cost", one.cost),
                   "availability": one.availability})  # fmt: skip
     return [json_text(line) for line in lines]

@@ -9,6 +9,12 @@ from .view import View, name_of, names
 _WANTED = ": a new round is wanted"
 
 
+def success(size: int, number: int) -> Cause:
+    """All members of that round are done."""
+    text = f"all {size} members of round {number} are done" if size > 1 else f"the only member of round {number} is done"
+    return because(CauseKind.SUCCESS, text)
+
+
 def loss(view: View) -> Cause | None:
     """The cause of the present losses: the most telling one, because others often follow from it."""
     lost = list(view.lost.values())

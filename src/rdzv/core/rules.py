@@ -129,8 +129,7 @@ def close_after_success(view: View) -> Verdict | None:
     head = _head(view)
     if not view.entries or len({view.entries[id].rank for id in view.done}) < head.size:
         return None
-    text = f"all {head.size} members of round {head.number} are done"
-    cause = because(CauseKind.SUCCESS, text if head.size > 1 else f"the only member of round {head.number} is done")
+    cause = causes.success(head.size, head.number)
     return Verdict(WriteHead(close_head(head, cause)), cause.text)
 
 

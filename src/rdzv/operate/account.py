@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..core import causes
 from ..core.model import CauseKind
 from ..errors import SettingsError
 from ..member.journal_file import SUFFIX, VERSION, JournalHeader, JournalLine
@@ -67,7 +68,8 @@ class RunAccount(msgspec.Struct, frozen=True):
     restarts: tuple[Restart, ...]
     incidents: tuple[Incident, ...]
     end: str
-    """Why the run was closed; empty if no file says so."""
+    """Why the run was closed, or that all members of its last round were done; empty if no file says so."""
+    succeeded: bool
 
     @property
     def ran(self) -> Duration:
@@ -175,11 +177,11 @@ def _account(run_id: str, incarnation: str, journals: list[AgentJournal]) -> Run
         # The root cause may be found after the round was broken because workers had failed.
         if notice.kind == "broken" and (known is None or known.cause == CauseKind.RESTARTED.value):
             breaks[notice.round] = notice
-    closed = next((notice.reason for notice in notices if notice.kind == "closed"), "")
+    closed = next((notice for notice in notices if notice.kind == "closed"), None)
     numbers = sorted({one.round for one in stays})
     rounds = [_round(number, [one for one in stays if one.round == number]) for number in numbers]
     restarts = []
-    for this, following in zip(rounds, [*rounds[1:], None], strict=True):
+    for this, following in zip(rounds, [*rounds[1:], None], strict=False):
         broken = breaks.get(this.number)
         if following is None and broken is None:
             continue  # The last round ended with the run, or still runs.
@@ -196,8 +198,21 @@ def _account(run_id: str, incarnation: str, journals: list[AgentJournal]) -> Run
         restarts.append(Restart(this.number, kind, members, reason, "", this.ran, cost, this.size, *then, came, gone))
     return RunAccount(
         run_id, incarnation, tuple(sorted({journal.member for journal in journals})), tuple(rounds), tuple(restarts),
-        tuple(_incidents(journals)), closed,
+        tuple(_incidents(journals)), *_end(closed, journals, rounds),
     )  # fmt: skip
+
+
+def _end(closed: Notice | None, journals: list[AgentJournal], rounds: list[RoundAccount]) -> tuple[str, bool]:
+    """Return how the run ended, and whether it succeeded."""
+    if closed is not None:
+        return closed.reason, closed.cause == CauseKind.SUCCESS.value
+    if not rounds:
+        return "", False
+    # Members that are done may leave before the last of them is, and the run is closed without them.
+    last, mark = rounds[-1], ("done", rounds[-1].number)
+    done = [one for one in journals if any((line.notice.kind, line.notice.round) == mark for line in one.lines)]
+    ranks = {stay.rank for journal in done for stay in _stays(journal) if stay.round == last.number}
+    return (causes.success(last.size, last.number).text, True) if len(ranks) == last.size else ("", False)
 
 
 def _stays(journal: AgentJournal) -> Iterator[Stay]:

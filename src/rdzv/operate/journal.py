@@ -66,6 +66,18 @@ class RunHistory(msgspec.Struct, frozen=True):
     restarts: tuple[Restart, ...]
 
     @property
+    def end(self) -> str:
+        """Why the run was closed; empty if it is not."""
+        last = self.steps[-1].entry
+        return "" if last.phase is not Phase.CLOSED else last.cause.text if last.cause else last.reason
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run was closed because all members of its last round were done."""
+        last = self.steps[-1].entry
+        return last.phase is Phase.CLOSED and last.cause is not None and last.cause.kind is CauseKind.SUCCESS
+
+    @property
     def cost(self) -> Duration:
         """The cost of all restarts together."""
         costs = [restart.cost for restart in self.restarts]
