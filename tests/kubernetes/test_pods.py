@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -108,8 +109,9 @@ def test_the_pods_of_the_job_find_pod_0_by_its_name_and_train(cluster):
     *others, pod_0 = pods
     pod_0.terminate()
     trains(others, 3, after=1)
-    assert pod_0.code is None, "it serves the others until its grace period ends"
+    assert pod_0.code is None, "it serves the others for up to `serve_on`"
     finish(cluster, others)
+    assert pod_0.wait() == 128 + signal.SIGTERM, "a Job would take code 0 for a completed index and not replace the pod"
 
 
 def test_a_container_of_pod_0_that_dies_is_restarted_in_its_pod_and_the_others_follow(cluster):
