@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 MEMBERS = ("job.yaml", "jobset.yaml", "trainjob.yaml")
 HTTP = 29480
 SECRETS = {"rdzv": {"token": "x"}}
-TORCH_READS = {"PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_MAX_RESTARTS"}
+TORCH_READS = {"PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS"}
 RDZV_READS = {"RDZV_TOKEN"}
 OWN = {"RESTART_ATTEMPT"}
 """Variables that another one names."""

@@ -173,6 +173,8 @@ def test_a_train_job_of_kubeflow_needs_no_endpoint(cluster):
     trains(pods, 2)
     for one in pods:
         assert "endpoint rdzv://tune-node-0-0.tune:29500, because PET_MASTER_ADDR is" in one.text, one.text
+        assert "[tune] round 1: rank" in one.text, "the run is named after the TrainJob"
+        assert "sees []" in one.text, "no worker has the secret"
     finish(cluster, pods)
 
 

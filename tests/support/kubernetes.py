@@ -124,25 +124,27 @@ def made_by(objects: Iterable[dict[str, Any]]) -> list[Pod]:
     return pods
 
 
-def _of_job(name: str, spec: dict[str, Any], subdomain: str = "", **annotations: str) -> list[Pod]:
+def _of_job(name: str, spec: dict[str, Any], subdomain: str = "", **marks: str) -> list[Pod]:
+    """Return the pods of an Indexed Job. `marks` are labels and annotations that its owner adds."""
     template = spec["template"]
     pods = []
     for index in range(spec["completions"]):
         index_label = {"batch.kubernetes.io/job-completion-index": str(index)}
-        labels = {**template.get("metadata", {}).get("labels", {}), "batch.kubernetes.io/job-name": name, **index_label}
+        labels = {**template.get("metadata", {}).get("labels", {}), "batch.kubernetes.io/job-name": name}
         subdomain = subdomain or template["spec"]["subdomain"]
         given = {"JOB_COMPLETION_INDEX": str(index)}
-        pods.append(Pod(f"{name}-{index}", subdomain, template["spec"], labels, {**annotations, **index_label}, given))
+        both = {**marks, **index_label}
+        pods.append(Pod(f"{name}-{index}", subdomain, template["spec"], {**labels, **both}, both, given))
     return pods
 
 
 def _of_job_set(name: str, spec: dict[str, Any], restarts: int = 0) -> list[Pod]:
-    annotations = {"jobset.sigs.k8s.io/jobset-name": name, "jobset.sigs.k8s.io/restart-attempt": str(restarts)}
+    marks = {"jobset.sigs.k8s.io/jobset-name": name, "jobset.sigs.k8s.io/restart-attempt": str(restarts)}
     return [
         pod
         for job in spec["replicatedJobs"]
         for number in range(job.get("replicas", 1))
-        for pod in _of_job(f"{name}-{job['name']}-{number}", job["template"]["spec"], name, **annotations)
+        for pod in _of_job(f"{name}-{job['name']}-{number}", job["template"]["spec"], name, **marks)
     ]
 
 
