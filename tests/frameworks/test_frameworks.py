@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,8 +28,8 @@ LINES = (
 )
 ACCELERATE, LIGHTNING, TORCHX, DEEPSPEED, VLLM, SGLANG = LINES
 """The beginnings of all commands of the page."""
-LONG_S = 240.0
-"""A framework takes many seconds to import on a busy machine."""
+LONG_S = 600.0
+"""A busy machine needs many seconds to import a framework, and minutes to compile what DeepSpeed needs."""
 TRAIN = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -209,12 +210,14 @@ def test_torchx_starts_a_job(nodes):
 @pytest.mark.soak
 def test_deepspeed_trains_under_torchrun(nodes):
     pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+    if shutil.which("g++") is None:
+        pytest.skip("NOT TESTED with DeepSpeed: it compiles its operators, and g++ is not installed")
     made = nodes("deepspeed", "setuptools", options=("--no-build-isolation",))
     (made.folder / "train_deepspeed.py").write_text(program("train_deepspeed.py"))
     line = command(DEEPSPEED)
     succeed([made.start(line), made.start(line)], made.report)
-    for rank, node in enumerate(sorted(made.started, key=lambda one: "rank 1 of 2\n" in one.text)):
-        assert f"rank {rank} of 2\n" in node.text, made.report()
+    said = "".join(node.text for node in made.started)
+    assert sorted(re.findall(r"^rank (\d+) of 2$", said, re.MULTILINE)) == ["0", "1"], made.report()
 
 
 @pytest.mark.parametrize(("start", "program"), [(VLLM, "vllm"), (SGLANG, "python3")], ids=["vllm", "sglang"])
