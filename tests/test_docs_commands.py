@@ -23,7 +23,7 @@ from rdzv.errors import RdzvError
 from support.torchrun_jobs import free_port
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe")
+NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe", "kubernetes", "frameworks")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 HOST = os.uname().nodename
 LIMIT_S = 90.0
@@ -63,7 +63,6 @@ def one(start, page):
 TORCHRUN = "torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=job --nnodes=2:4 --max-restarts=100 train.py"
 TRAIN = {
     "rdzv run node1:29400 --run-id job --nnodes 2:4 -- python train.py": 2,
-    one("rdzv run job-0.job:29400", "docs/howto.md"): 1,
     one("openssl rand", "docs/security.md"): 1,
     one("#!/bin/bash", "docs/security.md"): 2,
 }
@@ -122,8 +121,12 @@ NOT_RUN = {
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
     "rdzv --verbose COMMAND": "COMMAND stands for any",
     "rdzv --install-completion": "changes the user's shell; what it would write is shown by --show-completion",
-    "kubectl create secret generic rdzv --from-file=token=rdzv.token": "needs a cluster",
-    "rdzv run train-0.train:29400 --token-file /etc/rdzv/token ...": "is cut short, as it says",
+    one("kubectl create", "docs/howto.md"): "needs a cluster; tests/kubernetes runs the pods and makes the Secret",
+    one("kubectl create", "docs/kubernetes.md"): "the same",
+    one("kubectl exec", "docs/kubernetes.md"): "needs a cluster; tests/kubernetes/test_pods.py runs `rdzv adopt` in a pod",
+    one("docker build", "docs/kubernetes.md"): "needs images; tests/kubernetes/test_schemas.py runs its steps",
+    "pip install 'rdzv[cli,web]'": "the same as all of pip",
+    **dict.fromkeys(commands("docs/frameworks.md"), "is run by tests/frameworks/test_frameworks.py"),
 }
 
 
@@ -171,7 +174,7 @@ class Machine:
     def as_here(self, command, nodes=1, member=HOST):
         """Return the command with this machine's names and ports."""
         for shown, here in {
-            r"\b(node[12]|host|job-0\.job):29400": f"127.0.0.1:{self.port}",
+            r"\b(node[12]|host):29400": f"127.0.0.1:{self.port}",
             r":29400": f":{self.port}",
             r"\b2:4\b": str(nodes),
             r"\bnode7\b": member,

@@ -25,12 +25,13 @@ def etcd_v3() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 def create_rdzv(parameters: RendezvousParameters) -> RendezvousHandler:
     """Make a handler for the engine that the endpoint names."""
+    from ..member import log  # noqa: PLC0415
     from . import failure_line  # noqa: PLC0415
     from .conf import read  # noqa: PLC0415
     from .handler import Handler  # noqa: PLC0415
 
     failure_line.install()
-
+    log.set_up()  # The choice of an endpoint is logged before there is a handler.
     return Handler("rdzv", read(parameters))
 
 
