@@ -118,7 +118,7 @@ def test_a_program_is_run_in_each_world_and_restarted_when_it_changes():
 def test_the_exit_code_is_the_programs_and_the_others_end_with_the_root_cause():
     with served() as place, launching(place, "a", "2", "7", nnodes="2") as a, launching(place, "b", "9", "0", nnodes="2") as b:
         assert a.wait(LIMIT_S) == 7
-        assert "the program failed: exit code 7" in a.stderr.read()
+        assert re.search(r"the program failed: rank \d: exit code 7 \(local rank 0, pid \d+\)", a.stderr.read())
         assert b.wait(LIMIT_S) == 4
         assert re.search(r"run 't' is closed: \S+/a gave up: rank \d: exit code 7", b.stderr.read())
 

@@ -121,7 +121,7 @@ def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
     program = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit(7)"
     done = invoke("run", *alone(), "--max-restarts", "2", "--", sys.executable, "-c", program)
     assert done.exit_code == 7
-    assert "the program failed: exit code 7" in done.stderr
+    assert "the program failed: rank 0: exit code 7 (local rank 0, pid " in done.stderr
     assert (tmp_path / "tries").read_text() == "xxx"
 
 
