@@ -130,6 +130,53 @@ def test_sigterm_stops_the_program_and_the_member():
         assert a.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
+SHOW = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')))"
+
+
+def test_every_worker_of_every_node_has_a_rank_of_its_own_and_a_prefix(tmp_path):
+    """A node with two workers and one with one. The files of both are in one folder, as on a shared file system."""
+
+    def node(place, name, workers, *more):
+        words = ["run", place, "--run-id", "t", "--nnodes", "2", *QUICK, "--conf", f"slot={name}", "--nproc-per-node", workers]
+        return running(*words, *more, "--", sys.executable, "-c", SHOW)
+
+    with served() as place, node(place, "a", "2") as a, node(place, "b", "1", "--log-dir", str(tmp_path), "--tee") as b:
+        shown, other = (process.communicate(timeout=LIMIT_S)[0] for process in (a, b))
+        assert (a.returncode, b.returncode) == (0, 0)
+    first = 0 if "rank 0" in shown else 1
+    assert sorted(shown.splitlines()) == [f"[rank {first + n}] {first + n} 3 {n} 2 {first}" for n in (0, 1)]
+    alone = 2 - 2 * first
+    assert other == f"{alone} 3 0 1 {1 - first}\n"
+    assert (tmp_path / f"t/round-1/rank-{alone}.out").read_text() == other
+    assert [file.name for file in tmp_path.glob("*.rdzv.jsonl")], "the journal is there too"
+
+
+def test_an_endpoint_that_is_left_out_is_the_jobs_first_node_and_the_run_its_id():
+    """Two nodes of a job of Slurm, with the same command line."""
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "127.0.0.1"}
+    program = ["--", sys.executable, "-c", f"{SHOW}; print(os.environ['RDZV_RUN_ID'])"]
+
+    def node(name):
+        return running("run", "--nnodes", "2", *QUICK, "--conf", f"slot={name}", *program, **job)
+
+    with node("a") as a, node("b") as b:
+        shown = [process.communicate(timeout=LIMIT_S)[0].splitlines() for process in (a, b)]
+    assert sorted(lines[0] for lines in shown) == ["0 2 0 1 0", "1 2 0 1 1"]
+    assert {lines[1] for lines in shown} == {str(os.getpid())}
+
+
+@pytest.mark.parametrize("command", ["join", "run"])
+def test_a_failure_is_told_once(command):
+    """As the error of the command, and not in the line about leaving as well."""
+    with served() as place:
+        program = ["--", "true"] if command == "run" else []
+        done = rdzv(command, place, "--run-id", "t", "--nnodes", "2", "-c", "join_timeout=0.2", *program)
+    assert done.returncode == 3
+    said = (done.stdout + done.stderr).splitlines()
+    assert len([line for line in said if "gave no world in" in line]) == 1
+    assert re.search(r"leaves the run after [\d.]+ s$", "\n".join(said), re.MULTILINE)
+
+
 def test_the_demo_shows_a_kill_and_a_late_comer():
     """The limit is three times the fifteen seconds of an idle machine."""
     began = time.monotonic()
