@@ -138,9 +138,9 @@ def run(
         raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
     if tee and not log_dir:
         raise SettingsError("--tee is given without --log-dir: without files, the output is on the console anyway")
-    workers = count(nproc, Devices.here())
-    make = _maker(endpoint, run_id, nnodes, {"journal_dir": log_folder(log_dir) or state_folder(os.environ), **given})
-    chosen = launcher.RunOptions(command, workers, role, stop_s, max_restarts, log_dir, tee, prefix)
+    workers, folder = count(nproc, Devices.here()), log_folder(log_dir)
+    make = _maker(endpoint, run_id, nnodes, {"journal_dir": folder or state_folder(os.environ), **given})
+    chosen = launcher.RunOptions(command, workers, role, stop_s, max_restarts, folder, tee, prefix)
     sys.exit(asyncio.run(launcher.run(make, chosen)))
 
 

@@ -19,8 +19,10 @@ from .output import Destinations, OutputCopy
 
 logger = logging.getLogger("rdzv.launch")
 
-STACKS_S = 5.0
+STACKS_S = 10.0
 """How long a worker may take to write its stacks."""
+UNKILLED_S = 30.0
+"""How often to tell that a worker does not even end on SIGKILL."""
 LOOK_S = 0.1
 """How often to look whether the children of a worker have ended."""
 OUTPUT_S = 5.0
@@ -189,8 +191,15 @@ class WorkerGroup:
     async def _kill(self) -> None:
         for worker in self.workers:
             worker.signal(signal.SIGKILL)
-        if self._watches:
-            await asyncio.wait(self._watches)
+        waits = self._watches
+        while waits:
+            # There is no limit: the next round may not begin while a worker of this one runs. A process that waits in the
+            # kernel, such as for a lost file server, ends when the kernel lets it.
+            _, left = await asyncio.wait(waits, timeout=UNKILLED_S)
+            waits = list(left)
+            for worker in self.workers if left else ():
+                if worker.runs:
+                    logger.warning("%s has not ended %g s after SIGKILL: this node waits for it", worker, UNKILLED_S)
         await asyncio.get_running_loop().run_in_executor(None, self._finish_output)
 
     def _finish_output(self) -> None:
