@@ -122,6 +122,8 @@ def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
     done = invoke("run", *alone(), "--max-restarts", "2", "--", sys.executable, "-c", program)
     assert done.exit_code == 7
     assert "the program failed: rank 0: exit code 7 (local rank 0, pid " in done.stderr
+    assert re.findall(r"restart (\d) of 2", done.stderr) == ["1", "2"]
+    assert not re.search(r"leaves the run.*exit code", done.stderr), "it is told once"
     assert (tmp_path / "tries").read_text() == "xxx"
 
 

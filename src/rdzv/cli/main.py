@@ -125,7 +125,7 @@ def run(
 ) -> None:
     """Run a program, given after --, in each world, with one or more workers per node. It is restarted when the round changes.
 
-    Their environment has the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on), of JAX
+    The workers find the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on), of JAX
     (JAX_COORDINATOR_ADDRESS) and RDZV_ROUND, RDZV_FENCE, RDZV_RUN_ID and RDZV_REASON, and no RDZV_TOKEN or
     RDZV_ETCD_PASSWORD. Ends with the exit code of the first worker that failed (128 + n if signal n ended it), or with
     one of `rdzv join`.
