@@ -165,18 +165,6 @@ def test_an_endpoint_that_is_left_out_is_the_jobs_first_node_and_the_run_its_id(
     assert {lines[1] for lines in shown} == {str(os.getpid())}
 
 
-@pytest.mark.parametrize("command", ["join", "run"])
-def test_a_failure_is_told_once(command):
-    """As the error of the command, and not in the line about leaving as well."""
-    with served() as place:
-        program = ["--", "true"] if command == "run" else []
-        done = rdzv(command, place, "--run-id", "t", "--nnodes", "2", "-c", "join_timeout=0.2", *program)
-    assert done.returncode == 3
-    said = (done.stdout + done.stderr).splitlines()
-    assert len([line for line in said if "gave no world in" in line]) == 1
-    assert re.search(r"leaves the run after [\d.]+ s$", "\n".join(said), re.MULTILINE)
-
-
 def test_the_demo_shows_a_kill_and_a_late_comer():
     """The limit is three times the fifteen seconds of an idle machine."""
     began = time.monotonic()

@@ -127,6 +127,17 @@ def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
     assert (tmp_path / "tries").read_text() == "xxx"
 
 
+@pytest.mark.parametrize("command", ["join", "run"])
+def test_a_failure_is_told_once(command):
+    """As the error of the command, and not in the line about leaving as well."""
+    program = ["--", sys.executable, "-c", ""] if command == "run" else []
+    done = invoke(command, "memory://", "--run-id", f"once-{command}", "--nnodes", "2", "-c", "join_timeout=0.1", *program)
+    assert done.exit_code == ExitCode.TIMEOUT
+    said = done.stdout + done.stderr
+    assert said.count("gave no world in") == 1
+    assert re.search(r"leaves the run after [\d.]+ s$", said, re.MULTILINE)
+
+
 def test_auto_is_resolved_by_every_command(monkeypatch):
     """The variables name an endpoint where nothing listens, and the id of the job."""
     for name in (*HOST_ENV, *RUN_ID_ENV):
