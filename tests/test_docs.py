@@ -16,7 +16,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(d.relative_to(ROOT)) for d in DOCUMENTS])
 
 WORDS = (
-    "run", "node", "worker", "agent", "member", "slot", "leader", "operator", "incarnation", "round", "ready", "quorum",
+    "run", "node", "worker", "role", "agent", "member", "slot", "leader", "operator", "incarnation", "round", "ready", "quorum",
     "unit", "path", "neighbours", "segment", "last call", "sealed", "world", "hold", "bootstrap address", "store", "waiting",
     "newcomer", "spare", "settle",
     "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",

@@ -23,7 +23,10 @@ from rdzv.errors import RdzvError
 from support.torchrun_jobs import free_port
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe", "kubernetes", "frameworks")
+NAMES = (
+    "quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe", "kubernetes", "frameworks", "launcher",
+    "jax",
+)  # fmt: skip
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 HOST = os.uname().nodename
 LIMIT_S = 90.0
@@ -63,6 +66,8 @@ def one(start, page):
 TORCHRUN = "torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=job --nnodes=2:4 --max-restarts=100 train.py"
 TRAIN = {
     "rdzv run node1:29400 --run-id job --nnodes 2:4 -- python train.py": 2,
+    one("rdzv run node1", "docs/launcher.md"): 2,
+    one("rdzv run node1", "docs/jax.md"): 2,
     one("openssl rand", "docs/security.md"): 1,
     one("#!/bin/bash", "docs/security.md"): 2,
 }

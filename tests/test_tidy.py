@@ -53,12 +53,14 @@ IMPORTS = {
     "engines.register": "engines system errors",
     "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
     "member": "core config engines system errors printable _version",
+    "jax": "errors",
+    "launch": "core member errors printable",
     "aio": "member drivers config engines system errors",
     "blocking": "aio member core config engines system errors",
     "__init__": "aio blocking member core errors _version",
     "operate": "member drivers core config engines engines.embedded engines.register system errors _version",
     "web": "operate drivers core config engines engines.embedded system errors _version",
-    "cli": "web operate aio member drivers core config engines engines.embedded errors printable _version",
+    "cli": "web operate launch aio member drivers core config engines engines.embedded errors printable _version",
     "torchrun": "blocking member core config engines errors system",
     "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
         errors""",
@@ -70,7 +72,7 @@ IMPORTS = {
     __main__   cli   torchrun.rendezvous   torchrun   testing       commands, torch's launcher, the simulator
                            web                                      metrics and a page about runs
                          operate                                    what people do with a run from outside
-                    blocking    aio                                 the public API
+                    blocking    aio    launch                       the public API; the workers of `rdzv run`
                   member     drivers                                one member; the driver for an endpoint
          engines.embedded  engines.etcd  engines.register           three engines
                      engines   config                               the port and the reference engine; settings
@@ -87,7 +89,7 @@ PURE = {
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
 THIRD_PARTY = {"msgspec": "", "starlette": "web/", "uvicorn": "web/", "prometheus_client": "web/",
-    "torch": "torchrun/", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
+    "torch": "torchrun/", "jax": "jax.py", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
     "typing_extensions": "errors.py"}  # fmt: skip
 """Which package may be imported in which place; '' is everywhere. `typing_extensions` is read by type checkers only."""
 

@@ -14,7 +14,8 @@ from rdzv.cli.exit_codes import ExitCode
 from rdzv.cli.launcher import Printer
 from rdzv.cli.main import app
 from rdzv.core.member_rules import Change, ChangeKind
-from rdzv.core.model import Era, Phase
+from rdzv.core.model import Era, Phase, WorkerRanks
+from rdzv.launch.environment import NodeInRound, of_worker
 from rdzv.member.notices import ABOUT_OTHERS, Notice
 from rdzv.system.bootstrap import Bootstrap
 
@@ -59,7 +60,7 @@ def test_every_option_is_explained_and_every_option_explained_exists(name):
     for flag, shown in own.items():
         default = has[flag]
         expected = "off" if default is False else f"{default:g}" if isinstance(default, float | int) else f"`{default}`"
-        assert shown == expected, flag
+        assert shown == ("none" if default in ("", None) else expected), flag
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -116,8 +117,13 @@ def test_the_kinds_of_lines_are_all_explained():
     assert {word for row in rows(notices, "kind") for word in words(row[0])} == given
 
 
-def test_the_variables_of_a_program_are_all_explained():
-    source = (Path(rdzv.__file__).parent / "cli" / "launcher.py").read_text()
-    given = set(re.findall(r'^ +"([A-Z_]+)": ', source, re.MULTILINE))
-    assert given
-    assert {word for row in rows(section("rdzv run"), "variable") for word in words(row[0])} == given
+def test_the_variables_of_a_worker_are_all_explained():
+    page = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    shown = {word for row in rows(page, "variable") for word in words(row[0])}
+    defaults = {row[0].strip("`"): row[1].strip("`") for row in rows(page, "default")}
+    node = NodeInRound("r", 1, 1, "", "h", 1, 0, 1, 2, WorkerRanks(0, 2, 0, 2), "default", 0, 0)
+    given = of_worker({}, node, 0)
+    assert shown | set(defaults) == set(given)
+    mine = of_worker(dict.fromkeys(given, "mine"), node, 0)
+    assert {name for name, value in mine.items() if value == "mine"} == set(defaults)
+    assert defaults | {"JAX_LOCAL_DEVICE_IDS": "0"} == {name: given[name] for name in defaults}

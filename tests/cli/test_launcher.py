@@ -118,7 +118,7 @@ def test_a_program_is_run_in_each_world_and_restarted_when_it_changes():
 def test_the_exit_code_is_the_programs_and_the_others_end_with_the_root_cause():
     with served() as place, launching(place, "a", "2", "7", nnodes="2") as a, launching(place, "b", "9", "0", nnodes="2") as b:
         assert a.wait(LIMIT_S) == 7
-        assert "the program failed: exit code 7" in a.stderr.read()
+        assert re.search(r"the program failed: rank \d: exit code 7 \(local rank 0, pid \d+\)", a.stderr.read())
         assert b.wait(LIMIT_S) == 4
         assert re.search(r"run 't' is closed: \S+/a gave up: rank \d: exit code 7", b.stderr.read())
 
@@ -128,6 +128,41 @@ def test_sigterm_stops_the_program_and_the_member():
         a.stdout.readline()
         a.send_signal(signal.SIGTERM)
         assert a.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+SHOW = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')))"
+
+
+def test_every_worker_of_every_node_has_a_rank_of_its_own_and_a_prefix(tmp_path):
+    """A node with two workers and one with one. The files of both are in one folder, as on a shared file system."""
+
+    def node(place, name, workers, *more):
+        words = ["run", place, "--run-id", "t", "--nnodes", "2", *QUICK, "--conf", f"slot={name}", "--nproc-per-node", workers]
+        return running(*words, *more, "--", sys.executable, "-c", SHOW)
+
+    with served() as place, node(place, "a", "2") as a, node(place, "b", "1", "--log-dir", str(tmp_path), "--tee") as b:
+        shown, other = (process.communicate(timeout=LIMIT_S)[0] for process in (a, b))
+        assert (a.returncode, b.returncode) == (0, 0)
+    first = 0 if "rank 0" in shown else 1
+    assert sorted(shown.splitlines()) == [f"[rank {first + n}] {first + n} 3 {n} 2 {first}" for n in (0, 1)]
+    alone = 2 - 2 * first
+    assert other == f"{alone} 3 0 1 {1 - first}\n"
+    assert (tmp_path / f"t/round-1/rank-{alone}.out").read_text() == other
+    assert [file.name for file in tmp_path.glob("*.rdzv.jsonl")], "the journal is there too"
+
+
+def test_an_endpoint_that_is_left_out_is_the_jobs_first_node_and_the_run_its_id():
+    """Two nodes of a job of Slurm, with the same command line."""
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "127.0.0.1"}
+    program = ["--", sys.executable, "-c", f"{SHOW}; print(os.environ['RDZV_RUN_ID'])"]
+
+    def node(name):
+        return running("run", "--nnodes", "2", *QUICK, "--conf", f"slot={name}", *program, **job)
+
+    with node("a") as a, node("b") as b:
+        shown = [process.communicate(timeout=LIMIT_S)[0].splitlines() for process in (a, b)]
+    assert sorted(lines[0] for lines in shown) == ["0 2 0 1 0", "1 2 0 1 1"]
+    assert {lines[1] for lines in shown} == {str(os.getpid())}
 
 
 def test_the_demo_shows_a_kill_and_a_late_comer():

@@ -121,8 +121,21 @@ def test_a_program_that_fails_is_tried_again_as_often_as_was_said(tmp_path):
     program = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit(7)"
     done = invoke("run", *alone(), "--max-restarts", "2", "--", sys.executable, "-c", program)
     assert done.exit_code == 7
-    assert "the program failed: exit code 7" in done.stderr
+    assert "the program failed: rank 0: exit code 7 (local rank 0, pid " in done.stderr
+    assert re.findall(r"restart (\d) of 2", done.stderr) == ["1", "2"]
+    assert not re.search(r"leaves the run.*exit code", done.stderr), "it is told once"
     assert (tmp_path / "tries").read_text() == "xxx"
+
+
+@pytest.mark.parametrize("command", ["join", "run"])
+def test_a_failure_is_told_once(command):
+    """As the error of the command, and not in the line about leaving as well."""
+    program = ["--", sys.executable, "-c", ""] if command == "run" else []
+    done = invoke(command, "memory://", "--run-id", f"once-{command}", "--nnodes", "2", "-c", "join_timeout=0.1", *program)
+    assert done.exit_code == ExitCode.TIMEOUT
+    said = done.stdout + done.stderr
+    assert said.count("gave no world in") == 1
+    assert re.search(r"leaves the run after [\d.]+ s$", said, re.MULTILINE)
 
 
 def test_auto_is_resolved_by_every_command(monkeypatch):

@@ -6,19 +6,29 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..aio import AsyncRendezvous
+import msgspec
+
+from ..aio import AsyncRendezvous, departure_of
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
 from ..errors import Closed, Evicted, RdzvError
+from ..launch.environment import NodeInRound
+from ..launch.failure import Failure
+from ..launch.output import Destinations
+from ..launch.workers import WorkerGroup
 from ..member import log
 from ..member.notices import Notice
 from ..member.world import AsyncWorld
 from .exit_codes import ExitCode
 from .output import complain, json_text, say
+
+logger = logging.getLogger("rdzv.launch")
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 IMPATIENT_S = 1.0
@@ -114,6 +124,19 @@ async def join(make: MemberFactory, printer: Printer) -> int:
         return await _join_rounds(make, printer)
 
 
+@asynccontextmanager
+async def _taking_part(member: AsyncRendezvous) -> AsyncIterator[AsyncRendezvous]:
+    """Leave at the end of the block. An error that ends the command is shown by itself, and not in the line about leaving."""
+    async with member:
+        try:
+            yield member
+        except RdzvError as error:
+            failed, reason = departure_of(error)
+            with log.leaves_without_reason():
+                await member.leave(failed=failed, reason=reason)
+            raise
+
+
 async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
     stop = StopSignal()
     over = asyncio.Event()
@@ -123,7 +146,7 @@ async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
         if notice.kind == Phase.CLOSED.value:
             over.set()
 
-    async with make(observe) as rendezvous:
+    async with _taking_part(make(observe)) as rendezvous:
         while stop.signal is None:
             try:
                 world = await stop.run_until(rendezvous.join())
@@ -154,107 +177,98 @@ async def _changed_or_over(rendezvous: AsyncRendezvous, over: asyncio.Event) -> 
             wait.cancel()
 
 
-class Program:
-    """One run of the command, in one world. It and its children are one process group."""
+class RunOptions(msgspec.Struct, frozen=True):
+    """What `rdzv run` does with its program, the same in every round."""
 
-    def __init__(self, process: asyncio.subprocess.Process, stop_s: float) -> None:
-        self._process = process
-        self._stop_s = stop_s
-        self.wait = process.wait
-
-    @classmethod
-    async def start(cls, command: list[str], stop_s: float, world: AsyncWorld, reason: str) -> Program:
-        """Start the command with the variables that training programs read."""
-        environ = {
-            **os.environ,
-            "RANK": str(world.rank),
-            "WORLD_SIZE": str(world.size),
-            "MASTER_ADDR": world.bootstrap.host,
-            "MASTER_PORT": str(world.bootstrap.port),
-            "RDZV_ROUND": str(world.round),
-            "RDZV_FENCE": str(world.fence),
-            "RDZV_RUN_ID": world.run_id,
-            "RDZV_REASON": reason,
-        }
-        # The program of rank 0 binds the port itself.
-        world.bootstrap.release()
-        return cls(await asyncio.create_subprocess_exec(*command, env=environ, start_new_session=True), stop_s)
-
-    async def stop(self) -> None:
-        """Send SIGTERM to the group, and SIGKILL if the program does not end in time."""
-        try:
-            if self._process.returncode is None:
-                self._signal(signal.SIGTERM)
-                await asyncio.wait_for(asyncio.shield(self.wait()), self._stop_s)
-        except asyncio.TimeoutError:
-            complain(f"the program did not stop within {self._stop_s:g} s and is killed")
-        finally:
-            # Always: this wait may have been cancelled, and the program's children may outlive it.
-            self._signal(signal.SIGKILL)
-        await self.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+    command: list[str]
+    workers: int = 1
+    role: str = "default"
+    stop_s: float = 30.0
+    max_restarts: int = 0
+    log_dir: str = ""
+    tee: bool = False
+    prefix: bool | None = None
+    """Whether lines on the console begin with the rank; None: if there are several workers."""
 
 
-async def run(make: MemberFactory, command: list[str], *, stop_s: float, max_restarts: int) -> int:
-    """Run the command in each world, and restart it when the round changes. Return the exit code of `rdzv run`.
+async def run(make: MemberFactory, options: RunOptions) -> int:
+    """Run the workers in each world, and restart them when the round changes. Return the exit code of `rdzv run`.
 
     stdout is the program's. The log of the member goes to stderr, as that of torchrun.
     """
-    with log.taken_over():
+    with log.taken_over(), TemporaryDirectory(prefix="rdzv-run-") as scratch:
         log.set_up()
-        return await _run_in_rounds(make, command, stop_s, max_restarts)
+        return await _run_in_rounds(make, options, Path(scratch))
 
 
-async def _run_in_rounds(make: MemberFactory, command: list[str], stop_s: float, max_restarts: int) -> int:
+async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path) -> int:
     stop = StopSignal()
+    prefixed = options.workers > 1 if options.prefix is None else options.prefix
     reason = "this node came to join"
     held = False
-    async with make(None) as rendezvous:
+    restarts = 0
+    async with _taking_part(make(None)) as rendezvous:
+        output = Destinations(rendezvous.run_id, options.log_dir, tee=options.tee, prefixed=prefixed)
         while True:
             try:
-                world = await stop.run_until(rendezvous.join())
+                world = await stop.run_until(rendezvous.join(workers=options.workers, role=options.role))
             except Evicted as evicted:
                 reason = evicted.reason
                 continue
-            code = None
+            ending = Ending(reason)
             if world is not None:
                 if held:  # The cause may have been found while this member waited.
                     reason = world.reason or reason
                 held = True
-                program = await Program.start(command, stop_s, world, reason)
-                code, reason = await _until_changed(program, rendezvous, stop)
+                node = NodeInRound.of(world, options.workers, options.role, reason, restarts, options.max_restarts)
+                # The worker with rank 0 binds the port itself.
+                world.bootstrap.release()
+                workers = WorkerGroup(node, output, scratch, options.stop_s)
+                await workers.start(options.command, os.environ)
+                ending = await _until_changed(workers, rendezvous, stop)
+            reason = ending.reason
             if stop.signal is not None:
                 return 128 + stop.signal
-            if code == 0:
+            if ending.succeeded:
                 with suppress(RdzvError):  # The others may have closed the run, or evicted this member, just now.
                     await rendezvous.done()
                 return ExitCode.OK
-            if code is not None and max_restarts == 0:
-                await rendezvous.leave(failed=True, reason=f"rank {world.rank}: {reason}")
-                complain(f"the program failed: {reason}")
-                return code
-            max_restarts -= code is not None
+            failure = ending.failure
+            if failure is not None and restarts == options.max_restarts:
+                with log.leaves_without_reason():
+                    await rendezvous.leave(failed=True, reason=failure.reason)
+                complain(failure.sentence)
+                return failure.exit_code
+            if failure is not None:
+                restarts += 1
+                logger.warning("%s; restart %d of %d", failure.sentence, restarts, options.max_restarts)
 
 
-async def _until_changed(program: Program, rendezvous: AsyncRendezvous, stop: StopSignal) -> tuple[int | None, str]:
-    """Wait for the program. Return its exit code, or None if the round changed or a signal came first; and the reason."""
-    ended = asyncio.ensure_future(program.wait())
+class Ending(msgspec.Struct, frozen=True):
+    """Why the workers of this node run no more: they succeeded, one failed, or (neither) they were stopped."""
+
+    reason: str
+    succeeded: bool = False
+    failure: Failure | None = None
+
+
+async def _until_changed(workers: WorkerGroup, rendezvous: AsyncRendezvous, stop: StopSignal) -> Ending:
+    """Wait for the workers, for the end of the round or for a signal. Whatever comes first, no worker runs afterwards."""
+    ended = asyncio.ensure_future(workers.wait())
     changed = asyncio.ensure_future(rendezvous.wait_changed())
     try:
         await stop.run_until(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
-        if ended.done():
-            code = ended.result()
-            code = 128 - code if code < 0 else code  # As in a shell: signal n is 128 + n.
-            return code, f"exit code {code}"
-        if stop.signal is not None:
-            with suppress(RdzvError):  # The others re-form while our program is still stopping.
+        by_themselves = ended.done()
+        if not by_themselves and stop.signal is not None:
+            with suppress(RdzvError):  # The others re-form while our workers are still stopping.
                 await rendezvous.drain(f"{stop.signal.name} received")
-            return None, "stopped"
-        change = changed.result()
-        return None, change.reason if change is not None else "this member left"
+        change = changed.result() if changed.done() else None
     finally:
-        changed.cancel()
-        await program.stop()
+        for wait in (ended, changed):
+            wait.cancel()
+        failure = await workers.stop()
+    if by_themselves:
+        return Ending(failure.reason if failure is not None else "done", failure is None, failure)
+    if stop.signal is not None:
+        return Ending("stopped")
+    return Ending(change.reason if change is not None else "this member left")

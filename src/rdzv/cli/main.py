@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import re
+import secrets
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from ..engines.embedded.limits import give_back_freed_memory
 from ..engines.embedded.server import Server
 from ..engines.embedded.trust import Trust
 from ..errors import SettingsError, Unreachable
+from ..launch.nproc import Devices, count
+from ..launch.output import log_folder
 from ..member.journal_file import state_folder
 from ..member.notices import Notice
 from . import dashboard, journal, launcher, operator, options, viewer
@@ -69,6 +72,8 @@ def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> lau
     if not re.fullmatch(r"[0-9]+(:[0-9]+)?", nnodes):
         raise SettingsError(f"--nnodes is {nnodes!r}: it must be a number or min:max, such as 2:4")
     low, _, high = nnodes.partition(":")
+    if not endpoint and not run_id and (high or low) == "1":
+        run_id = f"alone-{secrets.token_hex(4)}"  # Nobody else must find it.
 
     def make(observer: Callable[[Notice], None] | None) -> AsyncRendezvous:
         return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=observer, **given)
@@ -79,7 +84,8 @@ def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> lau
 @app.command()
 @options.with_settings
 def join(
-    endpoint: options.Endpoint,
+    *,
+    endpoint: options.MemberEndpoint = "",
     nnodes: options.Nodes,
     given: options.Given,
     run_id: options.RunId = "",
@@ -98,18 +104,31 @@ def join(
 @options.with_settings
 def run(
     context: typer.Context,
-    endpoint: options.Endpoint,
+    *,
+    endpoint: options.MemberEndpoint = "",
     nnodes: options.Nodes,
     given: options.Given,
     run_id: options.RunId = "",
-    stop_s: Annotated[float, typer.Option("--stop-timeout", help="seconds from SIGTERM to SIGKILL of the program")] = 30.0,
-    max_restarts: Annotated[int, typer.Option("--max-restarts", help="how often a failed program is started again")] = 0,
+    nproc: Annotated[
+        str, typer.Option("--nproc-per-node", metavar="N|auto|gpu|cpu", help="how many workers this node runs")
+    ] = "1",
+    role: Annotated[str, typer.Option("--role", help="the role of this node's workers (ROLE_NAME)")] = "default",
+    max_restarts: Annotated[int, typer.Option("--max-restarts", min=0, help="how often failed workers are started again")] = 0,
+    stop_s: Annotated[
+        float, typer.Option("--stop-timeout", min=0, help="seconds from SIGTERM to stack dump and SIGKILL of a worker")
+    ] = 30.0,
+    log_dir: Annotated[str, typer.Option("--log-dir", metavar="DIR", help="write each worker's output to files there")] = "",
+    tee: Annotated[bool, typer.Option("--tee", help="show the output on the console too, beside --log-dir")] = False,
+    prefix: Annotated[
+        bool | None, typer.Option("--prefix/--no-prefix", help="begin lines with [rank N]; default: with several workers")
+    ] = None,
 ) -> None:
-    """Run a program, given after --, in each world. It is stopped and started again when the round changes.
+    """Run a program, given after --, in each world, with one or more workers per node. It is restarted when the round changes.
 
-    Its environment has RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_FENCE, RDZV_RUN_ID and RDZV_REASON,
-    and no RDZV_TOKEN or RDZV_ETCD_PASSWORD. Ends with the program's exit code (128 + n if signal n ended it), or with one
-    of `rdzv join`.
+    The workers find the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on), of JAX
+    (JAX_COORDINATOR_ADDRESS) and RDZV_ROUND, RDZV_FENCE, RDZV_RUN_ID and RDZV_REASON, and no RDZV_TOKEN or
+    RDZV_ETCD_PASSWORD. Ends with the exit code of the first worker that failed (128 + n if signal n ended it), or with
+    one of `rdzv join`.
     """
     command = context.args
     if not command:
@@ -117,8 +136,12 @@ def run(
     if shutil.which(command[0]) is None:
         # Checked before the join: the others would form a round with this member and lose it at once.
         raise SettingsError(f"program {command[0]!r} cannot be run: it is not found, or is not executable")
-    make = _maker(endpoint, run_id, nnodes, {"journal_dir": state_folder(os.environ), **given})
-    sys.exit(asyncio.run(launcher.run(make, command, stop_s=stop_s, max_restarts=max_restarts)))
+    if tee and not log_dir:
+        raise SettingsError("--tee is given without --log-dir: without files, the output is on the console anyway")
+    workers, folder = count(nproc, Devices.here()), log_folder(log_dir)
+    make = _maker(endpoint, run_id, nnodes, {"journal_dir": folder or state_folder(os.environ), **given})
+    chosen = launcher.RunOptions(command, workers, role, stop_s, max_restarts, folder, tee, prefix)
+    sys.exit(asyncio.run(launcher.run(make, chosen)))
 
 
 @app.command()

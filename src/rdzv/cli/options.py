@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 WHERE = "where the run is kept: host:port, rdzv://, etcd://, etcds://, c10d://, file://, memory://, or auto (as Slurm tells)"
 Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=WHERE)]
+MemberEndpoint = Annotated[
+    str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=f"{WHERE}; without it: auto")
+]
 Host = Annotated[str, typer.Argument(metavar="HOST", help="a host name as `rdzv status` shows it")]
 
 

@@ -134,8 +134,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "are spares", "more nodes are left over as spares", **_NODES)] = 1
     info: Annotated[dict[str, str], mapping("told to all members of the round", "each fetches it from all others")] = {}
     journal_dir: Annotated[str, folder(
-        "folder for the journal of this agent, a file that outlives the run (default under torchrun: its --log-dir, "
-        "else $XDG_STATE_HOME/rdzv or ~/.local/state/rdzv; of `rdzv run`: the latter; elsewhere: none)")] = ""
+        "folder for the journal of this agent, a file that outlives the run (default under torchrun and "
+        "`rdzv run`: its --log-dir, else $XDG_STATE_HOME/rdzv or ~/.local/state/rdzv; elsewhere: none)")] = ""
     bootstrap_port: Annotated[tuple[int, int], ports(
         "where rank 0 serves the workers' bootstrap; if a firewall wants fixed ports, a range: rounds take turns in it")
     ] = (0, 0)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ..printable import shown
+from ..printable import clean, shown
 from .notices import Notice
 from .sentences import LOUD, level_of, sentence
 
@@ -56,6 +56,23 @@ def taken_over() -> Iterator[None]:
     finally:
         level, logger.propagate, logger.handlers[:] = before
         logger.setLevel(level)
+
+
+@contextmanager
+def leaves_without_reason() -> Iterator[None]:
+    """Log a leave without its reason, for a command that shows the reason as its error."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if getattr(record, "rdzv_kind", "") == "leaving" and isinstance(record.args, tuple):
+            run_id, line = record.args
+            record.args = run_id, str(line).removesuffix(f": {clean(record.rdzv_reason)}")  # type: ignore[attr-defined]
+        return True
+
+    logger.filters.insert(0, shorten)  # Before those that print the line.
+    try:
+        yield
+    finally:
+        logger.filters.remove(shorten)
 
 
 class TorchFormatter(logging.Formatter):

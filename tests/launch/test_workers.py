@@ -1,0 +1,185 @@
+"""Real processes: started together, watched, and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rdzv.core.model import WorkerRanks
+from rdzv.errors import SettingsError
+from rdzv.launch import stacks
+from rdzv.launch.environment import NodeInRound
+from rdzv.launch.output import Destinations
+from rdzv.launch.workers import WorkerGroup
+
+LIMIT_S = 30.0
+NODE = NodeInRound(
+    run_id="job", round=2, fence=1, reason="", host="127.0.0.1", port=1, rank=1, nodes=2, workers=1,
+    ranks=WorkerRanks(4, 8, 4, 8), role="default", restarts=0, max_restarts=0,
+)  # fmt: skip
+QUICK = "import os, sys, time, signal; rank = int(os.environ['LOCAL_RANK'])\n"
+STUCK = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('stuck', flush=True)\ndef hangs():\n  time.sleep(600)\nhangs()\n"
+
+
+def group(folder, workers=1, stop_s=LIMIT_S):
+    node = msgspec.structs.replace(NODE, workers=workers)
+    return WorkerGroup(node, Destinations("job", str(folder)), folder / "scratch", stop_s)
+
+
+async def started(folder, program, workers=1, stop_s=LIMIT_S, command=(sys.executable, "-c")):
+    made = group(folder, workers, stop_s)
+    await made.start([*command, QUICK + program], os.environ)
+    return made
+
+
+async def ended(made):
+    await asyncio.wait_for(made.wait(), LIMIT_S)
+    return await made.stop()
+
+
+async def text(path, holds=""):
+    """Return the text of a file once it holds something."""
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists() or holds not in path.read_text():
+        assert time.monotonic() < deadline, f"no {holds!r} in {path}"
+        await asyncio.sleep(0.02)
+    return path.read_text()
+
+
+def log(folder, rank, ending="out"):
+    return folder / "job" / "round-2" / f"rank-{rank}.{ending}"
+
+
+def is_alive(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def test_all_workers_succeed_together_each_with_its_own_rank_and_log(tmp_path):
+    made = await started(tmp_path, "print(os.environ['RANK'], os.environ['LOCAL_RANK'])", workers=3)
+    assert await ended(made) is None
+    assert [log(tmp_path, rank).read_text() for rank in (4, 5, 6)] == ["4 0\n", "5 1\n", "6 2\n"]
+
+
+async def test_the_first_failure_is_told_with_its_exception_and_the_others_are_stopped(tmp_path):
+    """Rank 5 fails. Rank 6 fails too, but as a consequence: when it is stopped."""
+    program = """
+if rank == 1:
+    while not os.path.exists('go'): time.sleep(0.02)
+    raise ValueError('bad')
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print('ready', flush=True)
+time.sleep(600)
+"""
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        made = await started(tmp_path, program, workers=3)
+        for rank in (4, 6):
+            await text(log(tmp_path, rank), "ready")
+        (tmp_path / "go").touch()
+        failure = await ended(made)
+    finally:
+        os.chdir(here)
+    assert failure.reason == "rank 5: exit code 1: ValueError: bad"
+    assert (failure.local_rank, failure.log) == (1, str(log(tmp_path, 5, "err")))
+    assert [worker.code for worker in made.workers] == [3, 1, 3]
+
+
+async def test_the_exception_in_an_error_file_goes_before_what_stderr_says(tmp_path):
+    """As `torch.distributed.elastic.multiprocessing.errors.record` writes it; that of an earlier life does not count."""
+    program = "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": {\"message\": \"OSError: disk\"}}')"
+    made = await started(tmp_path, f"{program}; raise ValueError('bad')")
+    assert (await ended(made)).reason == "rank 4: exit code 1: OSError: disk"
+    made = await started(tmp_path, "raise ValueError('bad')")
+    assert (await ended(made)).reason == "rank 4: exit code 1: ValueError: bad"
+
+
+async def test_a_signal_that_ended_a_worker_is_named(tmp_path):
+    made = await started(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    failure = await ended(made)
+    assert (failure.reason, failure.exit_code) == ("rank 4: killed by SIGKILL", 137)
+
+
+async def test_workers_that_are_stopped_did_not_fail(tmp_path):
+    made = await started(tmp_path, "print('ready', flush=True); time.sleep(600)", workers=2)
+    for rank in (4, 5):
+        await text(log(tmp_path, rank), "ready")
+    assert await made.stop() is None
+    assert [worker.code for worker in made.workers] == [-signal.SIGTERM] * 2
+
+
+@pytest.mark.parametrize("command", [(sys.executable, "-c"), ("sh", "-c", f'{sys.executable} -c "$0"; exit $?')])
+async def test_a_stuck_worker_shows_its_stack_before_it_is_killed(tmp_path, caplog, command):
+    """Also if the worker is a shell that only waits for the program."""
+    made = await started(tmp_path, STUCK, stop_s=0.3, command=command)
+    await text(log(tmp_path, 4), "stuck")
+    assert await made.stop() is None
+    said = log(tmp_path, 4, "err").read_text()
+    assert "Fatal Python error: Aborted" in said
+    assert "in hangs" in said
+    told = caplog.records[0].getMessage()
+    assert told.startswith("rank 4 (local rank 0, pid ")
+    assert told.endswith("did not stop within 0.3 s of SIGTERM: its Python stacks follow on its stderr, then it is killed")
+
+
+async def test_a_stuck_program_that_is_not_python_is_killed_without_a_core(tmp_path, caplog):
+    made = group(tmp_path, stop_s=0.2)
+    await made.start(["sh", "-c", "trap '' TERM; echo stuck; while :; do sleep 1; done"], os.environ)
+    await text(log(tmp_path, 4), "stuck")
+    assert await made.stop() is None
+    assert made.workers[0].code == -signal.SIGKILL
+    assert caplog.records[0].getMessage().endswith("of SIGTERM: it is killed")
+
+
+async def test_the_children_of_a_worker_end_with_it(tmp_path):
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    made = await started(tmp_path, program)
+    child = int(await text(log(tmp_path, 4), "\n"))
+    assert await ended(made) is None
+    deadline = time.monotonic() + LIMIT_S
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_a_stop_that_is_cancelled_leaves_no_worker_behind(tmp_path):
+    made = await started(tmp_path, STUCK)
+    await text(log(tmp_path, 4), "stuck")
+    stopping = asyncio.ensure_future(made.stop())
+    await asyncio.sleep(0.05)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    assert made.workers[0].code == -signal.SIGKILL
+
+
+async def test_a_program_that_cannot_be_started_is_refused_with_the_reason(tmp_path):
+    program = tmp_path / "program"
+    program.write_bytes(b"\x00\x01 no program")
+    program.chmod(0o755)
+    made = group(tmp_path, workers=2)
+    with pytest.raises(SettingsError, match=r"program '.*program' cannot be run: Exec format error"):
+        await made.start([str(program)], os.environ)
+
+
+def test_only_the_programs_that_handle_the_signal_are_asked_for_stacks(tmp_path):
+    """A shell (10) waits for Python (11), which has a child that loads data (12); 13 is of another group."""
+    handles, not_this_one = "SigCgt:\t0000000000000020\n", "SigCgt:\t0000000000000002\n"
+    for pid, parent, of_group, status in (
+        (10, 1, 10, not_this_one), (11, 10, 10, handles), (12, 11, 10, handles), (13, 1, 13, handles), (14, 10, 10, handles),
+        (15, 10, 10, "garbage"),
+    ):  # fmt: skip
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a ) name) S {parent} {of_group} 1 0")
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tx\n{status}")
+    (tmp_path / "16").mkdir()  # It has ended.
+    assert stacks.catching(10, tmp_path) == [11, 14]
