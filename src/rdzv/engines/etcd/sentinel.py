@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,8 @@ ATTEMPT_S = 1.0
 """Time for one attempt to revoke: etcd's members forget a request that was on its way to a leader that died."""
 PAUSE_S = 0.2
 """Pause after a refusal that may pass, such as of too many requests."""
+_BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals to a whole job must not end a sentinel. It inherits the mask of the thread that starts it, so they never do."""
 _CONSEQUENCE = "if this process is killed, the others notice it when its lease ends"
 _PROGRAM = Path(__file__).with_name("sentinel_process.py")
 _ROOT = str(Path(__file__).parents[3])
@@ -143,6 +146,7 @@ def _start_process() -> subprocess.Popen[bytes]:
     if getattr(sys, "frozen", False):
         raise OSError("this is a frozen program, which has no Python interpreter")
     pidfd = _own_pidfd()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         process = subprocess.Popen(  # noqa: S603  This interpreter, with a program of ours.
             [sys.executable or "", "-I", "-S", str(_PROGRAM), str(os.getpid()), str(pidfd)],
@@ -154,6 +158,7 @@ def _start_process() -> subprocess.Popen[bytes]:
             start_new_session=True,  # Launchers and terminals signal whole process groups.
         )
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pidfd >= 0:
             os.close(pidfd)
     assert process.stdin is not None, "stdin is a pipe"

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import time
 
@@ -110,9 +109,7 @@ def read_rest(orders: Orders) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program. Signals to the parent's job must not end it: its time comes when the parent is dead."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Run the program."""
     parent, pidfd = int(arguments[0]), int(arguments[1])
     if pidfd < 0 and os.getppid() != parent:
         return  # Its parent is dead or in another namespace of processes. Without a pidfd, that cannot be distinguished.
