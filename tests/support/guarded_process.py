@@ -38,6 +38,7 @@ class GuardedProcess:
         self.pid = self.process.pid
         self.children: list[int] = []
         self.lease, self.sentinel = self._read()
+        assert self.sentinel > 0, "no sentinel was started"
 
     def __enter__(self):
         return self

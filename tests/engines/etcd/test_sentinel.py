@@ -61,6 +61,14 @@ def pid_of_sentinel(process_id: int) -> int:
     return found
 
 
+def kill_sentinel(number: signal.Signals) -> int:
+    """Send a signal to the sentinel of this process, and return its process id."""
+    pid = sentinel.own().pid
+    assert pid > 0, "0 would be the group of this process"
+    os.kill(pid, number)
+    return pid
+
+
 async def session_of(cluster: Cluster, **settings: object) -> Session:
     made = Settings.make(cluster.endpoint(), run_id="job", min_nodes=1, max_nodes=1, **settings)
     return await open_driver(made).connect()
@@ -217,7 +225,7 @@ async def test_leases_of_other_kinds_and_members_that_want_none_have_no_sentinel
         await each.close()
 
 
-async def test_a_lease_that_has_ended_is_no_longer_guarded(one):
+async def test_a_lease_that_has_ended_is_forgotten(one):
     session = await session_of(one)
     lease = await session.grant(LEASE_S, presence=True)
     await asyncio.to_thread(one.call, "lease/revoke", {"ID": str(lease)})
@@ -236,8 +244,7 @@ async def test_a_sentinel_that_was_killed_is_replaced_at_the_next_renewal_a_few_
     lease = await session.grant(LEASE_S, presence=True)
     pids = [own.pid]
     for _ in range(sentinel.STARTS_MAX):
-        os.kill(own.pid, signal.SIGKILL)
-        await asyncio.to_thread(until_ended, own.pid)
+        await asyncio.to_thread(until_ended, kill_sentinel(signal.SIGKILL))
         await session.renew(lease)
         pids.append(own.pid)
     assert len(set(pids)) == sentinel.STARTS_MAX + 1
@@ -255,13 +262,12 @@ async def test_a_sentinel_that_reads_nothing_is_given_up_and_the_process_does_no
     own = sentinel.own()
     session = await session_of(one)
     lease = await session.grant(LEASE_S, presence=True)
-    pid = own.pid
-    os.kill(pid, signal.SIGSTOP)
-    where = sentinel.Cluster((("127.0.0.1", 1),), session._driver.credentials)
+    pid = kill_sentinel(signal.SIGSTOP)
+    where = sentinel.ClusterAccess((("127.0.0.1", 1),), session._driver.credentials)
     began_at = time.monotonic()
     others = range(1, 5000)
     for other in others:
-        own.guard(other, LEASE_S, where)
+        own.add(other, LEASE_S, where)
     assert time.monotonic() - began_at < SOON_S
     await asyncio.to_thread(until_ended, pid)
     own.check()
@@ -293,8 +299,8 @@ async def test_without_a_sentinel_a_member_comes_all_the_same(one, monkeypatch, 
 
 def test_orders_are_obeyed_line_by_line_and_one_that_was_cut_off_is_not():
     orders = Orders()
-    orders.take(b"path %s\ncluster 0 %s\ngua" % (os.fsencode("/a b\0/c").hex().encode(), b"where".hex().encode()))
-    orders.take(b"rd 7 0 10\nguard 8 0 30\ncluster 1 %s\nguard 9 1 5\nforget 7\nend" % b"there".hex().encode())
+    orders.take(b"path %s\ncluster 0 %s\nlea" % (os.fsencode("/a b\0/c").hex().encode(), b"where".hex().encode()))
+    orders.take(b"se 7 0 10\nlease 8 0 30\ncluster 1 %s\nlease 9 1 5\nforget 7\nend" % b"there".hex().encode())
     assert orders.path == ["/a b", "/c"]
     assert orders.by_cluster() == {b"where": [8], b"there": [9]}
     assert orders.limit_s == 30 + OUTAGE_S

@@ -256,11 +256,11 @@ class EtcdSession:
         return messages.TxnResponse(header, True, tuple(found_all))
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
-        """Grant a lease of whole seconds, rounded up. etcd sees no connections, so a sentinel guards that of a presence."""
+        """Grant a lease of whole seconds, rounded up. etcd sees no connections, so a sentinel gets that of a presence."""
         granted = await self._call(self.client.grant(max(1, math.ceil(ttl_s))))
         if presence and self._driver.sentinel:
-            cluster = sentinel.Cluster(self._driver.parsed_endpoint.hosts, self._driver.credentials)
-            sentinel.own().guard(granted.id, granted.ttl_s, cluster)
+            cluster = sentinel.ClusterAccess(self._driver.parsed_endpoint.hosts, self._driver.credentials)
+            sentinel.own().add(granted.id, granted.ttl_s, cluster)
         return granted.id
 
     async def renew(self, lease: int) -> None:

@@ -44,7 +44,7 @@ _ROOT = str(Path(__file__).parents[3])
 logger = logging.getLogger("rdzv.etcd")
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class ClusterAccess(msgspec.Struct, frozen=True):
     """Where leases are and how to revoke them. It goes to the sentinel by a pipe, so that no other process sees secrets."""
 
     hosts: tuple[tuple[str, int], ...]
@@ -68,26 +68,26 @@ class Sentinel:
         """The process id of the sentinel; 0 if there is none."""
         return 0 if self._process is None else self._process.pid
 
-    def guard(self, lease: int, ttl_s: int, cluster: Cluster) -> None:
+    def add(self, lease: int, ttl_s: int, cluster: ClusterAccess) -> None:
         """Have this lease revoked when this process dies."""
         encoded = msgspec.msgpack.encode(cluster)
         with self._lock:
             is_new = encoded not in self._clusters
             number = self._clusters.setdefault(encoded, len(self._clusters))
-            self._leases[lease] = b"guard %d %d %d\n" % (lease, number, ttl_s)
+            self._leases[lease] = b"lease %d %d %d\n" % (lease, number, ttl_s)
             if self._is_running():
                 self._tell((_cluster_order(number, encoded) if is_new else b"") + self._leases[lease])
             else:
                 self._start()
 
     def check(self) -> None:
-        """Replace a sentinel that was killed or failed, if there is a lease to guard."""
+        """Replace a sentinel that was killed or failed, if there are leases."""
         with self._lock:
             if self._leases and not self._is_running():
                 self._start()
 
     async def forget(self, lease: int) -> None:
-        """Stop guarding a lease, which has ended. After the last one the sentinel ends."""
+        """Remove a lease, which has ended. The sentinel ends after the last one."""
         with self._lock:
             if self._leases.pop(lease, None) is None:
                 return
@@ -107,7 +107,7 @@ class Sentinel:
         return self._process is not None and self._process.poll() is None
 
     def _start(self) -> None:
-        """Start a sentinel that guards all leases. A failure is logged, and concerns no one else: the leases decide."""
+        """Start a sentinel that knows all leases. A failure is logged and does no harm: the leases decide."""
         if self._process is not None:
             _close(self._process)
             self._process = None
@@ -206,11 +206,11 @@ if hasattr(os, "register_at_fork"):
 
 async def revoke_all(leases: Mapping[bytes, Sequence[int]], limit_s: float) -> None:
     """Revoke the leases of each encoded cluster, for at most that long."""
-    work = [_revoke(msgspec.msgpack.decode(cluster, type=Cluster), ids) for cluster, ids in leases.items()]
+    work = [_revoke(msgspec.msgpack.decode(cluster, type=ClusterAccess), ids) for cluster, ids in leases.items()]
     await asyncio.wait([asyncio.create_task(one) for one in work], timeout=limit_s)
 
 
-async def _revoke(cluster: Cluster, leases: Sequence[int]) -> None:
+async def _revoke(cluster: ClusterAccess, leases: Sequence[int]) -> None:
     """Revoke by all of etcd's members at once: a dead or frozen one then costs no time, and a second request does no harm."""
     asked = [asyncio.create_task(_revoke_by(host, cluster.credentials, leases)) for host in cluster.hosts]
     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

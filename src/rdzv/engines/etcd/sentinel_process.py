@@ -9,8 +9,8 @@ PIDFD is an inherited descriptor that becomes readable when the parent is dead; 
 orders to standard input, one per line, with texts in hexadecimal:
 
     path TEXT             the parent's module search path
-    cluster NUMBER TEXT   where leases are and how to revoke them (`sentinel.Cluster`)
-    guard LEASE NUMBER S  revoke this lease of that cluster; it was granted for S seconds
+    cluster NUMBER TEXT   where leases are and how to revoke them (`sentinel.ClusterAccess`)
+    lease LEASE NUMBER S  revoke this lease of that cluster; it was granted for S seconds
     forget LEASE          the lease has ended
     end                   all leases have ended
 
@@ -54,7 +54,7 @@ class Orders:
                 self.path = os.fsdecode(bytes.fromhex(rest[0].decode())).split("\0")
             elif word == b"cluster":
                 self.clusters[rest[0]] = bytes.fromhex(rest[1].decode())
-            elif word == b"guard":
+            elif word == b"lease":
                 self.leases[int(rest[0])] = rest[1], float(rest[2])
             elif word == b"forget":
                 self.leases.pop(int(rest[0]), None)
