@@ -38,7 +38,6 @@ class GuardedProcess:
         self.pid = self.process.pid
         self.children: list[int] = []
         self.lease, self.sentinel = self._read()
-        assert self.sentinel > 0, "no sentinel was started"
 
     def __enter__(self):
         return self
@@ -91,6 +90,7 @@ async def join(endpoint: str, settings: dict[str, Any]) -> tuple[Any, int, int]:
     made = Settings.make(endpoint, run_id="job", min_nodes=1, max_nodes=1, **settings)
     session = await open_driver(made).connect()
     lease = await session.grant(made.lease, presence=True)
+    sentinel.own().check()  # Start it now.
     return session, lease, sentinel.own().pid
 
 

@@ -12,7 +12,8 @@ orders to standard input, one per line, with texts in hexadecimal:
     cluster NUMBER TEXT   where leases are and how to revoke them (`sentinel.ClusterAccess`)
     lease LEASE NUMBER S  revoke this lease of that cluster; it was granted for S seconds
     forget LEASE          the lease has ended
-    end                   all leases have ended
+
+The parent kills this process when its last lease has ended.
 
 The end of standard input is no proof of death: a program that the parent becomes by `exec` has closed it, too, and a child that
 the parent forked may keep it open.
@@ -42,7 +43,6 @@ class Orders:
         self.clusters: dict[bytes, bytes] = {}
         self.leases: dict[int, tuple[bytes, float]] = {}
         """Each lease's cluster and time."""
-        self.ended = False
         self._left = b""
 
     def take(self, data: bytes) -> None:
@@ -58,8 +58,6 @@ class Orders:
                 self.leases[int(rest[0])] = rest[1], float(rest[2])
             elif word == b"forget":
                 self.leases.pop(int(rest[0]), None)
-            elif word == b"end":
-                self.ended = True
 
     @property
     def limit_s(self) -> float:
@@ -75,7 +73,7 @@ class Orders:
 
 
 def wait_for_death(parent: int, pidfd: int, orders: Orders) -> bool:
-    """Obey orders until the parent is dead (True), or until there is nothing left to do (False)."""
+    """Obey orders until the parent is dead (True), or until its leases must have ended without its death (False)."""
     sources = select.poll()
     sources.register(STDIN, select.POLLIN)
     if pidfd >= 0:
@@ -91,13 +89,11 @@ def wait_for_death(parent: int, pidfd: int, orders: Orders) -> bool:
                 sources.unregister(STDIN)
                 polls, give_up_at = True, time.monotonic() + orders.limit_s
         # A process gets another parent only when its parent is dead.
-        is_dead = pidfd in ready if pidfd >= 0 else os.getppid() != parent
-        if is_dead:
+        if pidfd in ready if pidfd >= 0 else os.getppid() != parent:
             read_rest(orders)
-        if orders.ended or time.monotonic() >= give_up_at:
-            return False
-        if is_dead:
             return True
+        if time.monotonic() >= give_up_at:
+            return False
 
 
 def read_rest(orders: Orders) -> None:
