@@ -5,8 +5,8 @@ the process, which becomes readable when the process is dead and at no other tim
 away. That is proof, so the lease is revoked at once. It takes no part in anything else. If it cannot be started, or dies
 together with the process, the lease decides as before.
 
-All members of a process share one sentinel. It starts with the first lease and ends with the last. `sentinel_process` is the
-program that it runs.
+All members of a process share one sentinel. It starts soon after the first lease and ends with the last. Its program is
+`sentinel_process`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Sentinel:
             return
         try:
             self._process = _start_process()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  Whatever it is, a renewal must not fail for it.
             logger.warning("no sentinel could be started (%s): %s", error, _CONSEQUENCE)
             self._starts = STARTS_MAX + 1
             return

@@ -29,6 +29,8 @@ import time
 
 POLL_S = 0.2
 """Interval to look for the parent where the kernel has no pidfd to wait on."""
+ORPHAN_POLLS = 100
+"""How often the sentinel looks, every 10 ms, whether it has lost its parent, once the pidfd says so."""
 OUTAGE_S = 20.0
 """Time added to that of the leases, for an etcd without quorum: it ends no lease, and renews all when it is back."""
 READ_MAX = 65536
@@ -80,7 +82,7 @@ def wait_for_death(parent: int, pidfd: int, orders: Orders) -> bool:
         sources.register(pidfd, select.POLLIN)
     polls, give_up_at = pidfd < 0, float("inf")
     while True:
-        ready = {number for number, _ in sources.poll(POLL_S * 1000 if polls else None)}
+        ready = dict(sources.poll(POLL_S * 1000 if polls else None))
         if STDIN in ready:
             data = os.read(STDIN, READ_MAX)
             orders.take(data)
@@ -88,12 +90,22 @@ def wait_for_death(parent: int, pidfd: int, orders: Orders) -> bool:
                 # Either the parent is dying, and its pidfd will say so, or it is another program now and renews nothing.
                 sources.unregister(STDIN)
                 polls, give_up_at = True, time.monotonic() + orders.limit_s
-        # A process gets another parent only when its parent is dead.
-        if pidfd in ready if pidfd >= 0 else os.getppid() != parent:
+        if ready.get(pidfd, 0) & select.POLLIN or (pidfd < 0 and os.getppid() != parent):
             read_rest(orders)
-            return True
+            return is_orphan(parent)
+        if pidfd in ready:
+            return False  # An error. Where a pidfd is of no use, the lease decides.
         if time.monotonic() >= give_up_at:
             return False
+
+
+def is_orphan(parent: int) -> bool:
+    """Whether this process has lost its parent. A kernel that reports a death while the parent is there is not believed."""
+    for _ in range(ORPHAN_POLLS):
+        if os.getppid() != parent:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def read_rest(orders: Orders) -> None:
