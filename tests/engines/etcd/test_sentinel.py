@@ -38,11 +38,19 @@ SOON_S = 30.0
 CALM_S = 0.5
 """Twice as long as a sentinel needs to revoke a lease."""
 
+SMALL = 20 * 1024 * 1024
+"""More memory than a sentinel has before it imports gRPC, and less than after."""
+
 
 @pytest.fixture(autouse=True)
 def fresh_sentinel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins without leases, whatever another one has left."""
     monkeypatch.setattr(sentinel, "_sentinels", [sentinel.Sentinel()])
+
+
+def switches_of(pid: int) -> int:
+    """Return how often a process has waited for something."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def run_id() -> str:
@@ -210,8 +218,10 @@ def test_a_stopped_process_is_not_dead(one):
 def test_a_process_that_becomes_another_program_is_not_dead_until_that_ends(one):
     with GuardedProcess(one.endpoint()) as process:
         process.order("exec")
-        until(lambda: "sleep" in Path(f"/proc/{process.pid}/cmdline").read_text(), "it is another program")
-        time.sleep(CALM_S)
+        before = switches_of(process.sentinel)
+        # The sentinel has seen the end of its pipe, and looks for the process every 0.2 s.
+        until(lambda: switches_of(process.sentinel) > before + 4, "the sentinel waits", SOON_S)
+        assert memory(process.sentinel) < SMALL
         assert left_s(one, process.lease) > 0
         process.process.kill()
         until_revoked(one, process.lease)
@@ -248,7 +258,7 @@ async def test_members_of_a_process_share_a_sentinel_that_ends_with_the_last_lea
     pid = await started()
     leases.append(await second.grant(LEASE_S, presence=True))
     assert is_running(pid)
-    assert memory(pid) < 20 * 1024 * 1024, "it has not imported gRPC"
+    assert memory(pid) < SMALL
     await first.revoke(leases[0])
     await second.revoke(leases[2])
     assert own.pid == pid
@@ -431,6 +441,9 @@ def test_twenty_seconds_without_a_quorum_evict_nobody(three, calm_run):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("is_leader", [False, True])
 def test_a_member_of_etcd_that_is_frozen_for_twenty_seconds_evicts_nobody(three, calm_run, is_leader):
+    version = three.call("maintenance/status", {})["version"]
+    if is_leader and tuple(map(int, version.split("."))) < (3, 5, 13):
+        pytest.skip(f"NOT TESTED: a leader of etcd {version} that was frozen ends all leases itself (etcd #15247)")
     leader = three.leader()
     frozen = leader if is_leader else next(node for node in three.nodes if node is not leader)
     frozen.stop()
