@@ -22,8 +22,10 @@ from typing import Any
 import rdzv
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from support.etcd_cluster import until
 
 SRC = Path(rdzv.__file__).parent.parent
+SOON_S = 30.0
 
 
 class GuardedProcess:
@@ -33,7 +35,7 @@ class GuardedProcess:
         self.process = subprocess.Popen(
             [sys.executable, __file__, endpoint, json.dumps({"lease": 60, **settings}), *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(SRC)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parent.parent)])},
         )  # fmt: skip
         self.pid = self.process.pid
         self.children: list[int] = []
@@ -70,6 +72,27 @@ class GuardedProcess:
         child = self.order(order)
         self.children.append(child[0])
         return child
+
+
+def shown_of(pid: int, file: str) -> bytes:
+    """Return the arguments or the environment of a process. They are empty at the first moment of a program."""
+    return until(lambda: Path(f"/proc/{pid}/{file}").read_bytes(), f"process {pid} has begun", SOON_S)
+
+
+def pid_of_sentinel(pid: int) -> int:
+    """Wait for the sentinel of another process, and return its process id."""
+
+    def look() -> int:
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread or a child ended while it was read.
+            listed = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+            for child in " ".join(listed).split():
+                if b"sentinel_process.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return 0
+
+    found = until(look, f"process {pid} has a sentinel", SOON_S)
+    time.sleep(0.2)  # Its orders are written right after its start.
+    return found
 
 
 def is_running(pid: int) -> bool:

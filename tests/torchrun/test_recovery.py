@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from support.guarded_process import pid_of_sentinel
 from support.torchrun_jobs import Job
 
 TOLD_S = 3 * 1.5
@@ -78,6 +79,7 @@ def test_on_etcd_the_others_go_on_long_before_the_lease_of_a_killed_agent_ends(j
     rows = form(training)
     victim = next(node for node in NODES if rows[node].rank == 0)
     survivors = [node for node in NODES if node != victim]
+    pid_of_sentinel(training.agents[victim].pid)
     killed_at = training.agents[victim].signal(signal.SIGKILL)
     after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
     assert all(row.restarts == 0 and row.reason.endswith(" lost") for row in after.values())

@@ -29,7 +29,7 @@ from rdzv.testing.history import Changed
 from support.certificates import ca_file, issue
 from support.etcd_cluster import Cluster, until
 from support.etcd_members import EtcdRun
-from support.guarded_process import GuardedProcess, is_running
+from support.guarded_process import GuardedProcess, is_running, pid_of_sentinel, shown_of
 from support.processes import memory
 
 LEASE_S = 60
@@ -70,22 +70,6 @@ def until_ended(pid: int) -> None:
     until(lambda: not is_running(pid), f"process {pid} has ended", SOON_S)
 
 
-def shown_of(pid: int, file: str) -> bytes:
-    """Return the arguments or the environment of a process. They are empty at the first moment of a program."""
-    return until(lambda: Path(f"/proc/{pid}/{file}").read_bytes(), f"process {pid} has begun", SOON_S)
-
-
-def pid_of_sentinel(pid: int) -> int:
-    """Wait for the sentinel of another process, and return its process id."""
-
-    def look() -> int:
-        listed = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
-        children = [int(child) for child in " ".join(listed).split()]
-        return next((child for child in children if b"sentinel_process.py" in shown_of(child, "cmdline")), 0)
-
-    return until(look, f"process {pid} has a sentinel", SOON_S)
-
-
 async def started() -> int:
     """Wait for the sentinel of this process, and return its process id."""
     own = sentinel.own()
@@ -113,6 +97,7 @@ def test_a_killed_member_is_noticed_long_before_its_lease_ends(one):
     with EtcdRun(one, 1, 2, run_id=run_id(), lease=LEASE_S) as run:
         survivor, victim = run.start("a"), run.start("b")
         number = run.wait_world(survivor, victim)
+        pid_of_sentinel(victim.pid)
         run.fault("crash", victim.name)
         killed_at = time.monotonic()
         victim.kill()
@@ -390,6 +375,7 @@ def test_twenty_kills_are_noticed_within_a_second_each(three):
         survivors, victim = run.start("a", "b"), run.start("c")
         number = run.wait_world(survivors, victim)
         for turn in range(20):
+            pid_of_sentinel(victim.pid)
             run.fault("crash", victim.name)
             killed_at = time.monotonic()
             victim.kill()
