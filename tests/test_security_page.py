@@ -54,6 +54,7 @@ BACKED = {
     "It estimates how many bits": "test_a_secret_that_is_short_regular_or_of_words_can_be_guessed_however_long_it_is",
     "Only the embedded server knows this secret": "test_secrets_and_tls_are_refused_where_the_engine_knows_none",
     "`file://`, `c10d://` and `memory://` know": "test_secrets_and_tls_are_refused_where_the_engine_knows_none",
+    "The sentinel of an agent on etcd": "test_with_tls_and_a_password_the_sentinel_knows_them_by_its_pipe_only",
     "The secret is never sent": """
         test_the_secret_is_never_on_the_wire_nor_in_a_log test_the_secret_is_in_nothing_that_is_shown_or_stored""",
     "Both sides prove that they know it": "test_a_server_that_cannot_prove_itself_is_not_believed",

@@ -155,4 +155,4 @@ def _open_etcd(settings: Settings) -> Driver:
         tls=endpoint.scheme == "etcds", ca=settings.tls_ca, cert=settings.tls_cert, key=settings.tls_key, user=user,
         password_file=settings.token_file, password=secret.password_put_aside(),
     )  # fmt: skip
-    return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout)
+    return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout, sentinel=settings.sentinel)

@@ -5,8 +5,11 @@ Each limit is three times the promised time, because the test machine may be bus
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from support.guarded_process import pid_of_sentinel
 from support.torchrun_jobs import Job
 
 TOLD_S = 3 * 1.5
@@ -68,6 +71,18 @@ def test_all_survivors_agree_on_the_new_address_when_rank_0_is_killed_and_when_t
     assert server in survivors
     survivors = lose(training, server)
     assert training.server() == survivors[0], "it has taken over the endpoint"
+    training.finish_all(survivors)
+
+
+def test_on_etcd_the_others_go_on_long_before_the_lease_of_a_killed_agent_ends(job, etcd_server):
+    training = job("2:3", endpoint=f"etcd://{etcd_server.get_endpoint()}", run_id="killed", lease=120, **QUICK)
+    rows = form(training)
+    victim = next(node for node in NODES if rows[node].rank == 0)
+    survivors = [node for node in NODES if node != victim]
+    pid_of_sentinel(training.agents[victim].pid)
+    killed_at = training.agents[victim].signal(signal.SIGKILL)
+    after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
+    assert all(row.restarts == 0 and row.reason.endswith(" lost") for row in after.values())
     training.finish_all(survivors)
 
 

@@ -87,6 +87,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     linger: Annotated[float, seconds(
         "embedded server: a member whose connection is gone for this long is lost", "a killed process is noticed later",
         zero=True)] = 1.0
+    sentinel: Annotated[bool, switch(
+        "etcd: a small process beside the agent, the sentinel, revokes its lease when it dies; without it, a killed process is "
+        "noticed when its lease ends")] = True
     serve_on: Annotated[float, seconds(
         "embedded server: how long the process that serves stays for other members when it could go",
         "its process ends later, and so does its job in the batch system", zero=True)] = 60.0

@@ -25,6 +25,7 @@ from ...system.dial import DialFailed, Resolver
 from .. import port
 from ..port import Case, EngineReset, Item, LeaseGone, Outcome
 from ..reference import refuse_double_writes
+from . import sentinel
 from .client import messages
 from .client.client import Client
 from .client.counting import read_all
@@ -45,13 +46,15 @@ class EtcdDriver:
 
     def __init__(
         self, endpoint: Endpoint, credentials: Credentials, *, read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S, sentinel: bool = False,
     ) -> None:  # fmt: skip
+        """`sentinel`: have the leases of members revoked when this process dies."""
         self.endpoint = str(endpoint)
         self.parsed_endpoint = endpoint
         self.credentials = credentials
         self.read_timeout_s = read_timeout_s
         self.connect_timeout_s = connect_timeout_s
+        self.sentinel = sentinel
         self.prefix = f"{endpoint.path}/" if endpoint.path else ""
 
     async def connect(self) -> EtcdSession:
@@ -252,17 +255,27 @@ class EtcdSession:
         header, found_all = await read_all(self.client.read, reads)
         return messages.TxnResponse(header, True, tuple(found_all))
 
-    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:  # noqa: ARG002
-        """Grant a lease of whole seconds, rounded up. etcd sees no connections, so a presence is a lease like any other."""
-        return (await self._call(self.client.grant(max(1, math.ceil(ttl_s))))).id
+    async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
+        """Grant a lease of whole seconds, rounded up. etcd sees no connections, so a sentinel gets that of a presence."""
+        granted = await self._call(self.client.grant(max(1, math.ceil(ttl_s))))
+        if presence and self._driver.sentinel:
+            cluster = sentinel.ClusterAccess(self._driver.parsed_endpoint.hosts, self._driver.credentials)
+            sentinel.own().add(granted.id, granted.ttl_s, cluster)
+        return granted.id
 
     async def renew(self, lease: int) -> None:
-        await self._call(self.client.renew(lease))
+        try:
+            await self._call(self.client.renew(lease))
+        except LeaseGone:
+            await sentinel.own().forget(lease)
+            raise
+        sentinel.own().check()
 
     async def revoke(self, lease: int) -> None:
         """End a lease. Harmless when it has ended."""
         with suppress(LeaseGone):
             await self._call(self.client.revoke(lease))
+        await sentinel.own().forget(lease)
         self._raise_if_ended()
 
     def watch(self, targets: Sequence[str], since: int) -> EtcdWatch:

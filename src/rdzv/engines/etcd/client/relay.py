@@ -25,10 +25,9 @@ import grpc.aio
 import msgspec
 
 from ....system.fork import let_go_in_children
+from ....system.processes import reap
 from .channels import Files, open_channel
 
-END_POLLS = 200
-"""How often a relay that closes looks, every 10 ms, whether its helper has ended."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, str, list[Any]]).decode
 _Metadata = Sequence[tuple[str, str]]
@@ -106,7 +105,7 @@ class Relay:
             for call in self._calls.values():
                 call.receive("end", list(_GONE))
             self._calls.clear()
-            await _wait_for(process)
+            await reap(process)
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -123,16 +122,6 @@ def _start_helper(descriptor: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
-
-
-async def _wait_for(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the helper is gone, so that no zombie stays; kill one that does not notice the end of its socket."""
-    for _ in range(END_POLLS):
-        if process.poll() is not None:
-            return
-        await asyncio.sleep(0.01)
-    process.kill()
-    process.wait()
 
 
 class RelayChannel:
