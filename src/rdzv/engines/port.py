@@ -245,11 +245,14 @@ class ServerLife(Protocol):
     """When the server was started, by the client's clock; not later than it really was."""
     address: str
 
-    async def answers(self) -> bool:
-        """Whether this server may still be at its address: it answers there, or something there keeps silent."""
+    async def answers(self, since: float) -> bool:
+        """Whether this server may still be at its address: it answers there, or something there keeps silent.
+
+        `since`: if an attempt to connect to it has failed after that time, by the client's clock, it is not asked again.
+        """
 
     def follow(self) -> None:
-        """Note that the client follows this server, so that an older one of the name hears of it (T16.5)."""
+        """Note that the client follows this server, so that an older one of the name hears of it (T16.7)."""
 
 
 class Session(Protocol):

@@ -381,7 +381,7 @@ class Member:
         if former is None or life is None:
             return ""
         problem = machine.successor_problem(self.state, life.name, life.began_at)
-        if problem is None and await former.answers():
+        if problem is None and await former.answers(life.began_at):
             both = f"still answers at {former.address}, and the new one is at {life.address}"
             problem = f"the former server of place {life.name!r} {both}: the platform started it too early, so end one of them"
         return problem

@@ -286,10 +286,12 @@ class RemoteLife:
         self.server = welcome.server
         self.began_at = asked_at - welcome.age_s
         self.address = show_address(where)
-        self._where: Address = (socket.AF_INET6 if ":" in str(where[0]) else socket.AF_INET, where)
+        self._where: Address = (int(socket.AF_INET6 if ":" in str(where[0]) else socket.AF_INET), tuple(where))
         self._driver = driver
 
-    async def answers(self) -> bool:
+    async def answers(self, since: float) -> bool:
+        if self._driver.failed_at.get(self._where, -math.inf) > since:
+            return False
         try:
             return (await self._driver.probe(self._where, STILL_THERE_S)).server == self.server
         except DialFailed as failed:
@@ -314,11 +316,14 @@ class RemoteDriver:
         self.run_id = run_id
         self.linger_s = linger_s
         self.read_timeout_s = read_timeout_s
-        self.connect_timeout_s = connect_timeout_s
+        # With a declared place, members that lost their server must be back at the next one within BACK_S.
+        self.connect_timeout_s = min(connect_timeout_s, STILL_THERE_S) if place else connect_timeout_s
         self.named = endpoint
         self.trust = trust or Trust()
         self.node = node or LocalNode()
         self.place = place
+        self.failed_at: dict[Address, float] = {}
+        """When no connection came about to these addresses: those of the last attempt that failed."""
         self.follows: RemoteLife | None = None
         """The life of the server at the declared place that the member follows, or followed last."""
         self._resolver = Resolver()
@@ -384,7 +389,13 @@ class RemoteDriver:
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try all addresses of the endpoint. Raise DialFailed."""
-        return await dial(await self.addresses(), hello, self.new_link, self.connect_timeout_s)
+        addresses = await self.addresses()
+        try:
+            return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
+        except DialFailed as failed:
+            if not failed.answered:
+                self.failed_at = dict.fromkeys(addresses, self.node.now())
+            raise
 
     async def addresses(self) -> list[Address]:
         """Resolve the endpoint's name. Raise DialFailed."""

@@ -28,7 +28,7 @@ from ...config.settings import UNNAMED
 from ...errors import SettingsError
 from ...system.addresses import is_here
 from ...system.dial import Address, DialFailed
-from ...system.node import platform_name
+from ...system.node import POD_NAME_ENV, platform_name
 from .client import Greeter, RemoteDriver, logger
 from .connection import ClientConnection
 from .frames import Welcome
@@ -45,6 +45,16 @@ _users: dict[Server, set[HostingDriver]] = {}
 Closer: TypeAlias = Callable[[], Awaitable[None]]
 _closers: dict[Server, Closer] = {}
 """How to end what was started beside each server."""
+
+
+def check_name(place: str) -> None:
+    """Raise SettingsError unless the platform gave this process that name: the declared place is no other's to serve at."""
+    name = platform_name()
+    if name != place:
+        raise SettingsError(
+            f"place is {place!r}, and the platform named this node {name!r}: only a node of that name may serve there; in a "
+            f"pod that shares the network of its machine, set {POD_NAME_ENV} from the pod's own name"
+        )
 
 
 class HostingDriver(RemoteDriver):

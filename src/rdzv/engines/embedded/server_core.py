@@ -119,7 +119,7 @@ class ServerCore(ABC):
         return secrets.token_hex(8)
 
     def retire(self) -> None:
-        """Stop for good: the platform started another server of this name after this one (T16.5)."""
+        """Stop for good: the platform started another server of this name after this one (T16.7)."""
         self.is_retired, self.is_open = True, False
 
     @property
