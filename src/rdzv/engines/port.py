@@ -248,7 +248,7 @@ class ServerLife(Protocol):
     async def answers(self, since: float) -> bool:
         """Whether this server may still be at its address: it answers there, or something there keeps silent.
 
-        `since`: if an attempt to connect to it has failed after that time, by the client's clock, it is not asked again.
+        `since`: when the next one was started. If an attempt to connect has failed well after that, it is not asked again.
         """
 
     def follow(self) -> None:

@@ -54,6 +54,9 @@ STILL_THERE_S = 2.0
 """How long a former server has to answer before the next one of its name is followed. A second packet is sent after a second.
 Shorter than the time that members have to come back to an empty engine (BACK_S)."""
 
+ASKED_AFTER_S = 1.0
+"""An attempt to connect that failed so long after the next server was started has sent a packet after that start."""
+
 Greeter: TypeAlias = Callable[[], Hello | RunsWanted]
 """Makes a greeting: each has a number of its own."""
 
@@ -290,7 +293,7 @@ class RemoteLife:
         self._driver = driver
 
     async def answers(self, since: float) -> bool:
-        if self._driver.failed_at.get(self._where, -math.inf) > since:
+        if self._driver.failed_at.get(self._where, -math.inf) > since + ASKED_AFTER_S:
             return False
         try:
             return (await self._driver.probe(self._where, STILL_THERE_S)).server == self.server
