@@ -108,7 +108,7 @@ def successor_problem(state: MemberState, promised: str, began_at: float) -> str
         return ""
     # No wall clock: each server tells how long it has been there, and the member counts both from its own present. An
     # older server is one that this member has left before, or that others left for the one that this member knows.
-    if began_at <= state.began_at:
+    if not began_at > state.began_at:  # In this form, an age that is not a number is refused, too.
         older_s = state.began_at - began_at
         known = f"the server of place {promised!r} that this member followed"
         return f"it was started {older_s:.1f} s before {known}, so it is the older one: end it"
