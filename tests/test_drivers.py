@@ -31,6 +31,12 @@ def make(endpoint, **more):
     return Settings.make(endpoint, run_id="job", min_nodes=1, max_nodes=1, **more)
 
 
+@pytest.mark.parametrize("endpoint", [*INSTEAD, "etcd://node1:2379"])
+def test_a_declared_place_is_for_the_embedded_server_only(endpoint):
+    with pytest.raises(SettingsError, match=r"place is .pod-0., but endpoint .* is no embedded server"):
+        open_driver(make(endpoint, place="pod-0"))
+
+
 @pytest.mark.parametrize("endpoint", INSTEAD)
 @pytest.mark.parametrize("name", TRUST)
 def test_secrets_and_tls_are_refused_where_the_engine_knows_none(endpoint, name):

@@ -37,6 +37,8 @@ def open_driver(settings: Settings) -> Driver:
     endpoint = settings.endpoint
     if endpoint.scheme in _WITHOUT_TRUST:
         _refuse_trust(settings)
+    if settings.place and endpoint.scheme != "rdzv":
+        raise SettingsError(f"place is {settings.place!r}, but endpoint {str(endpoint)!r} is no embedded server: leave it out")
     if endpoint.scheme == "memory":
         from .engines.memory import MemoryDriver  # noqa: PLC0415
 
@@ -50,7 +52,7 @@ def open_driver(settings: Settings) -> Driver:
         return HostingDriver(
             endpoint, run_id=settings.run_id, is_host=settings.is_host, max_nodes=settings.max_nodes,
             linger_s=settings.linger, stay_s=settings.serve_on, read_timeout_s=settings.read_timeout,
-            trust=Trust.of(settings), on_serve=_page_of(settings) if settings.http else None,
+            trust=Trust.of(settings), place=settings.place, on_serve=_page_of(settings) if settings.http else None,
         )  # fmt: skip
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)

@@ -134,14 +134,14 @@ class EngineMoved(RdzvError):
     """Another engine answers under the endpoint; following it could split the world."""
 
     code = "RDZV-E04"
-    template = (
-        "run {run_id!r} was kept by the engine at {old_place}, but {new_place} answers now; "
-        "the old one may still be serving others: bring it back, or, if it is surely gone, "
-        "run `rdzv adopt --force` against the new one"
-    )
+    template = "run {run_id!r} was kept by the engine at {old_place}, but {new_place} answers now; {why}"
     run_id: str
     old_place: str
     new_place: str
+    why: str = (
+        "the old one may still be serving others: bring it back, or, if it is surely gone, run `rdzv adopt --force` against "
+        "the new one"
+    )
 
 
 class JoinTimeout(RdzvError, TimeoutError):

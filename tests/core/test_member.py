@@ -93,7 +93,7 @@ EVENTS = {
     "unanswered": lambda self, how="": events.RenewalFailed(self.now, "no answer", how == "paused"),
     "key_gone": lambda _, reason="its lease ended": events.KeyGone(reason),
     "away": lambda _, trouble="no route": events.EngineAway(trouble),
-    "elsewhere": lambda _, place="p2": events.Elsewhere(place),
+    "elsewhere": lambda _, place="p2", why="": events.Elsewhere(place, why),
     "asked": lambda _, reason: events.DrainAsked(reason),
     "leads": lambda _: events.Leads(),
     "done": lambda _: events.WorkDone(),
@@ -367,6 +367,39 @@ def test_only_a_member_that_knows_a_round_refuses_an_engine_elsewhere():
     teller.head("sealed")
     assert machine.is_elsewhere(teller.state, "p2")
     assert not machine.is_elsewhere(teller.state, "p1")
+
+
+@pytest.mark.parametrize(
+    ("promised", "began_at", "problem"),
+    [
+        ("pod-0", 60.0, None),
+        ("pod-0", 50.0, "it was started 0.0 s before the server of place 'pod-0' that this member followed"),
+        ("pod-0", 10.0, "it was started 40.0 s before the server of place 'pod-0' that this member followed"),
+        ("pod-1", 60.0, ""),
+        ("", 60.0, ""),
+    ],
+)
+def test_only_a_later_server_of_the_promised_name_is_followed_elsewhere(promised, began_at, problem):
+    """T16.4: by the member's own clock, on which the former one was started at 50 s."""
+    teller = present(promised="pod-0", began_at=50.0)
+    found = machine.successor_problem(teller.state, promised, began_at)
+    assert found == problem if not problem else found.startswith(problem)
+
+
+def test_a_server_without_a_promise_has_no_successor():
+    """T16.4: what was promised counts for the server that the member knew, not only for the one that answers now."""
+    assert machine.successor_problem(present().state, "pod-0", 60.0) == ""
+
+
+def test_a_member_remembers_the_server_on_which_it_was_present_last():
+    """T16.4: one that it met and refused does not count."""
+    teller = present(promised="pod-0", began_at=50.0)
+    teller.on(events.EngineAway("no route"))
+    teller.on(events.Elsewhere("p2", "the former one still answers"))
+    assert (teller.state.promised, teller.state.began_at) == ("pod-0", 50.0)
+    teller.on(events.Connected("n1"))
+    teller.on(events.Registered(12, False, 101.0, "p2", "pod-0", 90.0))
+    assert (teller.state.place, teller.state.promised, teller.state.began_at) == ("p2", "pod-0", 90.0)
 
 
 def test_what_an_emptied_engine_is_told():

@@ -133,7 +133,7 @@ class HandDriver(SimDriver):
     session_type = HandSession
 
     def __init__(self, player: Player) -> None:
-        super().__init__(player.hands.network, player.node)
+        super().__init__(player.hands.network, player.node, place=player.hands.place)
         self.player = player
 
     async def connect(self) -> HandSession:

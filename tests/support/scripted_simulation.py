@@ -59,14 +59,19 @@ class Hands:
     """One run."""
 
     def __init__(
-        self, seed: int = 1, *, durable: bool = False, writes_max: int = 100_000, stars: bool = True, **options: Any
+        self, seed: int = 1, *, durable: bool = False, writes_max: int = 100_000, stars: bool = True, place: str = "",
+        **options: Any,
     ) -> None:
         self.seed = seed
         self.options = {**OPTIONS, **options}
         self.loop = VirtualLoop()
         self.history = History(self.loop)
         self.network = SimNetwork(self.loop, seed)
-        self._server_options = {"durable": durable, "writes_max": writes_max, "stars": stars and not durable}
+        self.place = place
+        """The declared place of all its servers."""
+        self._server_options = {
+            "durable": durable, "writes_max": writes_max, "stars": stars and not durable, "promised": place,
+        }  # fmt: skip
         self.engine = self.serve("engine")
         self.routes: dict[str, SimServer] = {}
         """Which server the endpoint's name means to a player, if not the first one."""

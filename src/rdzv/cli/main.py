@@ -22,6 +22,7 @@ from ..aio import AsyncRendezvous
 from ..config.endpoint import PORT, parse_bind
 from ..config.secret import put_aside
 from ..config.settings import Settings
+from ..engines.embedded.hosting import check_name
 from ..engines.embedded.limits import give_back_freed_memory
 from ..engines.embedded.server import Server
 from ..engines.embedded.trust import Trust
@@ -167,7 +168,9 @@ def serve(
     actions = dashboard.actions_secret(settings, allow_actions, actions_token_file)
     where = dashboard.parse_http(http) if http else None
     page = partial(dashboard.page_of, settings=settings, where=where, actions=actions, names=http_name or []) if where else None
-    sys.exit(asyncio.run(_serve(*_parse_bind(bind), Trust.of(settings), page)))
+    if settings.place:
+        check_name(settings.place)
+    sys.exit(asyncio.run(_serve(_parse_bind(bind), Trust.of(settings), settings.place, page)))
 
 
 def _parse_bind(bind: str) -> tuple[str, int]:
@@ -177,9 +180,9 @@ def _parse_bind(bind: str) -> tuple[str, int]:
         raise SettingsError(f"--bind is wrong: {error}; it must be HOST:PORT, such as 127.0.0.1:{PORT} or *:{PORT}") from None
 
 
-async def _serve(host: str, port: int, trust: Trust, make_page: Callable[[Server], WebServer] | None) -> int:
-    stop = launcher.StopSignal()
-    server = Server((host, port), trust=trust)
+async def _serve(bind: tuple[str, int], trust: Trust, place: str, make_page: Callable[[Server], WebServer] | None) -> int:
+    stop, (host, port) = launcher.StopSignal(), bind
+    server = Server(bind, trust=trust, promised=place)
     try:
         await server.start()
     except OSError as error:
@@ -193,11 +196,11 @@ async def _serve(host: str, port: int, trust: Trust, make_page: Callable[[Server
     page = make_page(server) if make_page is not None else None
     if page is not None:
         await dashboard.open_page(page)
-    await stop.run_until(asyncio.Event().wait())
+    await stop.run_until(server.retired.wait())
     if page is not None:
         await page.stop()
     await server.stop()
-    return ExitCode.OK
+    return ExitCode.UNREACHABLE if server.is_retired else ExitCode.OK  # The server has logged why.
 
 
 _GROUPS = {

@@ -224,4 +224,4 @@ mapping = partial(Setting, allowed=f"a dict of str to str of at most {INFO_MAX} 
 way = partial(Setting, read=_read_way,
     allowed=f"a path of less than {PARTS_MAX} parts such as 'block/rack', at most 256 characters on one line")  # fmt: skip
 bind = partial(Setting, allowed="HOST:PORT such as '127.0.0.1:29480', or '*:29480' for all interfaces", read=_read_bind)
-place = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379', 'memory://' or 'auto'", read=_read_endpoint)
+location = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379', 'memory://' or 'auto'", read=_read_endpoint)

@@ -28,8 +28,8 @@ from .setting_types import (
     choice,
     file,
     folder,
+    location,
     mapping,
-    place,
     ports,
     seconds,
     secret,
@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one member, all checked. Times in seconds. Make it with `make`."""
 
     # fmt: off  A table: what a value means and what raising it costs.
-    endpoint: Annotated[Endpoint, place(
+    endpoint: Annotated[Endpoint, location(
         "where the run is kept; 'auto', or empty with several nodes: on the first node of the job, as the platform's "
         "variables name it")]
     run_id: Annotated[str, text(
@@ -123,6 +123,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "longest wait for one answer of the engine", "an engine that hangs is noticed later")] = 10.0
     is_host: Annotated[bool | None, switch(
         "serve here, or do not; unset: serve where the endpoint's address can be bound")] = None
+    place: Annotated[str, text(
+        "embedded server: the host name, or the pod's name in RDZV_POD_NAME, that the platform gives to one server at a time. "
+        "Only a node of that name serves, and members follow it to another machine",
+        "if the platform starts a second one before the first has ended, the run may split")] = ""
     order: Annotated[str, text(
         f"sort key for the first ranks (default: the first set of {', '.join(ORDER_ENV)})", or_number=True)] = ""
     slot: Annotated[str, text("tells members on one host apart, and keeps their ranks apart", or_number=True)] = ""

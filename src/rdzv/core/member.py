@@ -99,6 +99,22 @@ def is_elsewhere(state: MemberState, place: str) -> bool:
     return bool(state.place) and place != state.place and state.heard is not None
 
 
+def successor_problem(state: MemberState, promised: str, began_at: float) -> str | None:
+    """T16.4: why the server elsewhere is not the next one of the place that the platform promised; None: it may be.
+
+    `began_at`: when it was started, by the member's own clock. The caller then asks whether the former still answers.
+    """
+    if not promised or promised != state.promised:
+        return ""
+    # No wall clock: each server tells how long it has been there, and the member counts both from its own present. An
+    # older server is one that this member has left before, or that others left for the one that this member knows.
+    if not began_at > state.began_at:  # In this form, an age that is not a number is refused, too.
+        older_s = state.began_at - began_at
+        known = f"the server of place {promised!r} that this member followed"
+        return f"it was started {older_s:.1f} s before {known}, so it is the older one: end it"
+    return None
+
+
 def reports(state: MemberState) -> tuple[RoundReport | None, RoundReport | None, RankEntry | None]:
     """T13: the round held, the head heard last and the own entry, for an instance that may have forgotten them."""
     heard = None if state.heard is None else report(state.heard, state.heard_rank, state.left)
@@ -256,7 +272,7 @@ def _connected(state: MemberState, event: events.Connected, _now: float) -> Acti
 
 def _elsewhere(state: MemberState, event: events.Elsewhere, now: float) -> Actions:
     """T16: refuse it and keep the world. After `outage_grace` the member fails."""
-    moved = EngineMoved(state.me.run_id, state.place, event.place)
+    moved = EngineMoved(state.me.run_id, state.place, event.place, event.why or EngineMoved.why)
     actions = _lose_touch(state, moved.sentence, now)
     if state.refused != event.place:
         # Told at once, whatever else was: only an operator can help, and the workers go on for outage_grace at most.
@@ -273,7 +289,7 @@ def _engine_away(state: MemberState, event: events.EngineAway, now: float) -> Ac
 
 
 def _registered(state: MemberState, event: events.Registered, _now: float) -> Actions:
-    state.standing, state.place = PRESENT, event.place
+    state.standing, state.place, state.promised, state.began_at = PRESENT, event.place, event.promised, event.began_at
     told: Actions = [do.Tell("present", f"on engine {state.me.endpoint}")]
     if state.complained:
         told.append(do.Tell("engine back", "it answers again"))

@@ -29,9 +29,11 @@ class Connected(MemberEvent, frozen=True):
 
 
 class Elsewhere(MemberEvent, frozen=True):
-    """An engine at another place answers, and no operator has allowed to follow it (T16)."""
+    """An engine at another place answers, and no operator and no platform has allowed to follow it (T16)."""
 
     place: str
+    why: str = ""
+    """Why the platform's promise does not allow it, if the platform promised anything."""
 
 
 class EngineAway(MemberEvent, frozen=True):
@@ -49,6 +51,10 @@ class Registered(MemberEvent, frozen=True):
     asked_at: float
     """When the lease was asked for."""
     place: str = ""
+    promised: str = ""
+    """The name that the platform gave to the server there (T16.4)."""
+    began_at: float = 0.0
+    """When a server with such a name was started, by the member's own clock."""
 
 
 class HeadSeen(MemberEvent, frozen=True):

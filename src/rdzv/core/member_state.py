@@ -105,6 +105,10 @@ class MemberState(msgspec.Struct):
     """Where the engine runs that answered last."""
     place: str = ""
     """Where the engine runs on which this member was present last."""
+    promised: str = ""
+    """The name that the platform gave to the server there; empty: none (T16.4)."""
+    began_at: float = 0.0
+    """When that server was started, by the member's own clock."""
     away_at: float | None = None
     trouble: str = ""
     """The error of the last request that was not answered."""

@@ -296,5 +296,8 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
 BACK_S = 3.0
 """How long the leader of an engine that may have come back empty waits for members to come back too. Members that lost
 their engine redial at least every half second, so this leaves several attempts."""
+FOLLOW_S = 8.0
+"""The same for a first head on a server at a declared place, if `last_call` is as long. Members that come from another machine
+learn its new address late, and ask after the former server first."""
 JOURNAL_MAX = 256
 """Journal entries kept; the newest overwrites the oldest."""

@@ -89,12 +89,12 @@ def lead(view: View) -> Verdict:
 
 def first_head(view: View) -> Verdict:
     """T2: make the head, unless members of a run that the engine forgot may still come back."""
-    if view.young and not view.is_full:
+    if view.may_be_followed and not view.is_full:
         # An engine that lost its memory looks like a new one. Members of the old run reconnect within BACK_S and report
         # their round; a head made before that would begin at round 1 beside their running workers (H9). The reason
         # still names what a new run lacks, because nearly always the run is simply new.
         back = "waiting for members of an earlier round to come back to this engine"
-        return Verdict(None, f"{view.here}: {_missing_for_quorum(view) or back}", BACK_S - view.known_s)
+        return Verdict(None, f"{view.here}: {_missing_for_quorum(view) or back}", view.first_wait_s - view.known_s)
     era = Era(1, view.fresh)
     head = Head(run=view.fresh, era=era, next_era=era, incarnation=view.incarnation, fence=first_fence(view))
     if view.is_full:

@@ -15,7 +15,7 @@ from itertools import chain
 import msgspec
 
 from .member_rules import shares_address
-from .model import BACK_S, NO_ROUND, Call, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
+from .model import BACK_S, FOLLOW_S, NO_ROUND, Call, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
 from .ranks import Candidate
 from .topology import in_segments
 
@@ -39,6 +39,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     """How long the observer has known this engine instance."""
     place: str = ""
     """Where the engine runs."""
+    promised: bool = False
+    """The server is at a declared place, so members of an earlier round may come from one on another machine (T16.4)."""
     fence_floor: int | None = 0
     """Fences count from above this on an engine of this start; None: the engine's revisions never begin again."""
     wall_s: int = 0
@@ -74,6 +76,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     def young(self) -> bool:
         """The engine may have come back empty a moment ago, so its members may not be back yet."""
         return not self.durable and self.known_s < BACK_S
+
+    @property
+    def first_wait_s(self) -> float:
+        """How long a first head waits for members that may come back. Beyond BACK_S, it waits out part of the last call."""
+        return max(BACK_S, min(FOLLOW_S, self.settings.last_call)) if self.promised else BACK_S
+
+    @property
+    def may_be_followed(self) -> bool:
+        """The engine is young, or at a declared place to which members of an earlier round may still be on their way."""
+        return self.young or (self.promised and self.known_s < self.first_wait_s)
 
     @cached_property
     def in_table(self) -> dict[str, LiveMember]:
@@ -231,7 +243,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         # A quorum need not wait twice: for members that may come back to an emptied engine, and then for a last call.
         if not self.fits(self.ready):
             return Call.NONE, 0.0
-        return Call.LAST, round(min(self.quorum_age_s, BACK_S), 3)
+        return Call.LAST, round(min(self.quorum_age_s, self.first_wait_s), 3)
 
     @property
     def here(self) -> str:

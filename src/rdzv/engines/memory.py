@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ..errors import Unreachable
-from .port import Batch, Case, Compares, Gap, Operations, Outcome
+from .port import Batch, Case, Compares, Gap, Operations, Outcome, ServerLife
 from .reference import Engine
 from .watch_queue import WatchQueue
 
@@ -115,6 +115,7 @@ class MemorySession:
     """A session for the loop it was made on. Its calls return at once, without switching to other tasks."""
 
     durable = True
+    life: ServerLife | None = None
     fence_floor: int | None = 0
     compares_max = TXN_MAX
     writes_max = TXN_MAX

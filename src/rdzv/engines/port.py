@@ -237,6 +237,24 @@ class Watch(Protocol):
         """End the watch. Harmless when it has ended."""
 
 
+class ServerLife(Protocol):
+    """One life of a server that the platform gave a name, as a client sees it: the facts for T16.4."""
+
+    name: str
+    began_at: float
+    """When the server was started, by the client's clock; not later than it really was."""
+    address: str
+
+    async def answers(self, since: float) -> bool:
+        """Whether this server may still be at its address: it answers there, or something there keeps silent.
+
+        `since`: when the next one was started. If an attempt to connect has failed well after that, it is not asked again.
+        """
+
+    def follow(self) -> None:
+        """Note that the client follows this server, so that an older one of the name hears of it (T16.7)."""
+
+
 class Session(Protocol):
     """A driver's connection to one engine instance. The module's docstring is its contract."""
 
@@ -244,6 +262,8 @@ class Session(Protocol):
     """Random id of this life of the engine's memory."""
     place: str
     """The place where the engine runs; two instances at one place cannot live at the same time."""
+    life: ServerLife | None
+    """The life of the server, if both sides declared its place (setting `place`); None on all other engines."""
     fence_floor: int | None
     """Fences count from above this (`core/fence.py`). It is above all that was sealed at the engine's place before this
     session began; 0: the engine cannot tell; None: its revisions never begin again, so they are fences themselves."""

@@ -200,7 +200,8 @@ class Leader:
             settings=presence.agreed, me=presence.id, durable=self.session.durable,
             known_s=self._node.now() - presence.known_at, ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation, fresh=self._node.token(),
-            place=self.session.place, fence_floor=self.session.fence_floor, wall_s=self._node.wall_s(),
+            place=self.session.place, promised=self.session.life is not None, fence_floor=self.session.fence_floor,
+            wall_s=self._node.wall_s(),
         )  # fmt: skip
         if view.head is None and view.fits(view.ready):
             self._quorum_at = self._node.now() if self._quorum_at is None else self._quorum_at

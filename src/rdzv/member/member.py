@@ -12,7 +12,8 @@ the machine ends that presence; then it comes again, or stops. What it does abou
 
 - The engine is away: try again, and let the holder know once it has been away for too long (G7).
 - Another instance answers at the same place: it came back empty. Register anew, and report what is held (T13).
-- Another instance answers at another place: refuse it, if a round is known (T16).
+- Another instance answers at another place: refuse it, if a round is known, unless an operator or the platform says that
+  the former one is gone (T16).
 
 All state is touched by one event loop only; `blocking` is the API for threads. The calls of the holder are the API; the
 attributes are for the parts of the member and for tests, and may change.
@@ -37,7 +38,7 @@ from ..core.member_state import Holding, Identity, MemberState, Standing
 from ..core.model import SEALED, CauseKind
 from ..core.status import Status
 from ..core.text import NAME_MAX, REASON_MAX, clip
-from ..engines.port import Driver, EngineReset, Get, Session
+from ..engines.port import Driver, EngineReset, Get, ServerLife, Session
 from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system.node import Node
 from ..system.timers import OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
@@ -98,6 +99,8 @@ class Member:
         """The presence that the machine may end: the present one, or the one that is being registered."""
         self._former: Presence | None = None
         """The last presence, if the end of its instance ended it."""
+        self._life: ServerLife | None = None
+        """The server on which the member was present last, if the platform gave it a name (T16.4)."""
         self._early: asyncio.Task[Session] | None = None
         self._taking: tuple[Presence, Look] | None = None
         """The read that the machine is being told of."""
@@ -311,7 +314,9 @@ class Member:
             if not presence.is_over:  # Else the first head that it saw has ended it.
                 self.presence, self._former, self._pauses = presence, None, 0
                 brought = presence.record.holds is not None
-                self._on(events.Registered(presence.created, brought, asked_at, session.place))
+                self._follow(session.life)
+                named = ("", 0.0) if session.life is None else (session.life.name, session.life.began_at)
+                self._on(events.Registered(presence.created, brought, asked_at, session.place, *named))
             await presence.run()
             await presence.give_back_lease()
         except EngineReset:
@@ -334,9 +339,10 @@ class Member:
             session: Session | None = None
             try:
                 session = await self._dial()
-                if await self._may_follow(session):
+                problem = await self._why_not_follow(session)
+                if problem is None:
                     return session
-                self._on(events.Elsewhere(session.place))
+                self._on(events.Elsewhere(session.place, problem))
             except (Unreachable, Untrusted) as error:
                 # A member that comes for the first time is told at once that it is not trusted, since waiting mends
                 # nothing. One that has been in goes on as through any outage: it was trusted before, and its workers
@@ -362,11 +368,28 @@ class Member:
                 return early.result()
         return await self.driver.connect()
 
-    async def _may_follow(self, session: Session) -> bool:
-        """T16: whether the engine runs where the member's last one did, or an operator lets members follow it."""
+    async def _why_not_follow(self, session: Session) -> str | None:
+        """T16: None if the engine runs where the member's last one did, or an operator or the platform lets members follow it.
+
+        Otherwise the reason, which is empty if the platform has promised nothing about this engine.
+        """
         if not machine.is_elsewhere(self.state, session.place):
-            return True
-        return (await session.txn(then=[Get(Keys(self.run_id).adopt)])).item(0) is not None
+            return None
+        if (await session.txn(then=[Get(Keys(self.run_id).adopt)])).item(0) is not None:
+            return None
+        former, life = self._life, session.life
+        if former is None or life is None:
+            return ""
+        problem = machine.successor_problem(self.state, life.name, life.began_at)
+        if problem is None and await former.answers(life.began_at):
+            both = f"still answers at {former.address}, and the new one is at {life.address}"
+            problem = f"the former server of place {life.name!r} {both}: the platform started it too early, so end one of them"
+        return problem
+
+    def _follow(self, life: ServerLife | None) -> None:
+        self._life = life
+        if life is not None:
+            life.follow()
 
     async def _register(self, presence: Presence) -> float:
         """T1, until it is certain: under one id, so that no attempt whose answer was lost stays behind as a ghost."""

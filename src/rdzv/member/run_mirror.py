@@ -97,7 +97,7 @@ class RunMirror:
     def view(
         self, *, settings: RunSettings, me: str, durable: bool, known_s: float, ages: tuple[float, float, float],
         late: bool = False, incarnation: int = 0, fresh: str = "",
-        place: str = "", fence_floor: int | None = 0, wall_s: int = 0,
+        place: str = "", promised: bool = False, fence_floor: int | None = 0, wall_s: int = 0,
     ) -> View:  # fmt: skip
         """The view that the rules judge."""
         table = self.head.table if self.head is not None else ""
@@ -109,7 +109,8 @@ class RunMirror:
             members=self.members, entries=self.tables.get(table, {}), orphans=orphans,
             asked=self.asked, banned=self.banned,
             call_age_s=ages[0], sealed_age_s=ages[1], grown_age_s=ages[2],
-            late=late, incarnation=incarnation, fresh=fresh, place=place, fence_floor=fence_floor, wall_s=wall_s,
+            late=late, incarnation=incarnation, fresh=fresh, place=place, promised=promised,
+            fence_floor=fence_floor, wall_s=wall_s,
         )  # fmt: skip
 
 

@@ -31,12 +31,12 @@ class DialFailed(Exception):
 
     `answered`: a program is there, though not the one we want. `passing`: it says that this will soon change. `untrusted`: one
     of the two does not trust the other, which no further attempt can change. `other_run`: the server there keeps another run
-    only. `remedy`: what people can do.
+    only. `is_server`: it may well be a server of ours, which is silent or turns us away. `remedy`: what people can do.
     """
 
     def __init__(
         self, problem: str, *, answered: bool, passing: bool = False, untrusted: bool = False, other_run: bool = False,
-        remedy: str = "",
+        is_server: bool = False, remedy: str = "",
     ) -> None:  # fmt: skip
         super().__init__(problem)
         self.problem = problem
@@ -44,6 +44,7 @@ class DialFailed(Exception):
         self.passing = passing
         self.untrusted = untrusted
         self.other_run = other_run
+        self.is_server = is_server
         self.remedy = remedy
 
 

@@ -19,6 +19,8 @@ from .bootstrap import Bootstrap, bind
 from .timers import Timer
 
 YEAR_2020_S = 1_577_836_800
+POD_NAME_ENV = "RDZV_POD_NAME"
+"""The variable for the name of a pod whose host name is that of its machine. The platform must fill it in for each pod."""
 FENCES_PER_S = 64
 """A server may seal so many rounds per second of its life before its successor could start below its last fence."""
 
@@ -81,6 +83,11 @@ class LocalNode:
 
     def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
         return bind(host, ports, former)
+
+
+def platform_name() -> str:
+    """Return the name that the platform gave this pod or machine. No setting changes it: all pods have the same settings."""
+    return os.environ.get(POD_NAME_ENV, "") or socket.gethostname()
 
 
 def stamp() -> str:

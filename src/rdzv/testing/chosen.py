@@ -123,8 +123,8 @@ class ChosenNetwork(SimNetwork):
         super().__init__(loop)
         self._chooses_reads = chooses_reads
 
-    def connect(self, node: SimNode) -> SimConnection:
-        connection = super().connect(node)
+    def connect(self, node: SimNode, server: SimServer | None = None) -> SimConnection:
+        connection = super().connect(node, server)
         connection.requests = ChosenChannel(self, node, connection.server, "requests")
         connection.answers = ChosenChannel(self, node, connection.server, "answers")
         return connection

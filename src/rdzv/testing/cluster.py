@@ -25,7 +25,7 @@ from .history import Fault, History
 from .network import SimNetwork, Way
 from .nodes import SimNode
 from .register import RegisterServer, SimRegister
-from .scenario import WAIT_UNTIL_S, FaultPlan, NodePlan, Scenario
+from .scenario import KEPT, REPLACED, WAIT_UNTIL_S, FaultPlan, NodePlan, Scenario
 from .server import SimServer
 from .targeted_faults import AMBUSHES, TargetedFault
 from .virtual_loop import VirtualLoop
@@ -33,6 +33,8 @@ from .virtual_loop import VirtualLoop
 CALLBACKS_MAX = 2_000_000
 """Callbacks of one run: ten times what the busiest needs. More is a loop without end."""
 
+PLACE = "pod-0"
+"""The declared place of the server, in scenarios that have one."""
 LOOK_S = 1.0
 """How often a run is looked at in the calm phase, to end it when it has converged."""
 HOLD_S = 1.0
@@ -70,7 +72,7 @@ class SimCluster:
         self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
         if scenario.seed % 4 == 2:
             self.network.trust = Trust(_CheapSecret("a secret of this run"))
-        self.engine = self._server("engine")
+        self.engine = self._server("engine", PLACE if scenario.promise else "")
         self.servers = [self.engine]
         ring_at_close(self.engine, self.living)
         self.routes: dict[str, SimServer] = {}
@@ -82,10 +84,12 @@ class SimCluster:
         self.isolated = 0
         """Number of faults that keep all nodes from the engine."""
 
-    def _server(self, name: str) -> SimServer:
+    def _server(self, name: str, promised: str = "") -> SimServer:
         kind, drawn = RegisterServer if self.register else SimServer, self.scenario
         limits = TIGHT if drawn.seed % 4 == 1 else None
-        server = kind(self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars)
+        server = kind(
+            self.network, name, drawn.seed, limits=limits, writes_max=drawn.writes_max, stars=drawn.stars, promised=promised
+        )
         self.history.follow(server)
         if self._observed:
             self.decisions.follow(server)
@@ -94,7 +98,8 @@ class SimCluster:
     def driver(self, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> Driver:
         """Return a driver for that node."""
         if not self.register:
-            return SimDriver(self.network, node, read_timeout_s=read_timeout_s)
+            place = PLACE if self.scenario.promise and node is not self.operator else ""
+            return SimDriver(self.network, node, read_timeout_s=read_timeout_s, place=place)
         register = SimRegister(self.network, node, beats=self.scenario.seed % 2 == 1)
         return RegisterDriver(register, node, timeout_s=read_timeout_s)
 
@@ -219,6 +224,11 @@ class SimCluster:
         self._operate("ban", app.node.host, "bad memory")
         return lambda: self._operate("unban", app.node.host)
 
+    def _engine_crash(self) -> Heal:
+        engine = self.engine
+        engine.crash()
+        return lambda: engine.restart() if self.engine is engine else None  # Else it was started on another machine.
+
     def _engine_slow(self) -> Heal:
         self.engine.slow_s = self.rng.uniform(0.01, 0.5)
         return lambda: setattr(self.engine, "slow_s", 0.0)
@@ -257,6 +267,38 @@ class SimCluster:
             second.crash()
 
         return back
+
+    def _replace_pod(self) -> Heal:
+        """Let the platform start the server of the declared place anew on another machine.
+
+        If the promise is kept, the former process has ended before: it was stopped, or its node is lost and nobody is told.
+        If it is broken, the former one goes on to serve those that are not cut off from it, until its node is reached again.
+        """
+        former, is_kept = self.engine, self.scenario.promise == KEPT
+        is_lost = self.rng.random() < 0.5
+        cut = [app.node for app in self.living() if is_lost or (not is_kept and self.rng.random() < 0.5)]
+        for node in cut:
+            self.network.cut(node, former)
+            if not is_kept:
+                self.network.reset(node, former)
+        if is_kept:
+            former.crash()
+
+            return lambda: self._start_pod() if self.engine is former else None
+        self._start_pod()
+
+        def reached() -> None:
+            for node in cut:
+                self.network.heal(node, former)
+            former.crash()
+
+        return reached
+
+    def _start_pod(self) -> None:
+        self.engine = self._server(f"engine-{len(self.servers) + 1}", PLACE)
+        self.servers.append(self.engine)
+        ring_at_close(self.engine, self.living)
+        self.history.add(Fault(kind="pod 0 started", target=self.engine.name))
 
     def _newcomer_first(self) -> Heal:
         """Restart the engine empty, and let a newcomer that knows nothing be there before all others."""
@@ -327,13 +369,14 @@ _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
 _TO_ENGINE: dict[str, Callable[[SimCluster], Heal]] = {
     "reset all": lambda self: self.network.reset(),
     "engine restart": lambda self: self.engine.restart(),
-    "engine crash": lambda self: _begin(self.engine.crash, self.engine.restart),
+    "engine crash": SimCluster._engine_crash,  # noqa: SLF001
     "engine stall": lambda self: _begin(self.engine.pause, self.engine.resume),
     "engine slow": SimCluster._engine_slow,  # noqa: SLF001
     "engine isolated": SimCluster._engine_isolated,  # noqa: SLF001
     "watch gap": lambda self: self.engine.drop_watches(),
     "compact": SimCluster._compact,  # noqa: SLF001
     "garbage head": SimCluster._garbage_head,  # noqa: SLF001
+    REPLACED: SimCluster._replace_pod,  # noqa: SLF001
     "newcomer": SimCluster._newcomer,  # noqa: SLF001
     "newcomer first": SimCluster._newcomer_first,  # noqa: SLF001
     "stranger": lambda self: self._newcomer(last_call=99.0, regroup=88.0),

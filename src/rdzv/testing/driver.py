@@ -9,10 +9,11 @@ from ..config.endpoint import Endpoint
 from ..engines.embedded import frames
 from ..engines.embedded.client import Greeter, RemoteDriver, RemoteSession
 from ..engines.embedded.connection import ClientConnection
-from ..engines.embedded.frames import Frame, Welcome
+from ..engines.embedded.frames import Frame, Hello, Welcome
 from ..errors import Unreachable
-from ..system.dial import DialFailed
-from .network import SimNetwork
+from ..system.dial import Address, DialFailed
+from ..system.timers import sleep
+from .network import BOTH, SimConnection, SimNetwork
 from .nodes import SimNode
 from .server import RUN, SimServer
 
@@ -60,23 +61,41 @@ class SimDriver(RemoteDriver):
     reached: SimServer
     """The server that answered last."""
 
-    def __init__(self, network: SimNetwork, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S) -> None:
+    def __init__(
+        self, network: SimNetwork, node: SimNode, read_timeout_s: float = READ_TIMEOUT_S, *, place: str = ""
+    ) -> None:
         # Attempts to connect are shorter than any lease: one that went nowhere must leave time for the next.
         times = {"read_timeout_s": read_timeout_s, "connect_timeout_s": 3.0}
-        super().__init__(ENDPOINT, run_id=RUN, trust=network.trust, node=node, **times)
+        super().__init__(ENDPOINT, run_id=RUN, trust=network.trust, node=node, place=place, **times)
         self.network = network
+        self._known: dict[str, SimServer] = {}
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         connection = self.network.connect(self.node)
-        self.reached = connection.server
-        link = self.new_link()
-        link.transport = connection.client_end
-        connection.deliver, connection.lose = link.received, link.lose
+        self.reached = self._known[connection.server.name] = connection.server
         try:
-            return link, await link.greet(hello(), self.connect_timeout_s)
+            return await self._greet(connection, hello, self.connect_timeout_s)
         except DialFailed as failed:
             # The network loses and delays greetings here. That is no reason to warn of a stranger at the port.
             raise DialFailed(failed.problem, answered=False) from None
+
+    async def probe(self, address: Address, timeout_s: float) -> Welcome:
+        server = self._known[str(address[1][0])]
+        if any((self.node.name, server.name, way) in self.network.cuts for way in BOTH):
+            await sleep(self.node, timeout_s)
+            raise DialFailed("no answer", answered=False)
+        connection = self.network.connect(self.node, server)
+        link, welcome = await self._greet(connection, lambda: Hello(RUN, self.node.token(), 1, probe=True), timeout_s)
+        link.close()
+        return welcome
+
+    async def _greet(
+        self, connection: SimConnection, hello: Greeter, timeout_s: float
+    ) -> tuple[ClientConnection, Welcome]:
+        link = self.new_link()
+        link.transport = connection.client_end
+        connection.deliver, connection.lose = link.received, link.lose
+        return link, await link.greet(hello(), timeout_s)
 
     def local_host(self, link: ClientConnection, welcome: Welcome) -> str:  # noqa: ARG002
         return self.node.host

@@ -252,8 +252,9 @@ class SimNetwork:
         """Directions that break at their next message."""
         self._connections: dict[SimConnection, None] = {}
 
-    def connect(self, node: SimNode) -> SimConnection:
-        server = self.route(node)
+    def connect(self, node: SimNode, server: SimServer | None = None) -> SimConnection:
+        """Connect to that server; None: to the one that the endpoint's name means."""
+        server = server or self.route(node)
         if server is None:
             raise DialFailed("the name is not known", answered=False)
         connection = SimConnection(self, node, server)

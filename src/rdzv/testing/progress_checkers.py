@@ -208,7 +208,7 @@ _HARMLESS = _BLIPS | {
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "refused", "closed"})
 """Acts by which a member of a round breaks it."""
-_ANYBODY = frozenset({"second engine", "ask", "ban", "newcomer first"})
+_ANYBODY = frozenset({"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"})
 """Causes whose victims are not all named in the history."""
 _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""

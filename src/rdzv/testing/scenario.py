@@ -32,6 +32,11 @@ FAULTS: dict[str, float] = {
     **dict.fromkeys(AMBUSHES, 4.0),
 }  # fmt: skip
 """Kinds of fault, and how likely each one is. The order is part of what a seed means."""
+KEPT, BROKEN = "kept", "broken"
+"""The two kinds of promise about a declared place (T16.4)."""
+REPLACED = "pod 0 replaced"
+PROMISED = {**FAULTS, REPLACED: 30.0}
+"""Faults of runs whose server has a declared place."""
 MOMENTARY = frozenset({"reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES})
 """Faults that do not last."""
 PLACED = 0.15
@@ -98,6 +103,8 @@ class Scenario:
     """A run that has converged is watched for longer than a lease: a member that does not renew is found out then."""
     last_events: list[str]
     """Orders to one application each, after the run has converged: progress is owed for each, and no fault excuses it."""
+    promise: str = ""
+    """Whether the platform keeps its promise about the declared place of the server; empty: it has promised nothing."""
     calm_at: float = 0.0
     tail_s: float = 0.0
     """Time to converge in the calm phase, and again after each of the last events."""
@@ -134,6 +141,21 @@ def draw(
     loss, writes_max = rng.choice([0.0, 0.0, 0.0, 0.002]), rng.choice([100_000, 100_000, 6])
     stars, lingers = rng.random() < 0.5, rng.random() < 0.2
     scenario = Scenario(seed, options, lives, troubles, loss, writes_max, stars, lingers, last_events)
+    scenario.plan_end()
+    return scenario
+
+
+def draw_promised(seed: int, promise: str, members: int | None = None) -> Scenario:
+    """Return the scenario of that seed with a server whose place is declared, and which is replaced at least once."""
+    scenario = draw(seed, members, stream="promised", weights=PROMISED)
+    scenario.promise = promise
+    rng = random.Random(f"promise {seed}")  # noqa: S311
+    if all(fault.kind != REPLACED for fault in scenario.troubles):
+        scenario.troubles.append(FaultPlan(rng.uniform(2.0, TROUBLE_S), REPLACED))
+    for fault in scenario.troubles:
+        if fault.kind == REPLACED:
+            # How long no server is there, or two are.
+            fault.lasts_s = rng.choice([0.6, 2.0, 6.0] if promise == KEPT else [3.0, 12.0, 25.0])
     scenario.plan_end()
     return scenario
 

@@ -37,9 +37,12 @@ class SimServer(Process):
 
     def __init__(
         self, network: SimNetwork, name: str, seed: int | str = 0, *,
-        limits: Limits | None = None, writes_max: int = 100_000, stars: bool = True, durable: bool = False,
+        limits: Limits | None = None, writes_max: int = 100_000, stars: bool = True, durable: bool = False, promised: str = "",
     ) -> None:  # fmt: skip
-        """The last three are what sessions say of their engine, so that the embedded server can stand for others."""
+        """The last but one three are what sessions say of their engine, so that the embedded server can stand for others.
+
+        `promised`: the name that the platform gave the server.
+        """
         super().__init__(network.loop, name, random.Random(f"{seed}/{name}"))  # noqa: S311
         self.place = f"{name}:29400"
         self.booted_s = 1e3 * random.Random(f"boot {seed}/{name}").random()  # noqa: S311
@@ -48,6 +51,7 @@ class SimServer(Process):
         self.durable = durable
         self.writes_max = writes_max
         self.stars = stars
+        self.promised = promised
         self.dead = False
         self.slow_s = 0.0
         """Added to every message, in both directions."""
@@ -152,7 +156,7 @@ class _SimCore(ServerCore):
     def __init__(self, server: SimServer, network: SimNetwork) -> None:
         self._server = server
         self.clock = LeaseClock(self.judge, server.loop, TICK_S)
-        super().__init__(limits=server.limits, trust=network.trust)
+        super().__init__(limits=server.limits, trust=network.trust, promised=server.promised)
         self.place = server.place
         self.complain = lambda _peer, _problem: None  # type: ignore[assignment]  # Faults are in the history.
 
@@ -174,6 +178,10 @@ class _SimCore(ServerCore):
 
     def token(self) -> str:
         return f"{self._server.rng.getrandbits(64):016x}"
+
+    def retire(self) -> None:
+        super().retire()
+        self.call_soon(self._server.crash)
 
     def open_run(self, name: str) -> Run:
         is_new = name not in self.runs

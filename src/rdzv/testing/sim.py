@@ -18,7 +18,7 @@ from .decisions import Decided
 from .history import Fault, History
 from .progress_checkers import G5Progress, G6Notice, G7Cause
 from .reached import Reached
-from .scenario import Scenario, draw
+from .scenario import BROKEN, KEPT, Scenario, draw, draw_promised
 from .steering import draw_steered
 from .virtual_loop import RunError
 
@@ -35,30 +35,36 @@ class Result:
     wrong: list[str]
     steered: bool
     register: bool
+    promise: str = ""
 
     @property
     def replay(self) -> str:
         """The command that repeats the run."""
-        kind = " --steered" * self.steered + " --register" * self.register
+        kind = " --steered" * self.steered + " --register" * self.register + f" --promise {self.promise}" * bool(self.promise)
         members = len(self.scenario.lives)
         return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{kind} --verbose"
 
 
 def simulate(
-    seed: int, members: int | None = None, *, steered: bool = False, register: bool = False, observed: bool = False
-) -> Result:
+    seed: int, members: int | None = None, *, steered: bool = False, register: bool = False, observed: bool = False,
+    promise: str = "",
+) -> Result:  # fmt: skip
     """Run the scenario of that seed, on the reference engine or on a register, and check it.
 
-    `steered`: a scenario that aims at what plain seeds seldom reach. `observed`: collect the leaders' decisions.
+    `steered`: a scenario that aims at what plain seeds seldom reach. `observed`: collect the leaders' decisions. `promise`: the
+    server has a declared place, and the platform keeps or breaks its promise about it (T16.4).
     """
-    scenario = draw_steered(seed, members) if steered else draw(seed, members)
+    if promise:
+        scenario = draw_promised(seed, promise, members)
+    else:
+        scenario = draw_steered(seed, members) if steered else draw(seed, members)
     stage = SimCluster(scenario, register=register, observed=observed)
     wrong = []
     try:
         stage.play()
     except RunError as error:
         wrong.append(f"the run did not come to an end: {error}")
-    return Result(scenario, stage.history, stage.decisions, wrong + check(stage), steered, register)
+    return Result(scenario, stage.history, stage.decisions, wrong + check(stage), steered, register, promise)
 
 
 def check(stage: SimCluster) -> list[str]:
@@ -86,6 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
     parser.add_argument("--steered", action="store_true", help="aim at what plain seeds seldom reach")
     parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
+    parser.add_argument(
+        "--promise", choices=[KEPT, BROKEN], default="", help="declare the server's place, and keep or break that promise"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the whole history")
     parser.add_argument("--reached", action="store_true", help="show which rules decided in which phase under which fault")
     parser.add_argument("--save-reached", type=Path, metavar="FILE", help="write that as JSON, which steers --steered")
@@ -111,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, Reached]:
     """Run one seed. Return the lines to print, whether a guarantee was broken, and what the seed reached."""
-    result = simulate(seed, options.members, steered=options.steered, register=options.register, observed=options.observed)
+    kind = {name: getattr(options, name) for name in ("steered", "register", "observed", "promise")}
+    result = simulate(seed, options.members, **kind)
     lines, reached = [], Reached()
     if options.observed:
         reached.see(result.history, result.decisions)

@@ -13,6 +13,7 @@ from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
 from rdzv.engines.embedded import hosting as hosting_module
+from rdzv.engines.embedded.frames import Hello
 from rdzv.engines.embedded.hosting import HostingDriver
 from rdzv.engines.port import Get, Put
 from rdzv.errors import SettingsError, Unreachable
@@ -39,6 +40,46 @@ async def test_the_first_serves_and_the_others_connect():
         await session.close()
     for driver in drivers:
         await driver.close()
+
+
+async def test_only_a_node_that_the_platform_named_so_serves_at_the_declared_place(monkeypatch):
+    """All pods have the same settings, so the setting alone proves nothing."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RDZV_POD_NAME", "pod-1")
+    other = hosting(endpoint, place="pod-0")
+    with pytest.raises(Unreachable, match=r"only .pod-0. serves .place., and the platform named this node 'pod-1'"):
+        await other.connect()
+    with pytest.raises(SettingsError, match="the platform named this node 'pod-1'"):
+        hosting_module.check_name("pod-0")
+    monkeypatch.setenv("RDZV_POD_NAME", "pod-0")
+    hosting_module.check_name("pod-0")
+    first = hosting(endpoint, place="pod-0")
+    sessions = [await first.connect(), await other.connect()]
+    assert [session.life.name for session in sessions] == ["pod-0", "pod-0"]
+    with pytest.raises(Unreachable, match="place is 'pod-2' here and 'pod-0' of the server there"):
+        await hosting(endpoint, place="pod-2").connect()
+    for one in (*sessions, other, first):
+        await one.close()
+    monkeypatch.delenv("RDZV_POD_NAME")
+    hosting_module.check_name(socket.gethostname())
+
+
+async def test_a_server_that_retires_is_gone_and_its_process_does_not_serve_again(monkeypatch):
+    monkeypatch.setenv("RDZV_POD_NAME", "pod-0")
+    endpoint = f"127.0.0.1:{free_port()}"
+    driver, later = hosting(endpoint, place="pod-0"), hosting(endpoint, place="pod-0")
+    session = await driver.connect()
+    life = session.life
+    assert await life.answers(life.began_at)
+    monkeypatch.setattr(later, "hello", lambda *_: Hello("job", "s", 1, follows="another", follows_age_s=0.0))
+    with pytest.raises(Unreachable, match="a later server of place 'pod-0' is there, so this one stops"):
+        await later.connect()
+    await until(lambda: driver.server.is_retired and not driver.server._listeners)
+    assert not await life.answers(life.began_at)
+    with pytest.raises(Unreachable, match="this process served place 'pod-0' until a later server"):
+        await driver.connect()
+    for one in (session, driver, later):
+        await one.close()
 
 
 async def test_of_many_who_start_at_once_one_serves():

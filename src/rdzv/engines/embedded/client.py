@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeAlias, cast
@@ -18,13 +20,25 @@ from typing import Any, TypeAlias, cast
 from ...config.endpoint import Endpoint
 from ...errors import Unreachable, Untrusted
 from ...system.addresses import can_be_told, outward_address, plain
-from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, show_address
+from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect, show_address
 from ...system.node import LocalNode, Node
 from ...system.timers import backoff_s, sleep
-from ..port import Batch, Case, Compares, EngineReset, Gap, LeaseGone, Operation, Operations, Outcome, leases_of
+from ..port import (
+    Batch,
+    Case,
+    Compares,
+    EngineReset,
+    Gap,
+    LeaseGone,
+    Operation,
+    Operations,
+    Outcome,
+    ServerLife,
+    leases_of,
+)
 from ..watch_queue import WatchQueue
 from . import frames
-from .connection import ClientConnection, dial
+from .connection import ClientConnection, dial, greet
 from .frames import Frame, Hello, RunsListed, RunsWanted, Welcome
 from .trust import Trust
 
@@ -36,6 +50,13 @@ BACKOFF_S = (0.02, 0.5)
 The first is short because the nodes of a job start together: those quicker than the one that serves lost half a second each.
 The longest is well below the usual linger: a member that can be back must be back before it is taken for lost."""
 
+STILL_THERE_S = 2.0
+"""How long a former server has to answer before the next one of its name is followed. A second packet is sent after a second.
+Shorter than the time that members have to come back to an empty engine (BACK_S)."""
+
+ASKED_AFTER_S = 1.0
+"""An attempt to connect that failed so long after the next server was started has sent a packet after that start."""
+
 Greeter: TypeAlias = Callable[[], Hello | RunsWanted]
 """Makes a greeting: each has a number of its own."""
 
@@ -46,9 +67,12 @@ class RemoteSession:
     durable = False
     stars = True
 
-    def __init__(self, driver: RemoteDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome) -> None:
+    def __init__(
+        self, driver: RemoteDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome, asked_at: float,
+    ) -> None:  # fmt: skip
         self.instance = welcome.instance
         self.place = welcome.place
+        self.life: ServerLife | None = RemoteLife(driver, link, welcome, asked_at) if driver.place else None
         self.fence_floor: int | None = welcome.fence_floor
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
@@ -255,6 +279,32 @@ class RemoteWatch(WatchQueue):
         self._forget(self)
 
 
+class RemoteLife:
+    """One life of the server at the declared place (T16.4)."""
+
+    def __init__(self, driver: RemoteDriver, link: ClientConnection, welcome: Welcome, asked_at: float) -> None:
+        """`asked_at`: when the welcome was asked for, by the client's clock."""
+        where = link.transport.get_extra_info("peername")
+        self.name = welcome.promised
+        self.server = welcome.server
+        self.began_at = asked_at - welcome.age_s
+        self.address = show_address(where)
+        self._where: Address = (int(socket.AF_INET6 if ":" in str(where[0]) else socket.AF_INET), tuple(where))
+        self._driver = driver
+
+    async def answers(self, since: float) -> bool:
+        if self._driver.failed_at.get(self._where, -math.inf) > since + ASKED_AFTER_S:
+            return False
+        try:
+            return (await self._driver.probe(self._where, STILL_THERE_S)).server == self.server
+        except DialFailed as failed:
+            # A process that was stopped or frozen is not gone: the kernel accepts connections for it.
+            return failed.is_server and not (failed.untrusted or failed.other_run)
+
+    def follow(self) -> None:
+        self._driver.follows = self
+
+
 class RemoteDriver:
     """Reaches the server that an endpoint names, on behalf of one run."""
 
@@ -262,25 +312,37 @@ class RemoteDriver:
 
     def __init__(
         self, endpoint: Endpoint, *, run_id: str, linger_s: float = 1.0, read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S, trust: Trust | None = None, node: Node | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S, trust: Trust | None = None, node: Node | None = None, place: str = "",
     ) -> None:  # fmt: skip
-        """`node`: the clock and the source of chance to go by."""
+        """`node`: the clock and the source of chance to go by. `place`: the declared place of the server (T16.4)."""
         self.endpoint = str(endpoint)
         self.run_id = run_id
         self.linger_s = linger_s
         self.read_timeout_s = read_timeout_s
-        self.connect_timeout_s = connect_timeout_s
+        # With a declared place, members that lost their server must be back at the next one within BACK_S.
+        self.connect_timeout_s = min(connect_timeout_s, STILL_THERE_S) if place else connect_timeout_s
         self.named = endpoint
         self.trust = trust or Trust()
         self.node = node or LocalNode()
+        self.place = place
+        self.failed_at: dict[Address, float] = {}
+        """When no connection came about to these addresses: those of the last attempt that failed."""
+        self.follows: RemoteLife | None = None
+        """The life of the server at the declared place that the member follows, or followed last."""
         self._resolver = Resolver()
         self._warned = ""
         self._warned_at = -math.inf
 
     async def connect(self) -> RemoteSession:
-        name, attempts = self.node.token(), count(1)
-        link, welcome = await self.dial(lambda: self.hello(name, next(attempts)))
-        session: RemoteSession = self.session_type(self, name, attempts, link, welcome)
+        name, attempts, asked_at = self.node.token(), count(1), self.node.now()
+
+        def hello() -> Hello:
+            nonlocal asked_at
+            asked_at = self.node.now()  # Not before the name was resolved, which may take long.
+            return self.hello(name, next(attempts))
+
+        link, welcome = await self.dial(hello)
+        session: RemoteSession = self.session_type(self, name, attempts, link, welcome, asked_at)
         return session
 
     async def list_runs(self, after: str = "") -> RunsListed:
@@ -299,18 +361,44 @@ class RemoteDriver:
 
     def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
         """Return the greeting of a session, with the presences it brings back."""
-        return Hello(self.run_id, session, attempt, instance, tuple(leases)[-frames.LEASES_MAX :], self.linger_s)
+        follows = () if self.follows is None else (False, self.follows.server, self.node.now() - self.follows.began_at)
+        return Hello(self.run_id, session, attempt, instance, tuple(leases)[-frames.LEASES_MAX :], self.linger_s, *follows)
 
     async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try once to get a connection. Raise Unreachable or Untrusted."""
         try:
-            return await self.dial_named(hello)
+            link, welcome = await self.dial_named(hello)
+            self.check_place(link, welcome)
         except DialFailed as failed:
             raise self.unreachable(failed) from None
+        return link, welcome
+
+    def check_place(self, link: ClientConnection, welcome: Welcome) -> None:
+        """Raise DialFailed, and hang up, if a place was declared and the server there has not that name."""
+        if self.place and welcome.promised != self.place:
+            link.close()
+            where = show_address(link.transport.get_extra_info("peername"))
+            named = repr(welcome.promised) if welcome.promised else "none"
+            problem = f"place is {self.place!r} here and {named} of the server there: start both with the same place"
+            raise DialFailed(f"{where}: {problem}", answered=True)
+
+    async def probe(self, address: Address, timeout_s: float) -> Welcome:
+        """Ask the server at that address who it is. Raise DialFailed."""
+        sock = await connect(address, timeout_s)
+        hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
+        link, welcome = await greet(sock, hello, self.new_link, timeout_s)
+        link.close()
+        return welcome
 
     async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try all addresses of the endpoint. Raise DialFailed."""
-        return await dial(await self.addresses(), hello, self.new_link, self.connect_timeout_s)
+        addresses = await self.addresses()
+        try:
+            return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
+        except DialFailed as failed:
+            if not failed.answered:
+                self.failed_at = dict.fromkeys(addresses, self.node.now())
+            raise
 
     async def addresses(self) -> list[Address]:
         """Resolve the endpoint's name. Raise DialFailed."""

@@ -77,7 +77,8 @@ class ClientProtocol(FrameStream):
 
     def not_greeted(self, timeout_s: float) -> None:
         """Give up waiting for the server's greeting."""
-        self._fail_greeting(f"somebody accepts connections there but did not greet us within {timeout_s:g} s", remedy=STRANGER)
+        problem = f"somebody accepts connections there but did not greet us within {timeout_s:g} s"
+        self._fail_greeting(problem, remedy=STRANGER, is_server=True)
 
     def _fail_greeting(self, problem: str, **how: Any) -> None:
         """Give up the greeting; `how`: as for DialFailed."""
@@ -184,7 +185,7 @@ class ClientProtocol(FrameStream):
         answer: frames.Welcome | frames.RunsListed | Challenge | Proof | frames.Rejected = decode(decoder, payload)
         if isinstance(answer, frames.Rejected):
             how = {"passing": answer.passing, "untrusted": answer.untrusted, "other_run": answer.other_run}
-            self._fail_greeting(_refusal(answer), **how)
+            self._fail_greeting(_refusal(answer), is_server=True, **how)
         elif isinstance(answer, Challenge):
             self._challenged(answer)
         elif isinstance(answer, Proof):
@@ -195,7 +196,8 @@ class ClientProtocol(FrameStream):
             self._welcome.set_result(answer)
         else:
             # A server is no more to be trusted with a terminal than a member is.
-            texts = {name: shown(getattr(answer, name)) for name in ("server", "instance", "place", "only_run", "reached_at")}
+            names = ("server", "instance", "place", "only_run", "reached_at", "promised")
+            texts = {name: shown(getattr(answer, name)) for name in names}
             self._welcome.set_result(msgspec.structs.replace(answer, **texts))
 
     def _challenged(self, challenge: Challenge) -> None:

@@ -95,6 +95,10 @@ class Hello(Frame, frozen=True, tag=1):
     linger_s: float = -1.0
     """How long this member's presences outlive its connection; negative: the server decides."""
     probe: bool = False
+    follows: Name = ""
+    """Id of the server at the declared place that this client followed last; empty: none."""
+    follows_age_s: float = 0.0
+    """Time since that server was started, by the client's clock."""
 
 
 class RunsWanted(Frame, frozen=True, tag=13):
@@ -187,6 +191,10 @@ class Welcome(Frame, frozen=True, tag=1):
     """The address at which a client on another host reached it last; empty: none has."""
     fence_floor: Number = 0
     """Fences count from above this. It is higher for each later greeting at this place; 0: a server without fences."""
+    promised: Name = ""
+    """The name that the platform gave the server, if it serves under that name (T16.4); empty: under none."""
+    age_s: float = 0.0
+    """Time since a server that has such a name was started."""
 
 
 class RunListed(Frame, frozen=True):

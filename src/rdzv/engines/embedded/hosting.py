@@ -8,6 +8,9 @@ name does. `is_host` says so where it cannot be proven (a service address that n
 3. Dial the endpoint. Serve only if our own server answers, and no other: many nodes can bind "localhost", and a name may have
    many addresses. Until then our server turns all clients away. Of two servers that see each other, both step back and retry.
 
+Where a place is declared (T16.4), only a process to which the platform gave that name may serve. All pods have one command
+line, so the name is not taken from it. A pod that got the former address of another one could otherwise serve in its place.
+
 When an agent's server is gone, another process of that node takes the address over by the same steps. It starts empty, and the
 members tell it what they know. A standalone server (`rdzv serve`) is not replaced: it will be restarted, and needs its address.
 """
@@ -17,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -25,10 +27,11 @@ from ...config.endpoint import Endpoint
 from ...config.settings import UNNAMED
 from ...errors import SettingsError
 from ...system.addresses import is_here
-from ...system.dial import Address, DialFailed, connect
+from ...system.dial import Address, DialFailed
+from ...system.node import POD_NAME_ENV, platform_name
 from .client import Greeter, RemoteDriver, logger
-from .connection import ClientConnection, greet
-from .frames import Hello, Welcome
+from .connection import ClientConnection
+from .frames import Welcome
 from .limits import Limits
 from .server import Server
 
@@ -42,6 +45,16 @@ _users: dict[Server, set[HostingDriver]] = {}
 Closer: TypeAlias = Callable[[], Awaitable[None]]
 _closers: dict[Server, Closer] = {}
 """How to end what was started beside each server."""
+
+
+def check_name(place: str) -> None:
+    """Raise SettingsError unless the platform gave this process that name: the declared place is no other's to serve at."""
+    name = platform_name()
+    if name != place:
+        raise SettingsError(
+            f"place is {place!r}, and the platform named this node {name!r}: only a node of that name may serve there; in a "
+            f"pod that shares the network of its machine, set {POD_NAME_ENV} from the pod's own name"
+        )
 
 
 class HostingDriver(RemoteDriver):
@@ -121,6 +134,7 @@ class HostingDriver(RemoteDriver):
         """Connect. If no server is there and this process may serve, serve first."""
         try:
             link, welcome = await self._dial_or_host(hello)
+            self.check_place(link, welcome)
         except DialFailed as failed:
             raise self.unreachable(failed) from None
         self._stands_alone = not welcome.only_run
@@ -130,7 +144,8 @@ class HostingDriver(RemoteDriver):
                 f"the run has no id ({UNNAMED!r}), and the server at {self.endpoint} keeps the runs of others too: "
                 "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
             )
-        if self.server is not None and not self.server.is_open and self.server.id != welcome.server:
+        is_open = self.server is None or self.server.is_open or self.server.is_retired
+        if not is_open and self.server is not None and self.server.id != welcome.server:
             await self._give_up_server()  # The endpoint means another server after all.
         for server, users in tuple(_users.items()):
             if server.id == welcome.server and server.loop is asyncio.get_running_loop():
@@ -157,6 +172,12 @@ class HostingDriver(RemoteDriver):
             return
         if self._closed or self._is_host is False or self._stands_alone:
             raise nobody
+        if self.place and platform_name() != self.place:
+            problem = f"only {self.place!r} serves (place), and the platform named this node {platform_name()!r}"
+            raise DialFailed(f"{nobody.problem}; {problem}", answered=False, remedy=nobody.remedy)
+        if self.server is not None and self.server.is_retired:
+            problem = f"this process served place {self.place!r} until a later server of that name was there"
+            raise DialFailed(f"{nobody.problem}; {problem}: end it", answered=False)
         if self.trust.certificates is not None and not self.trust.certificates.can_serve:
             raise DialFailed(f"{nobody.problem}; this node cannot serve, because it has no tls_cert", answered=False)
         server = self.server
@@ -198,7 +219,7 @@ class HostingDriver(RemoteDriver):
         if not (self.named.is_one_machine or self.named.is_loopback):
             host = ""
         options = {"run_id": self.run_id, "linger_s": self.linger_s, "limits": self._limits, "trust": self.trust}
-        server = Server((host, port), is_open=False, **options)
+        server = Server((host, port), is_open=False, promised=self.place, **options)
         try:
             await server.start()
         except OSError as error:
@@ -217,24 +238,20 @@ class HostingDriver(RemoteDriver):
             addresses = await self.addresses()
         except DialFailed:
             return False
-        found = set(await asyncio.gather(*(self._probe(address) for address in addresses)))
+        found = set(await asyncio.gather(*(self._server_at(address) for address in addresses)))
         others = found - {"", server.id}
         if others:
             raise DialFailed(f"another server is there: {', '.join(sorted(others))}", answered=False)
         return server.id in found
 
-    async def _probe(self, address: Address) -> str:
+    async def _server_at(self, address: Address) -> str:
         """Return the id of the server there, or the problem with it; empty if no program is there."""
         try:
-            sock = await connect(address, self.connect_timeout_s)
-            hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
-            link, welcome = await greet(sock, hello, self.new_link, self.connect_timeout_s)
+            return (await self.probe(address, self.connect_timeout_s)).server
         except DialFailed as failed:
             if failed.untrusted:
                 raise  # If it is our own server, no other member would trust it either.
             return failed.problem if failed.answered else ""
-        link.close()
-        return welcome.server
 
     async def _give_up_server(self) -> None:
         server, self.server = self.server, None

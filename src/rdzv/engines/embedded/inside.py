@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import Unreachable
-from ..port import Case, Compares, EngineReset, Gap, List, Operations, Outcome
+from ..port import Case, Compares, EngineReset, Gap, List, Operations, Outcome, ServerLife
 from ..watch_queue import WatchQueue
 from .run import Run
 from .server_core import ServerCore
@@ -20,6 +20,7 @@ class InsideSession:
     durable = False
     stars = True
     local_host = ""
+    life: ServerLife | None = None
 
     def __init__(self, core: ServerCore, run: Run) -> None:
         self.instance = run.engine.instance

@@ -107,6 +107,9 @@ class Server(ServerCore):
         self.bind = bind
         self.port = 0
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.retired = asyncio.Event()
+        """Set once a later server of its name is there; the server stops then by itself."""
+        self._stopping: asyncio.Task[None] | None = None
         self._listeners: list[asyncio.Server] = []
         self._moved = asyncio.Event()
 
@@ -179,6 +182,19 @@ class Server(ServerCore):
         while self.peers and await self._moves(STOP_S):
             pass
         logger.debug("stopped serving at port %s", self.port)
+
+    def retire(self) -> None:
+        if self.is_retired:
+            return
+        super().retire()
+        logger.error(
+            "members follow a later server of place %r, so this one at %s stops: the platform started it before this one had "
+            "ended; end this process",
+            self.promised, self.place,
+        )  # fmt: skip
+        assert self.loop is not None, "there are clients"
+        self._stopping = self.loop.create_task(self.stop(), name="rdzv retires")
+        self.retired.set()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no client is connected or may come back. Return False when the time is up."""

@@ -47,15 +47,20 @@ class ServerCore(ABC):
 
     def __init__(
         self, *, run_id: str = "", linger_s: float = LINGER_S, limits: Limits | None = None, is_open: bool = True,
-        trust: Trust | None = None,
+        trust: Trust | None = None, promised: str = "",
     ) -> None:  # fmt: skip
+        """`promised`: the name that the platform gave to this server and to no other that lives (T16.4); '' for none."""
         self.only_run = run_id
         self.linger_s = linger_s
         self.limits = limits or Limits()
         self.trust = trust or Trust()
         self.id = self.token()
         self.place = ""
+        self.promised = promised
         self.is_open = is_open
+        self.is_retired = False
+        """A later server of its name is there, so this one never serves again."""
+        self._began_at = self.now()
         self.reached_at = ""
         """The address at which a client on another host reached this server last: others can use it, too."""
         self.awake_s = 0.0
@@ -113,6 +118,14 @@ class ServerCore(ABC):
     def token(self) -> str:
         return secrets.token_hex(8)
 
+    def retire(self) -> None:
+        """Stop for good: the platform started another server of this name after this one (T16.7)."""
+        self.is_retired, self.is_open = True, False
+
+    @property
+    def age_s(self) -> float:
+        return self.now() - self._began_at
+
     def moved(self) -> None:  # noqa: B027  Only a server that can stop waits for that.
         """Called when a client comes or goes."""
 
@@ -148,6 +161,10 @@ class ServerCore(ABC):
 
     def hello(self, peer: ServerSession, hello: Hello) -> None:
         """Take in a session by its first frame, or say why not."""
+        if self._is_succeeded(hello):
+            peer.reject(f"a later server of place {self.promised!r} is there, so this one stops", passing=True)
+            self.retire()
+            return
         if not hello.probe and hello.run not in self.runs and not self._is_of_another_run(hello):
             self._make_room()
         if problem := self._why_not(hello, peer.host):
@@ -266,13 +283,21 @@ class ServerCore(ABC):
         del self.runs[run.name]
         self._names = None
 
+    def _is_succeeded(self, hello: Hello) -> bool:
+        """Whether the client follows a server of this name that was started after this one.
+
+        The two ages are of two clocks, but both tell how long ago something happened, so no clock need be set right.
+        """
+        return bool(self.promised) and hello.follows not in ("", self.id) and hello.follows_age_s < self.age_s
+
     def _is_of_another_run(self, hello: Hello) -> bool:
         return bool(self.only_run) and hello.run != self.only_run
 
     def _welcome(self, instance: str) -> Welcome:
         most = self.limits.operations
         told = self.only_run, self.is_open, self.reached_at, self.fence_floor()
-        return Welcome(self.id, instance, self.place, most, most, *told)
+        named = (self.promised, self.age_s) if self.promised else ()
+        return Welcome(self.id, instance, self.place, most, most, *told, *named)
 
     def gone(self, peer: ServerSession) -> None:
         """A connection ended. If that was during a stall of this server, it says nothing about the member."""

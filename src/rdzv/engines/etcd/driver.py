@@ -23,7 +23,7 @@ from ...errors import SettingsError, Unreachable
 from ...system.addresses import can_be_told, outward_address, source_of
 from ...system.dial import DialFailed, Resolver
 from .. import port
-from ..port import Case, EngineReset, Item, LeaseGone, Outcome
+from ..port import Case, EngineReset, Item, LeaseGone, Outcome, ServerLife
 from ..reference import refuse_double_writes
 from . import sentinel
 from .client import messages
@@ -193,6 +193,7 @@ class EtcdSession:
     """A session of the port. Used from the loop it was made on."""
 
     durable = True
+    life: ServerLife | None = None
     fence_floor: int | None = None
     compares_max = messages.OPERATIONS_MAX
     writes_max = messages.OPERATIONS_MAX

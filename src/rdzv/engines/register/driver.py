@@ -24,7 +24,7 @@ from typing import Any
 from ...errors import Incompatible, Unreachable
 from ...system.node import Node
 from ...system.timers import backoff_s, sleep
-from ..port import Case, Compare, Operation, Outcome, leases_of
+from ..port import Case, Compare, Operation, Outcome, ServerLife, leases_of
 from .backend import Register
 from .document import ELSEWHERE, StoredLease, encode, first_document
 from .swap_loop import Act, RegisterWatch, SwapLoop
@@ -76,6 +76,7 @@ class RegisterDriver:
 class RegisterSession:
     """A session. The swap loop that it shares with the other sessions of its process does the work."""
 
+    life: ServerLife | None = None
     fence_floor: int | None = 0
     compares_max = TXN_MAX
     writes_max = TXN_MAX
