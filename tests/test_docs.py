@@ -23,7 +23,7 @@ WORDS = (
     "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "journal file", "notice",
     "engine",
     "embedded server", "endpoint", "driver", "register", "instance", "place", "adopt", "adopted", "retold", "secret", "lease",
-    "sentinel", "linger", "outage grace", "revision", "watch", "guard", "fencing", "fence",
+    "sentinel", "declared place", "linger", "outage grace", "revision", "watch", "guard", "fencing", "fence",
 )  # fmt: skip
 
 
