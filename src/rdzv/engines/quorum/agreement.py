@@ -7,7 +7,7 @@ other. A host *chooses* numbers once, keeps them on disk, and only then starts i
 Why there are never two clusters that work. A cluster works only with a majority of the hosts, and any two majorities have a
 host in common. That host would have started two clusters with one number, but it chooses once per number. A host that lost
 its disk has lost its number too. It draws another, which is in no cluster that exists, so it cannot vote there with nothing in
-its memory. It stays a client until the run is over.
+its memory. It stays a client as long as its process lives, and becomes one again while others have the cluster.
 
     state     event                                             next state
     OPEN      every host offers the same complete numbers       VOTER

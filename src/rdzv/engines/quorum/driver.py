@@ -23,7 +23,7 @@ from ..etcd.client.credentials import Credentials
 from ..etcd.client.errors import EtcdError
 from ..etcd.driver import EtcdDriver, EtcdSession, SharedClient
 from ..port import EngineReset, MemberHealth, Session
-from .agreement import Offer, quorum_name
+from .agreement import Offer, VoterState, quorum_name
 from .etcd_program import PeerTls, find_program, peers_of, shown
 from .exchange import Asker, NoOffer
 from .health import look_at_members
@@ -37,6 +37,10 @@ PROBE_EVERY_S = 0.1  # Pause between two attempts to find an etcd that has a cli
 LOOK_EVERY_S = 0.2  # Pause between two looks whether the others have gone.
 TOLD_S = 1.0
 """How long a host that has seen the end of the run keeps its etcd, so that the other hosts can see the end too."""
+ALL_LOST = (
+    "bring the hosts back that have their data; if a majority has lost it, end all agents of the run, remove its folders in "
+    "state_dir on the listed hosts, and start it again"
+)
 SILENT_S = 5.0  # A quorum that does not answer a host that leaves for so long has gone.
 
 
@@ -122,7 +126,7 @@ class QuorumDriver(EtcdDriver):
         last = [voter for voter in self._voters if self._is_last_user(voter)]
         self._voters.clear()
         if last:
-            forget = await self._stay()
+            forget = any(voter.pid for voter in last) and await self._stay()
             await asyncio.gather(*(voter.stop(forget=forget) for voter in last))
 
     # ---- voting
@@ -135,6 +139,8 @@ class QuorumDriver(EtcdDriver):
             raise SettingsError(f"is_host is true, and no host of {self.endpoint} has an address of this machine")
         if not here or self._voters or self._closed:
             return
+        if self.credentials.tls and self._security.tls is None:
+            raise SettingsError(f"this host is one of {self.endpoint} and TLS is on: give it tls_cert and tls_key")
         program = await asyncio.to_thread(find_program)
         if program.loses_data:
             logger.warning(
@@ -191,7 +197,10 @@ class QuorumDriver(EtcdDriver):
             if any(await asyncio.gather(*(self._has_port(*host) for host in self.quorum.hosts))):
                 return
             if loop.time() >= deadline:
-                raise Unreachable(self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False)
+                lost = any(voter.standing is VoterState.CLIENT for voter in self._voters)
+                raise Unreachable(
+                    self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False, remedy=ALL_LOST if lost else ""
+                )
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def _has_port(self, host: str, port: int) -> bool:

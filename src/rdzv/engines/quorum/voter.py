@@ -68,6 +68,7 @@ class Voter:
         self.reason = "it has just started"
         """What this host does or waits for, for people."""
         self.standing = VoterState.OPEN
+        self._was_complete = False
         self._address = address
         self._program = program
         self._contexts = contexts
@@ -85,8 +86,14 @@ class Voter:
         """Begin in the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="rdzv quorum")
 
+    @property
+    def is_worthless(self) -> bool:
+        """Whether the record binds nobody: no other host can have chosen a number that was never in a complete offer."""
+        return self.standing is VoterState.CLIENT or (self.standing is VoterState.OPEN and not self._was_complete)
+
     async def stop(self, *, forget: bool) -> None:
         """End etcd and what is done here. `forget`: the run is over, so remove the data too, if this process has the lock."""
+        forget = forget or self.is_worthless
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -133,7 +140,13 @@ class Voter:
         heard: dict[int, Offer] = {}
         size = len(self.quorum.hosts)
         others = [index for index in range(size) if index != self.me]
-        answering = Answering(lambda: offer_of(record, heard, size), self._contexts.server())
+
+        def offer() -> Offer:
+            made = offer_of(record, heard, size)
+            self._was_complete = self._was_complete or all(made.numbers)
+            return made
+
+        answering = Answering(offer, self._contexts.server())
         await answering.start(listen(self._address, self._peer_port))
         try:
             while True:
@@ -147,8 +160,10 @@ class Voter:
                     else:
                         raise answer
                 decided = decide(record, heard, size)
-                if decided is not record:
+                if decided.standing is VoterState.VOTER:
                     self.folder.save(decided)
+                # A client is not kept on disk: if all agents are started anew and all hosts are empty, a new cluster is right.
+                if decided is not record:
                     return decided
                 self.reason = waiting_for(self.quorum, heard, silent)
                 await asyncio.sleep(ASK_EVERY_S)
@@ -156,7 +171,7 @@ class Voter:
             await answering.close()
 
     async def _be_client(self, record: HostRecord) -> None:
-        """Answer the others, and nothing else, for as long as this process lives."""
+        """Answer the others, and do nothing else, for as long as this process lives."""
         self.reason = (
             f"{self.quorum.shown[self.me]} came back without its data ({self.folder.path}): no vote until the run is over"
         )
