@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from rdzv.engines.quorum.agreement import HostRecord
-from support.etcd_cluster import until
-from support.member_processes import ENVIRON, Process, ProcessSet
+from support.etcd_cluster import LONG_S, until
+from support.member_processes import ENVIRON, Line, Process, ProcessSet, is_world
 from support.network_hosts import Host, Network, ip
 
 PORT = 29400
@@ -67,14 +67,17 @@ class QuorumHosts:
     def world(self, names: Iterable[str], after: int = 0) -> int:
         """Wait until these have a world together that is later than a round, and return the number of its round."""
         names = list(names)
-        lines = [self.members[name].world(len(names), after) for name in names]
+        lines = [self._world(name, len(names), after) for name in names]
         numbers = {line["round"] for line in lines}
         while len(numbers) > 1:  # Some passed through a world of the same size that others did not get.
             late = [index for index, line in enumerate(lines) if line["round"] < max(numbers)]
             for index in late:
-                lines[index] = self.members[names[index]].world(len(names), lines[index]["round"])
+                lines[index] = self._world(names[index], len(names), lines[index]["round"])
             numbers = {line["round"] for line in lines}
         return numbers.pop()
+
+    def _world(self, name: str, size: int, after: int) -> Line:
+        return self.members[name].until(is_world(size, after), f"a world of {size} after round {after}", LONG_S)
 
     # ---- faults
 
@@ -155,7 +158,7 @@ class QuorumHosts:
     def close_run(self, name: str, *trust: str) -> None:
         """Close the run, and check that nothing is left of it: no process, no port, no folder."""
         words = ("close", self.endpoint, "--run-id", self.run_id, "--reason", "the test is over", *trust)
-        until(lambda: self.rdzv(name, *words).returncode == 0, "the run is closed")  # On a busy machine etcd elects now and then.
+        until(lambda: self.rdzv(name, *words).returncode == 0, "the run is closed")  # A busy etcd elects now and then.
         for member in self.members.values():
             if member.lives:
                 member.wait()

@@ -41,6 +41,7 @@ def test_a_quorum_waits_for_all_its_hosts_survives_its_leader_and_leaves_nothing
     hosts.close_run("d")
 
 
+@pytest.mark.soak
 def test_another_agent_of_the_host_takes_etcd_over_and_an_emptied_host_never_votes_again(hosts):
     hosts.start("a", "b", "c")
     hosts.start("a", slot="a2")

@@ -53,6 +53,10 @@ def restart_empty(hosts: QuorumHosts, name: str) -> None:
     hosts.start(name)
 
 
+def knows(hosts: QuorumHosts, name: str) -> None:
+    until(lambda: "no vote until" in hosts.members[name].errors(), f"{name} knows that it has no vote")
+
+
 def test_a_frozen_voter_an_emptied_one_and_a_third_make_no_second_cluster(hosts):
     """The first interleaving: a majority without memory bootstrapped beside the frozen voter."""
     hosts.start(*"abcd")
@@ -63,7 +67,7 @@ def test_a_frozen_voter_an_emptied_one_and_a_third_make_no_second_cluster(hosts)
     freeze(hosts, "b")
     restart_empty(hosts, "a")
     hosts.start("c")
-    until(lambda: "no vote until" in hosts.members["a"].errors(), "a knows that it has no vote")
+    knows(hosts, "a")
     stays_without_world(hosts, "acd", number)
     thaw(hosts, "b")
     hosts.world("abcd", number)
@@ -78,14 +82,16 @@ def test_every_host_emptied_in_turn_ends_in_waiting_and_a_restart_of_all_begins_
     number = hosts.world("abc")
     (cluster,) = hosts.clusters()
     restart_empty(hosts, "c")
+    knows(hosts, "c")
     number = hosts.world("abc", number)
     assert hosts.clusters() == {cluster}
     restart_empty(hosts, "a")
+    knows(hosts, "a")
     stays_without_world(hosts, "abc", number)
     assert hosts.etcd("b")
     assert not hosts.etcd("a") + hosts.etcd("c")
     restart_empty(hosts, "b")
-    until(lambda: "no vote until" in hosts.members["b"].errors(), "b knows that it has no vote")
+    knows(hosts, "b")
     stays_without_world(hosts, "abc", 0)
     assert hosts.clusters() == set()
     # Nothing is left of the cluster: all agents are started anew, and it is a new life of the run.

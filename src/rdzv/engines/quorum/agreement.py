@@ -101,6 +101,11 @@ def decide(record: HostRecord, heard: Mapping[int, Offer], size: int) -> HostRec
     return record
 
 
+def counted(heard: Mapping[int, Offer], *, formed: bool) -> dict[int, Offer]:
+    """Return the offers that count. A process that has used the cluster (`formed`) counts choices only: it makes no other."""
+    return {index: offer for index, offer in heard.items() if offer.chosen or not formed}
+
+
 def _fits(record: HostRecord, offer: Offer, size: int) -> bool:
     """Whether the offer is one of this quorum: another run at the same ports, or a differing list, counts for nothing."""
     complete = all(offer.numbers) or not offer.chosen

@@ -113,7 +113,10 @@ class QuorumDriver(EtcdDriver):
         if not self._voters and self._is_host is not False and not self._closed:
             await self._begin()
         await self._wait_for_etcd()
-        return await super().connect()
+        session = await super().connect()
+        for voter in self._voters:
+            voter.formed = True
+        return session
 
     def make_session(self, shared: SharedClient) -> EtcdSession:
         session = QuorumSession(self, shared)

@@ -19,7 +19,7 @@ import msgspec
 
 from ...system.addresses import listen
 from ..etcd.server import SupervisedProcess
-from .agreement import NUMBER_BYTES, HostRecord, Offer, VoterState, decide, offer_of
+from .agreement import NUMBER_BYTES, HostRecord, Offer, VoterState, counted, decide, offer_of
 from .etcd_program import EtcdProgram, PeerTls, environment, peers_of, shown
 from .exchange import Answering, Asker, NoOffer
 from .state import StateFolder
@@ -68,6 +68,8 @@ class Voter:
         self.reason = "it has just started"
         """What this host does or waits for, for people."""
         self.standing = VoterState.OPEN
+        self.formed = False
+        """Whether this process has seen the cluster at work."""
         self._was_complete = False
         self._address = address
         self._program = program
@@ -142,7 +144,7 @@ class Voter:
         others = [index for index in range(size) if index != self.me]
 
         def offer() -> Offer:
-            made = offer_of(record, heard, size)
+            made = offer_of(record, counted(heard, formed=self.formed), size)
             self._was_complete = self._was_complete or all(made.numbers)
             return made
 
@@ -159,7 +161,7 @@ class Voter:
                         silent[index] = str(answer)
                     else:
                         raise answer
-                decided = decide(record, heard, size)
+                decided = decide(record, counted(heard, formed=self.formed), size)
                 if decided.standing is VoterState.VOTER:
                     self.folder.save(decided)
                 # A client is not kept on disk: if all agents are started anew and all hosts are empty, a new cluster is right.
