@@ -109,13 +109,31 @@ async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(t
 async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\nno")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(NoOffer, match="another program has its peer port"):
         await Asker([("127.0.0.1", port)], lambda: None).ask(0)
+    server.close()
+
+
+async def test_etcd_that_leaves_the_connection_open_after_its_reply_is_understood():
+    """As etcd does: three hosts stood still for ever when one had started before the others had heard its offer."""
+    body = b'[{"id":1,"name":"q-n0","peerURLs":["http://127.0.0.1:%d"]}]'
+
+    async def answer(reader, writer):
+        question = await reader.readuntil(b"\r\n\r\n")
+        port = writer.get_extra_info("sockname")[1]
+        reply = body % port if question.startswith(b"GET /members ") else b"404"
+        status = b"200 OK" if reply != b"404" else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(reply), reply))
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    offer = await Asker([("127.0.0.1", port)], lambda: None).ask(0)
+    assert (offer.quorum, offer.numbers, offer.chosen) == ("q", ("n0",), True)
     server.close()
 
 

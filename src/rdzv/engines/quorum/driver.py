@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,9 +21,8 @@ from ...errors import RdzvError, SettingsError, Unreachable
 from ...system.addresses import is_here, is_loopback
 from ...system.dial import DialFailed, Resolver, connect
 from ..etcd.client.credentials import Credentials
-from ..etcd.client.errors import EtcdError
 from ..etcd.driver import EtcdDriver, EtcdSession, SharedClient
-from ..port import EngineReset, MemberHealth, Session
+from ..port import EngineReset, List, MemberHealth, Put, Session
 from .agreement import Offer, VoterState, quorum_name
 from .etcd_program import PeerTls, find_program, peers_of, shown
 from .exchange import Asker, NoOffer
@@ -35,8 +35,9 @@ logger = logging.getLogger("rdzv.quorum")
 RESOLVE_S = 2.0
 PROBE_EVERY_S = 0.1  # Pause between two attempts to find an etcd that has a client port.
 LOOK_EVERY_S = 0.2  # Pause between two looks whether the others have gone.
-TOLD_S = 1.0
-"""How long a host that has seen the end of the run keeps its etcd, so that the other hosts can see the end too."""
+TOLD_S = 5.0
+"""How long a host that has seen the end of the run keeps its etcd for hosts that have not seen it yet."""
+ENDS = "rdzv-quorum/ends/"  # The keys of the hosts that have seen the end of the run.
 ALL_LOST = (
     "bring the hosts back that have their data; if a majority has lost it, end all agents of the run, remove its folders in "
     "state_dir on the listed hosts, and start it again"
@@ -129,7 +130,7 @@ class QuorumDriver(EtcdDriver):
         last = [voter for voter in self._voters if self._is_last_user(voter)]
         self._voters.clear()
         if last:
-            forget = any(voter.pid for voter in last) and await self._stay()
+            forget = any(voter.pid for voter in last) and await self._stay(last)
             await asyncio.gather(*(voter.stop(forget=forget) for voter in last))
 
     # ---- voting
@@ -226,36 +227,47 @@ class QuorumDriver(EtcdDriver):
 
     # ---- leaving
 
-    async def _stay(self) -> bool:
-        """Serve the others until they have gone, and return whether the run is over and its data can be removed."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._stay_s
-        closed, answered_at, told = False, loop.time(), False
-        while True:
-            with suppress(RdzvError, EtcdError, EngineReset, asyncio.TimeoutError):
-                left = await asyncio.wait_for(self._look(), SILENT_S)
-                closed, answered_at = left.closed, loop.time()
-                if not left.members:
-                    await asyncio.sleep(TOLD_S if closed else 0)
-                    return closed
-            if loop.time() >= deadline:
-                logger.warning(
-                    "stopped its etcd for run %r after %g s, although members are left", self.quorum.run_id, self._stay_s
-                )  # fmt: skip
-                return False
-            if loop.time() - answered_at > SILENT_S:
-                return closed  # The other hosts have gone.
-            if not told and loop.time() - answered_at < LOOK_EVERY_S:
-                told = True
-                logger.info("run %r: this process stays for the others, for at most %g s", self.quorum.run_id, self._stay_s)
-            await asyncio.sleep(LOOK_EVERY_S)
+    async def _stay(self, voters: list[Voter]) -> bool:
+        """Serve the others until they have gone, and return whether the run is over and its data can be removed.
 
-    async def _look(self) -> Remaining:
-        session = await super().connect()
+        A host that sees the end of the run writes that down. It goes when all hosts have, or after TOLD_S: otherwise the others
+        could lose their majority before they have seen the end, and would keep their data.
+        """
+        loop = asyncio.get_running_loop()
+        answered_at, ended_at = loop.time(), math.inf
+        deadline = loop.time() + self._stay_s
+        session: EtcdSession | None = None
         try:
-            return await self._remaining(session)
+            while True:
+                with suppress(RdzvError, EngineReset, asyncio.TimeoutError):
+                    if session is None:
+                        session = await asyncio.wait_for(super().connect(), SILENT_S)
+                    left = await asyncio.wait_for(self._remaining(session), SILENT_S)
+                    answered_at = loop.time()
+                    if not left.members and not left.closed:
+                        return False
+                    if not left.members:
+                        ended_at = min(ended_at, loop.time())
+                        seen_by = await asyncio.wait_for(self._write_end(session, voters), SILENT_S)
+                        if seen_by == len(self.quorum.hosts) or loop.time() > ended_at + TOLD_S:
+                            return True
+                if loop.time() >= deadline:
+                    text = "stopped its etcd for run %r after %g s, although members are left"
+                    logger.warning(text, self.quorum.run_id, self._stay_s)
+                    return False
+                if loop.time() > answered_at + LOOK_EVERY_S and ended_at < math.inf:
+                    return True  # The others have gone.
+                if loop.time() > answered_at + SILENT_S:
+                    return False
+                await asyncio.sleep(LOOK_EVERY_S)
         finally:
-            await session.close()
+            if session is not None:
+                await session.close()
+
+    async def _write_end(self, session: EtcdSession, voters: list[Voter]) -> int:
+        """Write that this host has seen the end of the run, and return how many hosts have."""
+        writes = [Put(f"{ENDS}{voter.me}", b"") for voter in voters]
+        return len((await session.txn(then=[*writes, List(ENDS)])).reads[-1])
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,6 +7,7 @@ the path. Then its list of members tells what its host has chosen, since their n
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -144,11 +145,13 @@ class Asker:
             raise
         try:
             writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            reply = b""
-            while len(reply) < MESSAGE_MAX and (more := await reader.read(MESSAGE_MAX)):
-                reply += more
+            head = await reader.readuntil(b"\r\n\r\n")
+            # By the length that it tells: etcd was seen to leave the connection open after its reply.
+            size = re.search(rb"\r\ncontent-length: *([0-9]{1,5})\r\n", head, re.IGNORECASE)
+            body = await reader.readexactly(int(size[1])) if size else b""
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return 0, b""
         finally:
             writer.close()
-        head, _, body = reply.partition(b"\r\n\r\n")
         words = head.split(b" ", 2)
         return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), body
