@@ -95,6 +95,15 @@ class QuorumHosts:
         (found,) = self.state.glob(f"*-{self.hosts[name].address}-{PORT}")
         return found
 
+    def begin_anew(self) -> None:
+        """Check what the processes so far have printed, and forget them: nothing that they knew is left on any host."""
+        wrong = [*self.processes.check()]
+        for process in self.processes.processes:
+            process.close()
+        self.processes = ProcessSet()
+        self.members.clear()
+        assert not wrong, "\n".join(wrong)
+
     # ---- looking
 
     def record(self, name: str) -> HostRecord | None:
@@ -177,6 +186,10 @@ def command_of(pid: int) -> str:
     except OSError:
         return ""
     return words.partition("supervisor.py")[0]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def kill_all(host: Host) -> None:

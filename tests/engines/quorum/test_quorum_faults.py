@@ -97,6 +97,7 @@ def test_every_host_emptied_in_turn_ends_in_waiting_and_a_restart_of_all_begins_
     # Nothing is left of the cluster: all agents are started anew, and it is a new life of the run.
     for name in "abc":
         hosts.kill_host(name)
+    hosts.begin_anew()
     hosts.start(*"abc")
     hosts.world("abc")
     assert cluster not in hosts.clusters()

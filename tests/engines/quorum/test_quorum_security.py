@@ -49,6 +49,7 @@ def in_the_clear(hosts: QuorumHosts, port: int) -> str:
     return hosts.hosts["b"].do(ask)
 
 
+@pytest.mark.soak
 def test_a_secret_lets_members_in_and_keeps_strangers_out(hosts, tmp_path):
     token, wrong = tmp_path / "token", tmp_path / "wrong"
     for file, text in ((token, TOKEN), (wrong, TOKEN[::-1])):

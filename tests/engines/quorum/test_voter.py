@@ -23,7 +23,8 @@ from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
 from rdzv.engines.quorum.state import StateFolder, prepare
 from rdzv.errors import SettingsError, Unreachable
-from support.certificates import TOKEN
+
+SECRET = "5f3c9a1be07d42689b6e1f0c7a8d3e52"
 
 
 def endpoint() -> str:
@@ -90,6 +91,22 @@ async def test_a_quorum_on_loopback_forms_restarts_its_etcd_refuses_other_runs_a
     assert not _voters
 
 
+async def test_a_secret_opens_a_quorum_and_no_other_secret_does(tmp_path):
+    where, state = endpoint(), tmp_path / "state"
+    given = {"run_id": "job", "min_nodes": 1, "max_nodes": 1}
+    run = rdzv.aio.Rendezvous(where, **given, state_dir=str(state), token=SECRET)
+    await run.join()
+    for token, problem in ((None, "it speaks TLS"), (SECRET[::-1], "certificate")):
+        stranger = open_driver(Settings.make(where, **given, is_host=False, token=token))
+        stranger.connect_timeout_s = 1.0
+        with pytest.raises(Unreachable, match=problem):
+            await stranger.connect()
+        await stranger.close()
+    await run.close_run("the test is over")
+    await run.leave()
+    assert left_of(state, []) == []
+
+
 async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(tmp_path):
     where = endpoint()
     first, *others = where.removeprefix("quorum://").split(",")
@@ -129,6 +146,8 @@ async def test_etcd_that_leaves_the_connection_open_after_its_reply_is_understoo
         reply = body % port if question.startswith(b"GET /members ") else b"404"
         status = b"200 OK" if reply != b"404" else b"404 Not Found"
         writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(reply), reply))
+        await reader.read()  # The client closes.
+        writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -234,7 +253,7 @@ def test_a_version_that_loses_writes_rebuilds_its_database_as_long_as_its_log_is
 
 
 def test_a_secret_is_in_no_command_line(tmp_path):
-    settings = Settings.make("quorum://n1,n2,n3", run_id="job", min_nodes=1, max_nodes=1, token=TOKEN + "5f3c9a1be07d42689")
+    settings = Settings.make("quorum://n1,n2,n3", run_id="job", min_nodes=1, max_nodes=1, token=SECRET)
     made = open_driver(settings)
     assert isinstance(made, QuorumDriver)
     record = HostRecord(made.quorum.name, 0, "n0", ("n0", "n1", "n2"))
@@ -243,6 +262,6 @@ def test_a_secret_is_in_no_command_line(tmp_path):
     )
     assert "--client-cert-auth" in command
     assert "--peer-client-cert-auth" in command
-    assert TOKEN not in " ".join(command)
+    assert SECRET not in " ".join(command)
     assert not [word for word in command if "http://" in word]
     assert not [word for word in command if "0.0.0.0" in word], "no port is open to more than the host's own address"
