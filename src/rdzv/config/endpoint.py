@@ -202,10 +202,10 @@ def _check_quorum(hosts: tuple[tuple[str, int], ...]) -> None:
     if len(hosts) not in (3, 5):
         raise ValueError(f"it names {len(hosts)} hosts, and a quorum has three (one of them may be lost) or five (two)")
     if len({_is_loopback(host) for host, _ in hosts}) > 1:
-        raise ValueError("some of its hosts are loopback, which means another machine on every machine: name real hosts")
+        raise ValueError("some of its hosts are loopback, which no other machine reaches: name real hosts")
     taken = [(host, port + more) for host, port in hosts for more in (0, 1)]
     if len(set(taken)) < len(taken) or max(port for _, port in taken) > 65535:
-        raise ValueError("each host also needs the port after the one that is named: leave that one free, up to 65535")
+        raise ValueError("each host also needs the port after the one that is named")
 
 
 def _read_host_port(scheme: str, text: str) -> tuple[str, int]:
