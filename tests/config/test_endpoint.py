@@ -106,7 +106,10 @@ REFUSED = [
         "zookeeper://a",
         "endpoint 'zookeeper://a': unknown scheme 'zookeeper'; there is memory, rdzv, etcd, etcds, c10d, file, quorum",
     ),
-    ("quorum://a,b", "endpoint 'quorum://a,b': it names 2 hosts, and a quorum has three (one of them may be lost) or five (two)"),
+    (
+        "quorum://a,b",
+        "endpoint 'quorum://a,b': it names 2 hosts, and a quorum has three (one of them may be lost) or five (two)",
+    ),
     (
         "quorum://a,b,localhost",
         "endpoint 'quorum://a,b,localhost': some of its hosts are loopback, which no other machine reaches: name real hosts",

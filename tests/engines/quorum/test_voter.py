@@ -23,6 +23,7 @@ from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
 from rdzv.engines.quorum.state import StateFolder, prepare
 from rdzv.errors import SettingsError, Unreachable
+from rdzv.operate.doctor import Doctor
 
 SECRET = "5f3c9a1be07d42689b6e1f0c7a8d3e52"
 
@@ -75,6 +76,11 @@ async def test_a_quorum_on_loopback_forms_restarts_its_etcd_refuses_other_runs_a
         seen = await session.health()
     assert [one.host for one in seen] == where.removeprefix("quorum://").split(",")
     await session.close()
+
+    viewer = Settings.make(where, run_id="job", min_nodes=1, max_nodes=1, is_host=False)
+    found = [finding async for finding in Doctor(viewer).examine()]
+    assert [finding.level for finding in found if finding.topic == "voter"] == ["ok"] * 3
+    assert len([finding for finding in found if finding.topic == "port"]) == 6, "two ports of each host"
 
     other = open_driver(Settings.make(where, run_id="other", min_nodes=1, max_nodes=1, is_host=False))
     foreign = await other.connect()

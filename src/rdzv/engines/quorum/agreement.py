@@ -28,8 +28,6 @@ from enum import Enum
 import msgspec
 
 NUMBER_BYTES = 16
-SIZES = (3, 5)
-"""Numbers of hosts in a list. An even number survives no more losses than the odd one below."""
 
 
 class VoterState(Enum):
