@@ -22,6 +22,7 @@ from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, _voters
 from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
 from rdzv.engines.quorum.state import StateFolder, prepare
+from rdzv.engines.quorum.voter import Contexts, Quorum, Voter
 from rdzv.errors import SettingsError, Unreachable
 from rdzv.operate.doctor import Doctor
 
@@ -176,6 +177,16 @@ async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
     assert b"404" in await reader.read()
     writer.close()
     await answering.close()
+
+
+async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_voted(tmp_path):
+    kept = folder(tmp_path)
+    assert kept.lock()
+    kept.save(HostRecord("q", 0, "n0", ("n0", "n1", "n2")))
+    quorum = Quorum("q", "job", (("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.3", 1)))
+    late = Voter(quorum, 0, "127.0.0.1", kept, EtcdProgram("etcd", "3.5.16"), Contexts(lambda: None, lambda: None), None)
+    await late.stop(forget=False)
+    assert folder(tmp_path).load() is not None
 
 
 # ---- the folder

@@ -70,7 +70,7 @@ class Voter:
         self.standing = VoterState.OPEN
         self.formed = False
         """Whether this process has seen the cluster at work."""
-        self._was_complete = False
+        self._may_bind = True  # Until this process has drawn the number itself.
         self._address = address
         self._program = program
         self._contexts = contexts
@@ -91,7 +91,7 @@ class Voter:
     @property
     def is_worthless(self) -> bool:
         """Whether the record binds nobody: no other host can have chosen a number that was never in a complete offer."""
-        return self.standing is VoterState.CLIENT or (self.standing is VoterState.OPEN and not self._was_complete)
+        return self.standing is VoterState.CLIENT or (self.standing is VoterState.OPEN and not self._may_bind)
 
     async def stop(self, *, forget: bool) -> None:
         """End etcd and what is done here. `forget`: the run is over, so remove the data too, if this process has the lock."""
@@ -123,6 +123,7 @@ class Voter:
             self.folder.clear()
             record = HostRecord(self.quorum.name, self.me, secrets.token_hex(NUMBER_BYTES))
             self.folder.save(record)
+            self._may_bind = False
         if record.standing is VoterState.OPEN:
             record = await self._agree(record)
         self.standing = record.standing
@@ -145,7 +146,7 @@ class Voter:
 
         def offer() -> Offer:
             made = offer_of(record, counted(heard, formed=self.formed), size)
-            self._was_complete = self._was_complete or all(made.numbers)
+            self._may_bind = self._may_bind or all(made.numbers)
             return made
 
         answering = Answering(offer, self._contexts.server())
