@@ -22,8 +22,8 @@ WORDS = (
     "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",
     "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "journal file", "notice",
     "engine",
-    "embedded server", "endpoint", "driver", "register", "instance", "place", "adopt", "adopted", "retold", "secret", "lease",
-    "sentinel", "declared place", "linger", "outage grace", "revision", "watch", "guard", "fencing", "fence",
+    "embedded server", "voter", "endpoint", "driver", "register", "instance", "place", "adopt", "adopted", "retold", "secret",
+    "lease", "sentinel", "declared place", "linger", "outage grace", "revision", "watch", "guard", "fencing", "fence",
 )  # fmt: skip
 
 

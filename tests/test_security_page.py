@@ -52,7 +52,8 @@ BACKED = {
     "Giving both `token` and `token_file`": "test_what_is_said_to_a_member_counts_more_than_its_environment",
     "rdzv warns about a secret": "test_what_everybody_can_read_or_guess_is_warned_about_once",
     "It estimates how many bits": "test_a_secret_that_is_short_regular_or_of_words_can_be_guessed_however_long_it_is",
-    "Only the embedded server knows this secret": "test_secrets_and_tls_are_refused_where_the_engine_knows_none",
+    "Only the embedded server and a quorum": """
+        test_secrets_and_tls_are_refused_where_the_engine_knows_none test_a_secret_lets_members_in_and_keeps_strangers_out""",
     "`file://`, `c10d://` and `memory://` know": "test_secrets_and_tls_are_refused_where_the_engine_knows_none",
     "The sentinel of an agent on etcd": "test_with_tls_and_a_password_the_sentinel_knows_them_by_its_pipe_only",
     "The secret is never sent": """

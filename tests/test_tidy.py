@@ -50,8 +50,10 @@ IMPORTS = {
     "engines.embedded": "engines config system errors printable",
     "engines.etcd.client": "system errors printable",
     "engines.etcd": "engines engines.etcd.client config system errors",
+    "engines.quorum": "engines engines.embedded engines.etcd engines.etcd.client config system errors",
     "engines.register": "engines system errors",
-    "drivers": "engines engines.embedded engines.etcd engines.etcd.client engines.register config system errors",
+    "drivers": """core engines engines.embedded engines.etcd engines.etcd.client engines.quorum engines.register config system
+        errors""",
     "member": "core config engines system errors printable _version",
     "jax": "errors",
     "launch": "core member errors printable",
@@ -74,6 +76,7 @@ IMPORTS = {
                          operate                                    what people do with a run from outside
                     blocking    aio    launch                       the public API; the workers of `rdzv run`
                   member     drivers                                one member; the driver for an endpoint
+                    engines.quorum                                  an etcd cluster that the job runs by itself
          engines.embedded  engines.etcd  engines.register           three engines
                      engines   config                               the port and the reference engine; settings
                        core    system                               the rules; clock, timers, sockets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,17 @@ from .config import secret
 from .config.endpoint import Endpoint
 from .config.setting_types import switch
 from .config.settings import UNNAMED, Settings
-from .engines.port import Driver
+from .core import wire
+from .core.keys import Keys
+from .core.model import Head, Phase
+from .engines.port import Driver, Get, List, Session
 from .errors import SettingsError
 from .system.node import LocalNode
 
 if TYPE_CHECKING:
     from .engines.embedded.hosting import Closer
     from .engines.embedded.server import Server
+    from .engines.quorum.driver import Remaining
 
 USER_ENV = "RDZV_ETCD_USER"
 _TLS = ("tls", "tls_cert", "tls_key", "tls_ca", "tls_mutual", "tls_server_name")
@@ -56,6 +61,8 @@ def open_driver(settings: Settings) -> Driver:
         )  # fmt: skip
     if endpoint.scheme in {"etcd", "etcds"}:
         return _open_etcd(settings)
+    if endpoint.scheme == "quorum":
+        return _open_quorum(settings)
     if endpoint.scheme == "file":
         from .engines.register.backend import BlockingRegister  # noqa: PLC0415
         from .engines.register.driver import RegisterDriver  # noqa: PLC0415
@@ -134,17 +141,25 @@ def _check_etcd_trust(settings: Settings, user: str) -> None:
         )
 
 
-def _open_etcd(settings: Settings) -> Driver:
+def _needs_grpc(endpoint: Endpoint) -> None:
+    """Raise SettingsError if grpcio is not installed."""
     try:
-        from .engines.etcd.client.credentials import Credentials  # noqa: PLC0415
-        from .engines.etcd.driver import EtcdDriver  # noqa: PLC0415
+        import_module("grpc")
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "grpc":
             raise
+        extra = "quorum" if endpoint.scheme == "quorum" else "etcd"
         raise SettingsError(
-            f"endpoint {str(settings.endpoint)!r}: etcd needs grpcio, which is not installed; `pip install 'rdzv[etcd]'`"
+            f"endpoint {str(endpoint)!r}: etcd needs grpcio, which is not installed; `pip install 'rdzv[{extra}]'`"
         ) from None
+
+
+def _open_etcd(settings: Settings) -> Driver:
     endpoint = settings.endpoint
+    _needs_grpc(endpoint)
+    from .engines.etcd.client.credentials import Credentials  # noqa: PLC0415
+    from .engines.etcd.driver import EtcdDriver  # noqa: PLC0415
+
     if settings.run_id == UNNAMED:
         raise SettingsError(
             f"run_id is {UNNAMED!r}, which is what torchrun says when none was given, and an etcd is shared: "
@@ -158,3 +173,30 @@ def _open_etcd(settings: Settings) -> Driver:
         password_file=settings.token_file, password=secret.password_put_aside(),
     )  # fmt: skip
     return EtcdDriver(endpoint, access, read_timeout_s=settings.read_timeout, sentinel=settings.sentinel)
+
+
+def _open_quorum(settings: Settings) -> Driver:
+    endpoint = settings.endpoint
+    _needs_grpc(endpoint)
+    from .engines.quorum.driver import QuorumDriver  # noqa: PLC0415
+    from .engines.quorum.security import security_of  # noqa: PLC0415
+
+    if settings.run_id == UNNAMED:
+        raise SettingsError(f"run_id is {UNNAMED!r}: a quorum keeps the data of one run under its id, so give each job its own")
+    endpoint.options()
+    secret.put_aside(os.environ)
+    return QuorumDriver(
+        endpoint, security_of(settings), run_id=settings.run_id, is_host=settings.is_host, state_dir=settings.state_dir,
+        stay_s=settings.serve_on, remaining=partial(_remaining, run_id=settings.run_id), read_timeout_s=settings.read_timeout,
+        sentinel=settings.sentinel,
+    )  # fmt: skip
+
+
+async def _remaining(session: Session, run_id: str) -> Remaining:
+    """Read what is left of a run. A run without a head was never formed, and is as over as a closed one when all have left."""
+    from .engines.quorum.driver import Remaining  # noqa: PLC0415
+
+    keys = Keys(run_id)
+    found = await session.txn(then=[List(keys.members), Get(keys.head)])
+    head = found.item(1)
+    return Remaining(len(found.reads[0]), head is None or wire.decode(Head, head.value).phase is Phase.CLOSED)

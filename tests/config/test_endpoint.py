@@ -104,9 +104,18 @@ REFUSED = [
     ("etcdd://a", "endpoint 'etcdd://a': unknown scheme 'etcdd': did you mean 'etcd'?"),
     (
         "zookeeper://a",
-        "endpoint 'zookeeper://a': unknown scheme 'zookeeper'; there is memory, rdzv, etcd, etcds, c10d, file",
+        "endpoint 'zookeeper://a': unknown scheme 'zookeeper'; there is memory, rdzv, etcd, etcds, c10d, file, quorum",
     ),
-    ("://a", "endpoint '://a': '' is not a scheme; the schemes are memory, rdzv, etcd, etcds, c10d, file"),
+    (
+        "quorum://a,b",
+        "endpoint 'quorum://a,b': it names 2 hosts, and a quorum has three (one of them may be lost) or five (two)",
+    ),
+    (
+        "quorum://a,b,localhost",
+        "endpoint 'quorum://a,b,localhost': some of its hosts are loopback, which no other machine reaches: name real hosts",
+    ),
+    ("quorum://a:1,a:2,a:4", "endpoint 'quorum://a:1,a:2,a:4': each host also needs the port after the one that is named"),
+    ("://a", "endpoint '://a': '' is not a scheme; the schemes are memory, rdzv, etcd, etcds, c10d, file, quorum"),
     ("etcd://a?x", "endpoint 'etcd://a?x': its query 'x' is not of the form name=value&name=value"),
     ("etcd://a?x=%ff", "endpoint 'etcd://a?x=%ff': its query 'x=%ff' is not of the form name=value&name=value"),
     ("etcd://a?x=1&x=2", "endpoint 'etcd://a?x=1&x=2': its query gives 'x' twice"),

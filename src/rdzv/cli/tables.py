@@ -84,7 +84,7 @@ def nodes(status: Status) -> str:
 
 
 def story(status: Status) -> list[str]:
-    """Return lines about what happened last and who serves and leads."""
+    """Return lines about what happened last and who serves and leads, and one per member of a quorum."""
     lines = []
     if status.events is not None:
         ago = f"{duration(status.changed_s)} ago, " if status.changed_s is not None else ""
@@ -95,7 +95,7 @@ def story(status: Status) -> list[str]:
     facts += [f"led by {status.titles().get(status.leader_id, status.leader)}" if status.leader else ""]
     facts += [f"began {duration(status.age_s)} ago" if status.age_s is not None else ""]
     told = "; ".join(fact for fact in facts if fact)
-    return [*lines, told] if told else lines
+    return [*lines, *([told] if told else []), *(f"quorum  {line}" for line in status.engine)]
 
 
 def change(one: RunChange) -> str:

@@ -5,6 +5,7 @@
     ''  rdzv://  localhost:0           the embedded server for one node, on any free port
     auto  '' with several nodes        the embedded server on the first node of the job (auto_endpoint.py)
     etcd://a,b:2379/prefix  etcds://   an etcd v3 cluster; etcds with TLS
+    quorum://a,b,c:29400               an etcd cluster that the job runs by itself on three or five hosts
     c10d://host:port                   torch's TCPStore as a register
     file:///path                       a file that all members see, as a register
 
@@ -38,7 +39,7 @@ SECRET_NAME = re.compile(r"token|passw|secret|credential|auth|api_?key", re.IGNO
 
 _SCHEMES = {
     "memory": (0, 0), "rdzv": (PORT, 1), "etcd": (PORT_ETCD, 100), "etcds": (PORT_ETCD, 100), "c10d": (PORT, 1),
-    "file": (0, 0),
+    "file": (0, 0), "quorum": (PORT, 5),
 }  # fmt: skip
 """Every scheme: its default port and the most hosts it may name."""
 _ALSO_CALLED = {"http": "etcd", "https": "etcds", "etcd-v2": "etcd", "etcd-v3": "etcd", "tcp": "rdzv"}
@@ -163,6 +164,8 @@ def _read(text: str) -> Endpoint:
     if path and scheme not in {"etcd", "etcds"}:
         raise ValueError(f"an endpoint of scheme {scheme!r} has no path, this one has {_show(path)}")
     hosts = _read_hosts(scheme, where) if where else ()
+    if scheme == "quorum":
+        _check_quorum(hosts)
     if not hosts and scheme != "rdzv":
         raise ValueError(f"it names no host, as in '{scheme}://host:{_SCHEMES[scheme][0]}'")
     return Endpoint(scheme, hosts, path, options)
@@ -192,6 +195,17 @@ def _read_hosts(scheme: str, text: str) -> tuple[tuple[str, int], ...]:
     if len(set(hosts)) < len(hosts):
         raise ValueError("it names one host twice")
     return tuple(hosts) if hosts[0][1] else ()  # Port 0 is `localhost:0`: no host at all.
+
+
+def _check_quorum(hosts: tuple[tuple[str, int], ...]) -> None:
+    """Refuse a list that cannot be a quorum. Each host has two ports: the one that is named, and the next one for its peers."""
+    if len(hosts) not in (3, 5):
+        raise ValueError(f"it names {len(hosts)} hosts, and a quorum has three (one of them may be lost) or five (two)")
+    if len({_is_loopback(host) for host, _ in hosts}) > 1:
+        raise ValueError("some of its hosts are loopback, which no other machine reaches: name real hosts")
+    taken = [(host, port + more) for host, port in hosts for more in (0, 1)]
+    if len(set(taken)) < len(taken) or max(port for _, port in taken) > 65535:
+        raise ValueError("each host also needs the port after the one that is named")
 
 
 def _read_host_port(scheme: str, text: str) -> tuple[str, int]:

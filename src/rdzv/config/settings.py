@@ -91,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "etcd: a small process beside the agent, the sentinel, revokes its lease when it dies; without it, a killed process is "
         "noticed when its lease ends")] = True
     serve_on: Annotated[float, seconds(
-        "embedded server: how long the process that serves stays for other members when it could go",
+        "embedded server and quorum: how long the process that serves stays for other members when it could go",
         "its process ends later, and so does its job in the batch system", zero=True)] = 60.0
     outage_grace: Annotated[float, seconds(
         "workers go on for this long while the engine is unreachable; then the member is told",
@@ -143,6 +143,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     journal_dir: Annotated[str, folder(
         "folder for the journal of this agent, a file that outlives the run (default under torchrun and "
         "`rdzv run`: its --log-dir, else $XDG_STATE_HOME/rdzv or ~/.local/state/rdzv; elsewhere: none)")] = ""
+    state_dir: Annotated[str, folder(
+        "quorum: folder on a local disk for the data of a listed host's etcd (default: /var/tmp/rdzv- and the user's number)")
+    ] = ""
     bootstrap_port: Annotated[tuple[int, int], ports(
         "where rank 0 serves the workers' bootstrap; if a firewall wants fixed ports, a range: rounds take turns in it")
     ] = (0, 0)
@@ -233,7 +236,7 @@ DEFAULTS: dict[str, Any] = {
 _ENVIRON = {"order": ORDER_ENV, "incarnation": (INCARNATION_ENV,), "topology": (TOPOLOGY_ENV,)}
 _ALWAYS_SHOWN = frozenset({"min_nodes", "max_nodes", "join_timeout", "last_call", "regroup", "lease"})
 _NEVER_SHOWN = frozenset({
-    "endpoint", "run_id", "info", "token", "token_file", "tls_cert", "tls_key", "tls_ca", "journal_dir",
+    "endpoint", "run_id", "info", "token", "token_file", "tls_cert", "tls_key", "tls_ca", "journal_dir", "state_dir",
 })  # fmt: skip
 """Part of the same message already, confidential, or of no influence on a round."""
 

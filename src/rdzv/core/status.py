@@ -76,6 +76,8 @@ class Status(msgspec.Struct, frozen=True):
     """None: the journal was not read, or has no entry of this head."""
     served_by: str = ""
     """The engine that keeps the run, for people; empty: not known."""
+    engine: tuple[str, ...] = ()
+    """One line for each member of an engine that the job runs on several hosts; empty for other engines."""
     age_s: float | None = None
     """About how long ago the run began, by the clocks of this machine and of its first leader; None: not known."""
     changed_s: float | None = None

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol, TypeAlias, final
+from typing import Protocol, TypeAlias, final, runtime_checkable
 
 import msgspec
 
@@ -303,6 +303,29 @@ class Session(Protocol):
 
     async def close(self) -> None:
         """Close the connection. Leases live on: revoke first those that should end now."""
+
+
+class MemberHealth(msgspec.Struct, frozen=True):
+    """One member of an engine that has several. `problem` is empty if it works."""
+
+    host: str
+    leads: bool = False
+    version: str = ""
+    size: int = 0  # Bytes that it keeps.
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.host}: {self.problem}"
+        return f"{self.host}: {'leads' if self.leads else 'follows'}, {self.version}, {self.size / 1e6:.1f} MB"
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A session on an engine whose members the job runs by itself, and which can be asked one by one."""
+
+    async def health(self) -> list[MemberHealth]:
+        """Return how each member is, in the order of the endpoint."""
 
 
 class Driver(Protocol):

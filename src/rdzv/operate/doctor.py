@@ -26,7 +26,7 @@ from ..core.keys import Keys
 from ..drivers import etcd_user, open_driver
 from ..engines.embedded.session import DOCTOR
 from ..engines.embedded.trust import Certificates, Trust
-from ..engines.port import Created, Driver, EngineReset, Get, Put, Session
+from ..engines.port import Created, Driver, EngineReset, Get, MemberHealth, Put, Replicated, Session
 from ..errors import RdzvError, SettingsError, Unreachable, Untrusted
 from ..system.addresses import can_be_told, interfaces, is_here, is_loopback, listen, plain, source_of
 from ..system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect
@@ -79,7 +79,7 @@ class Doctor:
         self._endpoint = settings.endpoint
         self._timeout_s = connect_timeout_s
         self._resolver = Resolver()
-        self._is_etcd = self._endpoint.scheme in ("etcd", "etcds")
+        self._is_etcd = self._endpoint.scheme in ("etcd", "etcds", "quorum")
         self._reached = False
 
     async def examine(self) -> AsyncIterator[Finding]:
@@ -95,6 +95,9 @@ class Doctor:
             for host, port in self._endpoint.hosts:
                 async for finding in self._host(host, port):
                     yield finding
+                if self._endpoint.scheme == "quorum":  # The voters talk to each other at the next port.
+                    async for finding in self._host(host, port + 1):
+                        yield finding
             if self._reached or not self._endpoint.hosts:
                 async for finding in self._engine(driver):
                     yield finding
@@ -163,7 +166,7 @@ class Doctor:
         return [*findings, Finding(OK, "port", f"a program accepts connections at {shown}")]
 
     def _not_connected(self, failed: DialFailed, shown: str, port: int, *, here: bool) -> Finding:
-        if here and self._endpoint.scheme == "rdzv":
+        if here and self._endpoint.scheme in ("rdzv", "quorum"):
             return self._could_serve(port, shown)
         if "no answer" in failed.problem:
             remedy = "a firewall drops the packets, or the host is off: open the port between the nodes, or choose another one"
@@ -202,6 +205,9 @@ class Doctor:
             yield Finding(OK, "engine", f"an engine answers; it {kept} (place {session.place})")
             async for finding in self._use(session):
                 yield finding
+            if isinstance(session, Replicated):
+                for voter in await session.health():
+                    yield voter_finding(voter)
             for host, port in self._endpoint.hosts:
                 date = await self._date(host, port)
                 if date:
@@ -262,13 +268,14 @@ class Doctor:
         return found[1].decode("latin-1") if found else ""
 
     def _trust(self) -> Finding:
-        if self._is_etcd:
+        if self._endpoint.scheme in ("etcd", "etcds"):
             tls = "with TLS" if self._endpoint.scheme == "etcds" else "without TLS"
             user = etcd_user(self._endpoint)
             return Finding(OK, "trust", f"this node connects {tls} and {f'as {user!r}' if user else 'without a name'}")
         trust = Trust.of(self._settings)
-        tls = "with TLS" if trust.certificates is not None else "without TLS"
-        if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme == "rdzv":
+        by_secret = self._endpoint.scheme == "quorum" and trust.secret is not None
+        tls = "with TLS" if trust.certificates is not None or by_secret else "without TLS"
+        if trust.secret is None and not self._endpoint.is_loopback and self._endpoint.scheme in ("rdzv", "quorum"):
             text = f"this node connects {tls} and without a secret: any program that reaches the port can join"
             return Finding(WARNING, "trust", text, "give all nodes a token_file; see docs/security.md")
         secret = "with" if trust.secret is not None else "without"
@@ -314,6 +321,13 @@ async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> byt
         return await reader.read(ANSWER_MAX)
     finally:
         writer.close()
+
+
+def voter_finding(voter: MemberHealth) -> Finding:
+    """Return how one voter of a quorum is. One that is away is a warning: the others carry the run."""
+    if not voter.problem:
+        return Finding(OK, "voter", str(voter))
+    return Finding(WARNING, "voter", str(voter), "start an agent of the run there, or read its log; the others carry the run")
 
 
 def clock_finding(where: str, remote: str, local: str) -> Finding:

@@ -17,7 +17,7 @@ from ..core.keys import Keys
 from ..core.model import CauseKind, Head, JournalEntry, Phase, RunSettings
 from ..core.status import Status, describe, describe_events
 from ..engines.embedded.client import RemoteSession
-from ..engines.port import Batch, Gap, Get, Item, List, Session
+from ..engines.port import Batch, Gap, Get, Item, List, Replicated, Session
 from ..errors import Incompatible, Unreachable
 from ..member.head_tracker import HeadTracker
 from ..member.run_mirror import RunMirror
@@ -44,6 +44,7 @@ class RunViewer:
         self._recent_of = -1
         """Revision of the head that they were read for; 0: there was none."""
         self._began = ""
+        self._engine: tuple[str, ...] = ()
 
     async def look(self) -> Status | None:
         """Read the run; return None if the engine keeps none of that id. O(n). Raises Unreachable, EngineReset."""
@@ -51,6 +52,8 @@ class RunViewer:
         self._mirror = RunMirror(self._keys, listed.reads[0], listed.revision)
         self._head.show(self._mirror.head_item, listed.revision)
         await self._read_journal(self._mirror)
+        if isinstance(self._session, Replicated):
+            self._engine = tuple(str(member) for member in await self._session.health())
         return self.status()
 
     async def follow(self) -> AsyncIterator[Status | None]:
@@ -118,7 +121,7 @@ class RunViewer:
             ages=self._head.ages(),
             late=self._head.late,
         )
-        status = msgspec.structs.replace(describe(self._run_id, view), served_by=self._served_by(mirror))
+        status = msgspec.structs.replace(describe(self._run_id, view), served_by=self._served_by(mirror), engine=self._engine)
         is_forming = view.head is None and view.members  # The journal is that of an earlier incarnation then.
         recent = self._recent if self._recent_of == view.head_modified and not is_forming else []
         if recent:

@@ -59,23 +59,26 @@ class EtcdDriver:
 
     async def connect(self) -> EtcdSession:
         """Open a session. Raises Unreachable, or SettingsError if a retry cannot help and a person must act."""
-        shared = _SharedClient.of(self)
+        shared = SharedClient.of(self)
         shared.users += 1
         try:
             await shared.ready()
-            return EtcdSession(self, shared)
+            return self.make_session(shared)
         except BaseException:
             await shared.release()
             raise
+
+    def make_session(self, shared: SharedClient) -> EtcdSession:
+        return EtcdSession(self, shared)
 
     async def close(self) -> None:
         """Do nothing: the client closes with its last session."""
 
 
-class _SharedClient:
+class SharedClient:
     """A client, and the state that all its sessions share."""
 
-    def __init__(self, driver: EtcdDriver, key: object, others: dict[object, _SharedClient]) -> None:
+    def __init__(self, driver: EtcdDriver, key: object, others: dict[object, SharedClient]) -> None:
         try:
             self.client = Client(driver.parsed_endpoint.hosts, driver.credentials, driver.read_timeout_s)
         except Unanswered as fault:
@@ -93,7 +96,7 @@ class _SharedClient:
         self.client.cluster.on_header.append(self._check_header)
 
     @classmethod
-    def of(cls, driver: EtcdDriver) -> _SharedClient:
+    def of(cls, driver: EtcdDriver) -> SharedClient:
         """Return the client for this driver's cluster in the running loop."""
         others = _shared.setdefault(asyncio.get_running_loop(), {})
         endpoint = driver.parsed_endpoint
@@ -143,7 +146,7 @@ class _SharedClient:
             key = (driver.prefix + "rdzv/").encode()
             own = messages.RangeRequest(key, messages.prefix_end(key), limit=1, keys_only=True)
             never = messages.Compare(key, Target.CREATED, NEVER)
-            await client.txn([never], [messages.PutRequest(key, b"")], [own], limit_s, retry=True)
+            asked = await client.txn([never], [messages.PutRequest(key, b"")], [own], limit_s, retry=True)
         except WrongLogin:
             refused = f"etcd refuses the name {user!r} with that password"
             problem = refused if user else "etcd wants a name and a password; see user and token_file"
@@ -157,7 +160,8 @@ class _SharedClient:
         except EtcdError as fault:
             raise await self._diagnosed(fault) from None
         self.local_host = await own_address(driver.parsed_endpoint, client.cluster.current.address)
-        self.cluster = status.header.cluster
+        # The transaction's reply has a majority behind it. A single member may have been left in a cluster of its own.
+        self.cluster = asked.header.cluster
 
     async def _diagnosed(self, fault: EtcdError) -> Unreachable:
         """Return the error for a cluster of which no member could be used."""
@@ -186,7 +190,7 @@ class _SharedClient:
             session.end(EngineReset)
 
 
-_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, _SharedClient]] = weakref.WeakKeyDictionary()
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, SharedClient]] = weakref.WeakKeyDictionary()
 
 
 class EtcdSession:
@@ -199,7 +203,7 @@ class EtcdSession:
     writes_max = messages.OPERATIONS_MAX
     stars = False
 
-    def __init__(self, driver: EtcdDriver, shared: _SharedClient) -> None:
+    def __init__(self, driver: EtcdDriver, shared: SharedClient) -> None:
         self.instance = f"{shared.cluster:016x}"
         self.place = f"etcd/{self.instance}"
         self.local_host = shared.local_host

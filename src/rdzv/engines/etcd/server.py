@@ -61,13 +61,18 @@ def find_etcd(binary: str = "", environ: Mapping[str, str] | None = None) -> str
 class SupervisedProcess:
     """A program that ends with this process. Its output is kept for `last_error`, unless it goes to `stderr`."""
 
-    def __init__(self, command: Sequence[str], *, folder: str = "", stderr: int | IO[str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], *, folder: str = "", stderr: int | IO[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`environ`: the program's environment; None: that of this process."""
         self._log: IO[bytes] | None = tempfile.TemporaryFile() if stderr is None else None  # noqa: SIM115
         self._supervisor = subprocess.Popen(  # noqa: S603  The caller chooses the program.
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log or stderr,
+            env=environ,
             start_new_session=True,  # Ctrl-C at the terminal must not reach the program: `stop` ends it.
         )
         assert self._supervisor.stdout is not None, "stdout is a pipe"

@@ -70,7 +70,11 @@ def test_replies_are_decoded():
     ended = number(2, 6) + number(3, 1) + number(4, 1) + number(5, 12) + block(6, b"why")
     assert messages.decode_watch(ended) == messages.WatchResponse(messages.Header(), 6, (), True, True, 12, "why")
     assert messages.decode_lease(header + number(2, 7) + number(3, -1)) == messages.LeaseResponse(known, 7, -1)
-    assert messages.decode_status(header + block(2, b"3.5.1") + number(4, 3)) == messages.StatusResponse(known, "3.5.1")
+    status = messages.StatusResponse(known, "3.5.1", size=9, leader=3)
+    assert messages.decode_status(header + block(2, b"3.5.1") + number(3, 9) + number(4, 3)) == status
+    two = [block(2, number(1, 5) + block(2, b"a") + block(3, b"http://a:1")), block(2, number(1, 6))]
+    members = [messages.MemberResponse(5, "a"), messages.MemberResponse(6, "")]
+    assert messages.decode_members(header + b"".join(two)) == members
     assert messages.decode_login(header + block(2, b"token")) == "token"
 
 

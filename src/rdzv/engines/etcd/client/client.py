@@ -184,6 +184,10 @@ class Client:
         self.reads_can_crash_etcd = has_read_crash(status.version)
         return status
 
+    async def members(self) -> list[messages.MemberResponse]:
+        """Return the members of the cluster."""
+        return messages.decode_members(await self._call("/etcdserverpb.Cluster/MemberList", b"", retry=True))
+
     async def close(self) -> None:
         """Close streams and channels. Leases stay: revoke those that should end now."""
         if self.cluster.forked:

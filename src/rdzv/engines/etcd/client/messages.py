@@ -205,8 +205,19 @@ class LeaseResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusResponse(msgspec.Struct, frozen=True):
+    """What a member says of itself: its version, the bytes of its database, and the id of the leader it follows (0: none)."""
+
     header: Header
     version: str
+    size: int = 0
+    leader: int = 0
+
+
+class MemberResponse(msgspec.Struct, frozen=True):
+    """One member of the cluster."""
+
+    id: int
+    name: str  # Empty until the member has started for the first time.
 
 
 class WatchResponse(msgspec.Struct, frozen=True, gc=False):
@@ -247,8 +258,14 @@ def decode_lease(data: bytes) -> LeaseResponse:
 
 
 def decode_status(data: bytes) -> StatusResponse:
-    _, blocks, _ = collect(data)
-    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"))
+    numbers, blocks, _ = collect(data)
+    return StatusResponse(_header(blocks[1]), blocks[2].decode(errors="replace"), signed(numbers[3]), numbers[4])
+
+
+def decode_members(data: bytes) -> list[MemberResponse]:
+    """Decode a MemberListResponse."""
+    parts = [collect(one) for one in collect(data, repeated=2)[2]]
+    return [MemberResponse(numbers[1], blocks[2].decode(errors="replace")) for numbers, blocks, _ in parts]
 
 
 def decode_login(data: bytes) -> str:

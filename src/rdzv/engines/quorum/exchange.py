@@ -1,0 +1,157 @@
+"""Offers between hosts, on the peer port. Before a host's etcd has the port, this module answers there.
+
+The question is an HTTP request, because etcd is a web server too: where etcd already runs, it answers that it does not know
+the path. Then its list of members tells what its host has chosen, since their names contain the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ...system.dial import DialFailed, Resolver, connect
+from .agreement import Offer
+
+ASK_S = 2.0  # Timeout of one question, name resolution included.
+MESSAGE_MAX = 64 * 1024
+PATH = "/rdzv/quorum"
+ASKERS_MAX = 64  # Connections that are answered at once. Five hosts ask several times a second, one request each.
+
+
+class NoOffer(Exception):
+    """A host made no offer. The text says why."""
+
+
+class EtcdMember(msgspec.Struct, rename={"peer_urls": "peerURLs"}):
+    """A member in etcd's own list, as its peer port shows it."""
+
+    name: str = ""
+    peer_urls: list[str] = []
+
+
+class Answering:
+    """Answers questions at the peer port, until it is closed."""
+
+    def __init__(self, offer: Callable[[], Offer], context: ssl.SSLContext | None) -> None:
+        self._offer = offer
+        self._context = context
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Begin to answer. The sockets listen, and are closed with this object."""
+        servers = [await asyncio.start_server(self._answer, sock=one, ssl=self._context, limit=MESSAGE_MAX) for one in sockets]
+        self._server, self._others = servers[0], servers[1:]
+
+    async def close(self) -> None:
+        """Close the port, and all connections: etcd needs the port at once."""
+        if self._server is not None:
+            for server in (self._server, *self._others):
+                server.close()
+        for writer in tuple(self._open):
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= ASKERS_MAX:
+            writer.transport.abort()
+            return
+        self._open.add(writer)
+        with suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ASK_S)
+            known = request.startswith(f"GET {PATH} ".encode())
+            body = msgspec.json.encode(self._offer()) if known else b"unknown\n"
+            status = "200 OK" if known else "404 Not Found"
+            head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode() + body)
+            await asyncio.wait_for(writer.drain(), ASK_S)
+            writer.close()
+        self._open.discard(writer)
+        if not writer.is_closing():
+            writer.transport.abort()
+
+
+class Asker:
+    """Asks hosts for their offers."""
+
+    def __init__(self, hosts: Sequence[tuple[str, int]], context: Callable[[], ssl.SSLContext | None]) -> None:
+        """Take the peers' addresses, in the order of the list."""
+        self._hosts = tuple(hosts)
+        self._context = context
+        self._resolver = Resolver()
+
+    async def ask(self, index: int) -> Offer:
+        """Return the offer that a host makes now. Raises NoOffer."""
+        try:
+            return await asyncio.wait_for(self._ask(*self._hosts[index]), ASK_S)
+        except asyncio.TimeoutError:
+            raise NoOffer(f"no answer within {ASK_S:g} s") from None
+        except DialFailed as failed:
+            raise NoOffer(failed.problem) from None
+        except ssl.SSLError as error:
+            raise NoOffer(f"no TLS: {(error.reason or str(error)).lower().replace('_', ' ')}") from None
+        except OSError as error:
+            raise NoOffer((error.strerror or str(error)).lower()) from None
+
+    async def _ask(self, host: str, port: int) -> Offer:
+        code, body = await self._get(host, port, PATH)
+        try:
+            if code == 200:
+                return msgspec.json.decode(body, type=Offer)
+            code, body = await self._get(host, port, "/members")
+            if code == 200:
+                return self._chosen(msgspec.json.decode(body, type=list[EtcdMember]))
+        except (msgspec.DecodeError, ValueError):
+            pass
+        raise NoOffer("another program has its peer port")
+
+    def _chosen(self, members: list[EtcdMember]) -> Offer:
+        """Return the offer of a host whose etcd runs. ValueError: it is no member of ours."""
+        numbers = dict.fromkeys(self._hosts, "")
+        quorums = set()
+        for member in members:
+            parts = urlsplit(member.peer_urls[0] if member.peer_urls else "")
+            quorum, _, number = member.name.partition("-")
+            quorums.add(quorum)
+            numbers[parts.hostname or "", parts.port or 0] = number
+        if len(quorums) != 1:
+            raise ValueError("not a quorum of rdzv")
+        return Offer(quorums.pop(), tuple(numbers.values()), chosen=True)
+
+    async def _connect(self, host: str, port: int) -> socket.socket:
+        addresses = await self._resolver.resolve(host, port, ASK_S)
+        for address in addresses[:-1]:
+            with suppress(DialFailed):
+                return await connect(address, ASK_S)
+        return await connect(addresses[-1], ASK_S)
+
+    async def _get(self, host: str, port: int, path: str) -> tuple[int, bytes]:
+        """Return status code and body of an HTTP request. Raises DialFailed, OSError."""
+        sock = await self._connect(host, port)
+        context = self._context()
+        try:
+            options: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": host}
+            reader, writer = await asyncio.open_connection(sock=sock, limit=MESSAGE_MAX, **options)
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            # By the length that it tells: etcd was seen to leave the connection open after its reply.
+            size = re.search(rb"\r\ncontent-length: *([0-9]{1,5})\r\n", head, re.IGNORECASE)
+            body = await reader.readexactly(int(size[1])) if size else b""
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return 0, b""
+        finally:
+            writer.close()
+        words = head.split(b" ", 2)
+        return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), body

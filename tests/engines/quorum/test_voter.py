@@ -1,0 +1,284 @@
+"""A quorum within one process, on loopback: it forms, starts a killed etcd again, refuses other runs, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("grpc", reason="grpcio is not installed: the extra `quorum` brings it")
+
+import rdzv
+from rdzv.config.settings import Settings
+from rdzv.drivers import open_driver
+from rdzv.engines.quorum.agreement import HostRecord
+from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, _voters
+from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
+from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
+from rdzv.engines.quorum.state import StateFolder, prepare
+from rdzv.engines.quorum.voter import Contexts, Quorum, Voter
+from rdzv.errors import SettingsError, Unreachable
+from rdzv.operate.doctor import Doctor
+
+SECRET = "5f3c9a1be07d42689b6e1f0c7a8d3e52"
+
+
+def endpoint() -> str:
+    """Return an endpoint of three pairs of ports that are free, below those that the system hands out."""
+    found: list[int] = []
+    while len(found) < 3:
+        port = random.randrange(15_000, 30_000)
+        try:
+            for one in (port, port + 1):
+                with socket.socket() as trial:
+                    trial.bind(("127.0.0.1", one))
+        except OSError:
+            continue
+        if all(abs(port - other) > 1 for other in found):
+            found.append(port)
+    return "quorum://" + ",".join(f"127.0.0.1:{port}" for port in found)
+
+
+def left_of(state: Path, pids: list[int]) -> list[str]:
+    """Return what is left of a quorum: folders and processes."""
+    return [str(one) for one in (*state.iterdir(), *(Path(f"/proc/{pid}") for pid in pids)) if one.exists()]
+
+
+async def holds(condition, what: str) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
+async def test_a_quorum_on_loopback_forms_restarts_its_etcd_refuses_other_runs_and_leaves_nothing(tmp_path):
+    where, state = endpoint(), tmp_path / "state"
+    run = rdzv.aio.Rendezvous(where, run_id="job", min_nodes=1, max_nodes=1, state_dir=str(state), closed_for=1)
+    world = await run.join()
+    assert (world.rank, world.size) == (0, 1)
+    voters = [voter for voter, _ in _voters.values()]
+    session = await run.driver.connect()
+    assert isinstance(session, QuorumSession)
+    await holds(lambda: all(voter.pid for voter in voters), "all three vote")
+
+    killed = voters[0]
+    former = killed.pid
+    os.kill(former, signal.SIGKILL)
+    await holds(lambda: killed.pid not in (0, former), "etcd runs again")
+    seen = []
+    while any(one.problem for one in seen) or sum(one.leads for one in seen) != 1:
+        seen = await session.health()
+    assert [one.host for one in seen] == where.removeprefix("quorum://").split(",")
+    await session.close()
+
+    viewer = Settings.make(where, run_id="job", min_nodes=1, max_nodes=1, is_host=False)
+    found = [finding async for finding in Doctor(viewer).examine()]
+    assert [finding.level for finding in found if finding.topic == "voter"] == ["ok"] * 3
+    assert len([finding for finding in found if finding.topic == "port"]) == 6, "two ports of each host"
+
+    other = open_driver(Settings.make(where, run_id="other", min_nodes=1, max_nodes=1, is_host=False))
+    foreign = await other.connect()
+    with pytest.raises(Unreachable, match="belongs to another run") as refused:
+        await foreign.grant(10, presence=True)
+    assert refused.value.other_run
+    await foreign.close()
+    await other.close()
+
+    pids = [voter.pid for voter in voters]
+    await run.close_run("the test is over")
+    await run.leave()
+    assert left_of(state, pids) == []
+    assert not _voters
+
+
+async def test_a_secret_opens_a_quorum_and_no_other_secret_does(tmp_path):
+    where, state = endpoint(), tmp_path / "state"
+    given = {"run_id": "job", "min_nodes": 1, "max_nodes": 1}
+    run = rdzv.aio.Rendezvous(where, **given, state_dir=str(state), token=SECRET)
+    await run.join()
+    for token, problem in ((None, "it speaks TLS"), (SECRET[::-1], "certificate")):
+        stranger = open_driver(Settings.make(where, **given, is_host=False, token=token))
+        stranger.connect_timeout_s = 1.0
+        with pytest.raises(Unreachable, match=problem):
+            await stranger.connect()
+        await stranger.close()
+    await run.close_run("the test is over")
+    await run.leave()
+    assert left_of(state, []) == []
+
+
+async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(tmp_path):
+    where = endpoint()
+    first, *others = where.removeprefix("quorum://").split(",")
+    # The other two hosts have addresses of nobody on this machine, so only the first is here.
+    where = f"quorum://{first},127.0.0.2:{others[0].split(':')[1]},127.0.0.3:{others[1].split(':')[1]}"
+    made = open_driver(Settings.make(where, run_id="job", min_nodes=1, max_nodes=1, state_dir=str(tmp_path / "state")))
+    assert isinstance(made, QuorumDriver)
+    made.connect_timeout_s = 1.0
+    made._own_address = lambda host, port: asyncio.sleep(0, "127.0.0.1" if host == "127.0.0.1" else None)
+    with pytest.raises(Unreachable, match=r"needs all 3 hosts, and waits for 127\.0\.0\.2") as waiting:
+        await made.connect()
+    assert "127.0.0.3" in waiting.value.problem
+    await made.close()
+    assert left_of(tmp_path / "state", []) == []
+
+
+async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(NoOffer, match="another program has its peer port"):
+        await Asker([("127.0.0.1", port)], lambda: None).ask(0)
+    server.close()
+
+
+async def test_etcd_that_leaves_the_connection_open_after_its_reply_is_understood():
+    """As etcd does: three hosts stood still for ever when one had started before the others had heard its offer."""
+    body = b'[{"id":1,"name":"q-n0","peerURLs":["http://127.0.0.1:%d"]}]'
+
+    async def answer(reader, writer):
+        question = await reader.readuntil(b"\r\n\r\n")
+        port = writer.get_extra_info("sockname")[1]
+        reply = body % port if question.startswith(b"GET /members ") else b"404"
+        status = b"200 OK" if reply != b"404" else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(reply), reply))
+        await reader.read()  # The client closes.
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    offer = await Asker([("127.0.0.1", port)], lambda: None).ask(0)
+    assert (offer.quorum, offer.numbers, offer.chosen) == ("q", ("n0",), True)
+    server.close()
+
+
+async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
+    record = HostRecord("q", 0, "n0")
+    from rdzv.engines.quorum.agreement import offer_of
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    where = listener.getsockname()
+    answering = Answering(lambda: offer_of(record, {}, 3), None)
+    await answering.start([listener])
+    assert (await Asker([where], lambda: None).ask(0)).numbers == ("n0", "", "")
+    reader, writer = await asyncio.open_connection(*where)
+    writer.write(b"GET /members HTTP/1.1\r\n\r\n")
+    assert b"404" in await reader.read()
+    writer.close()
+    await answering.close()
+
+
+async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_voted(tmp_path):
+    kept = folder(tmp_path)
+    assert kept.lock()
+    kept.save(HostRecord("q", 0, "n0", ("n0", "n1", "n2")))
+    quorum = Quorum("q", "job", (("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.3", 1)))
+    late = Voter(quorum, 0, "127.0.0.1", kept, EtcdProgram("etcd", "3.5.16"), Contexts(lambda: None, lambda: None), None)
+    await late.stop(forget=False)
+    assert folder(tmp_path).load() is not None
+
+
+# ---- the folder
+
+
+def folder(tmp_path: Path) -> StateFolder:
+    return StateFolder(tmp_path / "state", "q-a-29400")
+
+
+def test_only_one_looks_after_a_folder_and_a_removed_one_is_nobodys(tmp_path):
+    one, other = folder(tmp_path), folder(tmp_path)
+    assert one.lock()
+    assert not other.lock()
+    one.remove()
+    one.unlock()
+    assert other.lock()
+    other.unlock()
+
+
+def test_a_record_is_kept_and_one_whose_votes_are_gone_is_worth_nothing(tmp_path):
+    kept = folder(tmp_path)
+    assert kept.lock()
+    assert kept.load() is None
+    record = HostRecord("q", 0, "n0", ("n0", "n1", "n2"))
+    kept.save(record)
+    assert folder(tmp_path).load() == record
+    voted = msgspec.structs.replace(record, started=True)
+    kept.save(voted)
+    assert kept.load() is None, "it has voted, and its log is gone"
+    (kept.data / "member" / "wal").mkdir(parents=True)
+    assert kept.load() == voted
+    (kept.path / "record.json").write_bytes(b"{garbage")
+    assert kept.load() is None
+    kept.unlock()
+
+
+def test_a_folder_that_others_may_use_is_refused(tmp_path):
+    tmp_path.chmod(0o755)
+    with pytest.raises(SettingsError, match="chmod 700"):
+        prepare(tmp_path)
+
+
+# ---- the program
+
+
+def program(tmp_path: Path, says: str) -> str:
+    path = tmp_path / "etcd"
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"), [("etcd Version: 3.3.27", "3.4 or later"), ("hello", "is not etcd")]
+)
+def test_a_program_that_cannot_be_used_is_refused(tmp_path, monkeypatch, says, problem):
+    monkeypatch.setenv("RDZV_ETCD", program(tmp_path, says))
+    with pytest.raises(SettingsError, match=problem):
+        find_program()
+
+
+def test_without_etcd_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"pip install 'rdzv\[quorum\]'"):
+        find_program()
+
+
+def test_a_version_that_loses_writes_rebuilds_its_database_as_long_as_its_log_is_whole(tmp_path):
+    kept = folder(tmp_path)
+    snapshots = kept.data / "member" / "snap"
+    snapshots.mkdir(parents=True)
+    (kept.data / "member" / "wal").mkdir()
+    (snapshots / "db").touch()
+    assert EtcdProgram("etcd", "3.5.16").prepare(kept) == ""
+    assert (snapshots / "db").exists()
+    assert EtcdProgram("etcd", "3.5.1").prepare(kept) == ""
+    assert not (snapshots / "db").exists()
+    (snapshots / "1.snap").touch()
+    assert "3.5.16 or later" in EtcdProgram("etcd", "3.5.2").prepare(kept)
+
+
+def test_a_secret_is_in_no_command_line(tmp_path):
+    settings = Settings.make("quorum://n1,n2,n3", run_id="job", min_nodes=1, max_nodes=1, token=SECRET)
+    made = open_driver(settings)
+    assert isinstance(made, QuorumDriver)
+    record = HostRecord(made.quorum.name, 0, "n0", ("n0", "n1", "n2"))
+    command = EtcdProgram("etcd", "3.5.16").command(
+        folder(tmp_path), record, made.quorum.hosts, "10.0.0.1", made._security.tls
+    )
+    assert "--client-cert-auth" in command
+    assert "--peer-client-cert-auth" in command
+    assert SECRET not in " ".join(command)
+    assert not [word for word in command if "http://" in word]
+    assert not [word for word in command if "0.0.0.0" in word], "no port is open to more than the host's own address"
