@@ -140,7 +140,7 @@ def test_the_image_serves_as_the_manifest_does():
     instructions = dict(re.findall(r"^(ENTRYPOINT|CMD|EXPOSE|USER) (.+)$", text, re.MULTILINE))
     ((_, pod),) = [(name, pod) for name, pod in all_pods() if name == "server.yaml"]
     words = [*json.loads(instructions["ENTRYPOINT"]), *json.loads(instructions["CMD"])]
-    assert words == [word for word in pod.command({}) if not word.startswith("--token-file")]
+    assert words == [word for word in pod.command({}) if not word.startswith(("--token-file", "--conf=place"))]
     assert instructions["EXPOSE"].split() == [str(one["containerPort"]) for one in pod.container["ports"]]
     user = pod.spec["securityContext"]["runAsUser"]
     assert instructions["USER"] == f"{user}:{user}"

@@ -124,8 +124,22 @@ def test_a_container_of_pod_0_that_dies_is_restarted_in_its_pod_and_the_others_f
     finish(cluster, pods)
 
 
-def test_the_others_refuse_a_new_pod_0_until_a_person_says_that_the_former_is_gone(cluster):
+def test_the_others_follow_pod_0_to_another_machine(cluster):
     first, second = two_of(made_by(documents("job.yaml")))
+    pods = start(cluster, [first, second])
+    before = trains(pods, 2)
+    cluster.delete(pods[0])
+    (again,) = start(cluster, [first])
+    trains([again, pods[1]], 2, after=before)
+    finish(cluster, [again, pods[1]])
+
+
+@pytest.mark.soak
+def test_without_a_declared_place_the_others_refuse_a_new_pod_0_until_a_person_says_that_the_former_is_gone(cluster):
+    first, second = two_of(made_by(documents("job.yaml")))
+    for pod in (first, second):
+        (container,) = pod.spec["containers"]
+        container["args"].remove("--conf=place=job-0")
     pods = start(cluster, [first, second])
     trains(pods, 2)
     cluster.delete(pods[0])
@@ -151,7 +165,8 @@ def test_the_server_is_ready_by_its_probes_and_keeps_the_runs_of_other_pods(clus
     members = two_of(made_by(documents("job.yaml")))
     for pod in members:
         (member,) = pod.spec["containers"]
-        member["args"] = ["rdzv://rdzv-0.rdzv:29400", *member["args"][1:]]
+        args = [word.replace("place=job-0", "place=rdzv-0") for word in member["args"][1:]]
+        member["args"] = ["rdzv://rdzv-0.rdzv:29400", *args]
     pods = start(cluster, members)
     before = trains(pods, 2)
     assert "serving at *:29400" in server.text
