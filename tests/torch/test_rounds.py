@@ -1,0 +1,81 @@
+"""Processes that stay: they train on, with all that they have loaded, when others are killed, drained, paused or come."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import pytest
+
+QUICK = {"linger": 0.1, "drain_settle": 0.1}
+
+
+def test_a_killed_member_a_newcomer_and_a_drained_one_leave_the_others_in_place(staying):
+    job = staying((2, 4), settings=QUICK)
+    a, b, c, d = job.begin("abcd")
+    pids = {one.pid for one in (a, b, d)}
+    c.kill()
+    for one in (a, b, d):
+        one.until("step", size=3)
+    e = job.start("e")
+    for one in (a, b, d, e):
+        one.until("step", size=4, round=3)
+    assert "e" in a.until("world", round=3).reason
+    b.send(signal.SIGTERM)
+    for one in (a, d, e):
+        one.until("step", size=3, round=4)
+    assert b.ends() == 128 + signal.SIGTERM
+    assert "drained" in a.until("world", round=4).reason
+    assert {one.pid for one in (a, b, d)} == pids
+    assert job.check_states() == 4
+    assert max(e.until("world", round=3).steps) == e.until("world", round=3).step > 0, "no checkpoint was needed"
+
+
+def test_losses_with_a_kill_and_without_one_agree(staying, tmp_path):
+    """The same model, data and steps: three members, one of which is killed, and one member alone."""
+    (tmp_path / "alone").mkdir()
+    plan = {"steps": 120, "report_every": 20, "seed": 1, "settings": QUICK}
+    alone = staying((1, 1), **plan)
+    alone.folder = tmp_path / "alone"
+    single = alone.start("single", step_s=0.0)
+    job = staying((2, 3), **plan)
+    a, b, c = job.begin("abc")
+    a.until("step", step=20)
+    b.kill()
+    assert (a.ends(), c.ends(), single.ends()) == (0, 0, 0), job.report()
+    expected = {row.step: row.loss for row in single.rows("step")}
+    for one in (a, c):
+        losses = {row.step: row.loss for row in one.rows("step") if row.step in expected}
+        assert len(losses) >= 6
+        assert all(math.isclose(loss, expected[step], rel_tol=1e-3) for step, loss in losses.items()), (losses, expected)
+        assert one.until("world", round=2).size == 2
+    assert a.until("end").digest == c.until("end").digest
+    assert a.until("end").loss < expected[20] / 2, "it has learned something"
+
+
+def test_an_error_of_the_program_leaves_with_its_reason(staying):
+    job = staying((2, 2), settings=QUICK)
+    a, b = job.start("a", fails_at=30), job.start("b")
+    assert a.ends() == 1
+    assert "ValueError: the data are wrong" in a.errors
+    assert b.ends() == 1
+    assert "a gave up: ValueError: the data are wrong" in b.errors
+
+
+def test_a_paused_member_does_not_keep_the_others_in_a_collective(staying):
+    """Every survivor hangs in a subgroup's collective that would time out after ten minutes, and one has a forked child."""
+    job = staying((2, 3), subgroup=True, forks=True, settings={**QUICK, "lease": 4})
+    a, b, c = job.begin("abc")
+    b.send(signal.SIGSTOP)
+    for one in (a, c):
+        one.until("step", size=2)
+    b.send(signal.SIGCONT)
+    for one in (a, b, c):
+        one.until("step", size=3, round=3)
+    job.check_states()
+
+
+@pytest.mark.soak
+def test_a_newcomer_that_comes_while_the_run_ends_is_no_failure(staying):
+    job = staying((2, 3), steps=40, settings=QUICK)
+    assert [one.ends() for one in [job.start(name) for name in "abc"]] == [0, 0, 0], job.report()
