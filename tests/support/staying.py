@@ -76,6 +76,10 @@ class StayingProcess:
             time.sleep(0.5)  # For the stacks, which it writes now.
         return f"{self.name} (pid {self.pid}, exit code {code}):\n{self.text[-3000:]}\n{self.errors[-3000:]}"
 
+    @property
+    def lives(self) -> bool:
+        return self._process.is_alive()
+
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)

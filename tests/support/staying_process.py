@@ -25,6 +25,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdzv.torch
+from rdzv.errors import RoundOver
+from rdzv.torchrun.dist_store import OwnedStore
 
 torch.optim.AdamW([torch.zeros(1)])  # The first optimizer imports half of torch: once, before all processes are forked.
 
@@ -39,12 +41,17 @@ class Plan:
     """Print a line for every so many steps; 0: for the first of a round only."""
     seed: int = 0
     """Of the first weights: a newcomer's differ."""
+    lr: float = 1e-2
     fails_at: int = -1
     """The step before which the program fails, unless it was started later in the run."""
     mismatch_at: int = -1
     """The step in which rank 1 gives a collective a wrong size."""
-    hangs_at: int = -1
-    """The step before which rank 1 stands still, without a word, in the first round."""
+    again_every: int = 0
+    """Rank 0 ends each round after so many steps; 0: it does not."""
+    ends_at_call: tuple[int, str] = (0, "")
+    """In the second round: the call of the store at which this process sends itself a signal, and the signal's name."""
+    exits_at: int = -1
+    """The step before which the program calls `sys.exit(3)`."""
     forks: bool = False
     """Whether a forked child lives as long as this process, as a DataLoader's worker does."""
     subgroup: bool = False
@@ -68,7 +75,7 @@ class Trainer:
         self.plan = plan
         torch.manual_seed(plan.seed)
         self.model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 1))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), plan.lr)
         self.state = rdzv.torch.ReplicaState(model=self.model, optimizer=self.optimizer)
         source = torch.Generator().manual_seed(7)
         self.inputs = torch.randn(200, 16, generator=source)
@@ -94,7 +101,8 @@ class Trainer:
         plan, state = self.plan, self.state
         steps = state.sync(world)
         place = {"round": world.round, "rank": world.rank, "size": world.size, "reason": world.reason}
-        say("world", **place, steps=steps, step=state.step, digest=self.digest())
+        held = {name: len(list(Path("/proc/self", name).iterdir())) for name in ("task", "fd")}
+        say("world", **place, **held, steps=steps, step=state.step, digest=self.digest())
         group = dist.new_group() if plan.subgroup else None
         parallel = DistributedDataParallel(self.model, init_sync=False, process_group=group)
         if plan.keeps:
@@ -138,9 +146,30 @@ class Trainer:
             raise ValueError("the data are wrong")
         if step == plan.mismatch_at:
             dist.all_reduce(torch.ones(3 if world.rank == 1 else 1_000_000))
-        if step == plan.hangs_at and world.rank == 1 and world.round == 1:
-            say("hangs")
-            time.sleep(3600)
+        if step == plan.exits_at:
+            sys.exit(3)
+        if plan.again_every and world.rank == 0 and world.steps == plan.again_every:
+            raise RoundOver(world.round, "the test wants another one")
+
+
+def end_at_call(number: int, name: str) -> None:
+    """Let this process die or stand still at a call of the store, while the group of its second round is made."""
+    calls = 0
+
+    def counted(call: Any) -> Any:
+        def wrapper(store: Any, *args: Any) -> Any:
+            nonlocal calls
+            if store.timeout.total_seconds() < 60 and store._space._store._round == 2:
+                calls += 1
+                if calls == number:
+                    say("ends", call=call.__name__)
+                    os.kill(os.getpid(), signal.Signals[name])
+            return call(store, *args)
+
+        return wrapper
+
+    for name_of_call in ("set", "multi_set", "get", "multi_get", "wait", "add"):
+        setattr(OwnedStore, name_of_call, counted(getattr(OwnedStore, name_of_call)))
 
 
 def redirect(out: str) -> None:
@@ -149,13 +178,15 @@ def redirect(out: str) -> None:
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, number)
         os.close(file)
+    faulthandler.register(signal.SIGUSR1)  # A test that waits in vain asks where this process is.
 
 
 def train(out: str, endpoint: str, name: str, nnodes: tuple[int, int], plan: Plan) -> None:
     redirect(out)
-    faulthandler.register(signal.SIGUSR1)  # A test that waits in vain asks where this process is.
     torch.set_num_threads(1)
     trainer = Trainer(plan)
+    if plan.ends_at_call[0]:
+        end_at_call(*plan.ends_at_call)
     settings = {"slot": name, "last_call": 1, "settle": 0.2, "grow_every": 0, "form_s": 3.0, **plan.settings}
     child = 0
     for world in rdzv.torch.rounds(endpoint, run_id="job", min_nodes=nnodes[0], max_nodes=nnodes[1], **settings):
@@ -167,10 +198,7 @@ def train(out: str, endpoint: str, name: str, nnodes: tuple[int, int], plan: Pla
                     os._exit(0)
                 say("forked", child=child)
             (trainer.reduce if plan.only_reduce else trainer.play)(world)
-    say(
-        "end", step=trainer.state.step, digest=trainer.digest(), loss=trainer.loss(),
-        **{name: len(list(Path("/proc/self", name).iterdir())) for name in ("task", "fd")},
-    )  # fmt: skip
+    say("end", step=trainer.state.step, digest=trainer.digest(), loss=trainer.loss())
 
 
 def run_program(out: str, words: list[str]) -> None:

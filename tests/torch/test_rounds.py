@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import signal
 
-import pytest
-
 QUICK = {"linger": 0.1, "drain_settle": 0.1}
 
 
@@ -25,7 +23,7 @@ def test_a_killed_member_a_newcomer_and_a_drained_one_leave_the_others_in_place(
     for one in (a, d, e):
         one.until("step", size=3, round=4)
     assert b.ends() == 128 + signal.SIGTERM
-    assert "drained" in a.until("world", round=4).reason
+    assert "b draining: SIGTERM received" in a.until("world", round=4).reason
     assert {one.pid for one in (a, b, d)} == pids
     assert job.check_states() == 4
     assert max(e.until("world", round=3).steps) == e.until("world", round=3).step > 0, "no checkpoint was needed"
@@ -60,22 +58,3 @@ def test_an_error_of_the_program_leaves_with_its_reason(staying):
     assert "ValueError: the data are wrong" in a.errors
     assert b.ends() == 1
     assert "a gave up: ValueError: the data are wrong" in b.errors
-
-
-def test_a_paused_member_does_not_keep_the_others_in_a_collective(staying):
-    """Every survivor hangs in a subgroup's collective that would time out after ten minutes, and one has a forked child."""
-    job = staying((2, 3), subgroup=True, forks=True, settings={**QUICK, "lease": 4})
-    a, b, c = job.begin("abc")
-    b.send(signal.SIGSTOP)
-    for one in (a, c):
-        one.until("step", size=2)
-    b.send(signal.SIGCONT)
-    for one in (a, b, c):
-        one.until("step", size=3, round=3)
-    job.check_states()
-
-
-@pytest.mark.soak
-def test_a_newcomer_that_comes_while_the_run_ends_is_no_failure(staying):
-    job = staying((2, 3), steps=40, settings=QUICK)
-    assert [one.ends() for one in [job.start(name) for name in "abc"]] == [0, 0, 0], job.report()

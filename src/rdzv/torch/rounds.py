@@ -41,7 +41,7 @@ logger = logging.getLogger("rdzv")
 
 def rounds(
     endpoint: str | Endpoint = "auto", *, run_id: str = "", min_nodes: int | str, max_nodes: int | str,
-    backend: str = "", timeout_s: float = 600.0, form_s: float = 5.0, max_failures: int = 5, **options: object,
+    backend: str = "", timeout_s: float = 600.0, form_s: float = 10.0, max_failures: int = 5, **options: object,
 ) -> Rounds:  # fmt: skip
     """Return the rounds of this process, to be iterated over once. Each process is a member of its own.
 
@@ -88,6 +88,10 @@ class Rounds:
                         return
                     if not world.entered:
                         raise RuntimeError("a round was not used: put the body of the loop into `with world:`")
+            except SystemExit:
+                if self._signal:  # A process that was told to end has not failed.
+                    self._rendezvous.leave(reason=f"{signal.Signals(self._signal).name} received")
+                raise
             finally:
                 # A loop that was left by `break`, or by an error outside of the `with` block, may have left a group.
                 self._watchdog.close()
