@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
@@ -34,14 +33,21 @@ def start_forker() -> None:
             os.environ["PYTHONPATH"] = given
 
 
+def _call(function: str, *args: object) -> None:
+    """Call a function of `staying_process`, in the forked process: only there is torch needed."""
+    from support import staying_process
+
+    getattr(staying_process, function)(*args)
+
+
 class StayingProcess:
     """One process of a job, and the lines that it has written."""
 
-    def __init__(self, name: str, out: Path, target: Callable[..., object], *args: object) -> None:
+    def __init__(self, name: str, out: Path, function: str, *args: object) -> None:
         self.name = name
         self._out = out
         start_forker()
-        self._process = FORKER.Process(target=target, args=(str(out), *args), name=name)
+        self._process = FORKER.Process(target=_call, args=(function, str(out), *args), name=name)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -116,12 +122,10 @@ class StayingJob:
 
     def start(self, name: str, *, settings: dict[str, Any] | None = None, **plan: Any) -> StayingProcess:
         """Start a process that trains."""
-        from support.staying_process import Plan, train
-
         both = {**self.plan.get("settings", {}), **(settings or {})}
-        mine = Plan(**{"seed": len(self.processes), **self.plan, **plan, "settings": both})
+        mine = {"seed": len(self.processes), **self.plan, **plan, "settings": both}
         args = (self.server.endpoint, name, self.nnodes, mine)
-        process = StayingProcess(name, self.folder / f"{name}.jsonl", train, *args)
+        process = StayingProcess(name, self.folder / f"{name}.jsonl", "train", *args)
         self.processes[name] = process
         return process
 

@@ -42,6 +42,8 @@ class Plan:
     seed: int = 0
     """Of the first weights: a newcomer's differ."""
     lr: float = 1e-2
+    first_step: int = 0
+    """The step at which the process comes, as if it had loaded a checkpoint."""
     fails_at: int = -1
     """The step before which the program fails, unless it was started later in the run."""
     mismatch_at: int = -1
@@ -77,6 +79,8 @@ class Trainer:
         self.model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), plan.lr)
         self.state = rdzv.torch.ReplicaState(model=self.model, optimizer=self.optimizer)
+        self.state.step = plan.first_step
+        say("begins", digest=self.digest())
         source = torch.Generator().manual_seed(7)
         self.inputs = torch.randn(200, 16, generator=source)
         self.targets = self.inputs @ torch.randn(16, 1, generator=source)
@@ -181,8 +185,9 @@ def redirect(out: str) -> None:
     faulthandler.register(signal.SIGUSR1)  # A test that waits in vain asks where this process is.
 
 
-def train(out: str, endpoint: str, name: str, nnodes: tuple[int, int], plan: Plan) -> None:
+def train(out: str, endpoint: str, name: str, nnodes: tuple[int, int], options: dict[str, Any]) -> None:
     redirect(out)
+    plan = Plan(**options)
     torch.set_num_threads(1)
     trainer = Trainer(plan)
     if plan.ends_at_call[0]:

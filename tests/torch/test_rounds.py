@@ -29,6 +29,21 @@ def test_a_killed_member_a_newcomer_and_a_drained_one_leave_the_others_in_place(
     assert max(e.until("world", round=3).steps) == e.until("world", round=3).step > 0, "no checkpoint was needed"
 
 
+def test_the_member_that_is_furthest_gives_its_state_to_all_whatever_its_rank(staying):
+    job = staying((3, 3), steps=7)
+    steps = {"a": 5, "b": 7, "c": 0}
+    started = [
+        job.start(name, first_step=step, settings={"order": number}) for number, (name, step) in enumerate(steps.items())
+    ]
+    assert [one.ends() for one in started] == [0, 0, 0], job.report()
+    rows = [one.until("world") for one in started]
+    assert [row.rank for row in rows] == [0, 1, 2]
+    assert rows[0].steps == rows[1].steps == rows[2].steps == [5, 7, 0]
+    assert len({one.until("begins").digest for one in started}) == 3
+    assert {row.digest for row in rows} == {started[1].until("begins").digest}
+    assert {row.step for row in rows} == {7}
+
+
 def test_losses_with_a_kill_and_without_one_agree(staying, tmp_path):
     """The same model, data and steps: three members, one of which is killed, and one member alone."""
     (tmp_path / "alone").mkdir()
