@@ -52,6 +52,8 @@ class Plan:
     """Rank 0 ends each round after so many steps; 0: it does not."""
     ends_at_call: tuple[int, str] = (0, "")
     """In the second round: the call of the store at which this process sends itself a signal, and the signal's name."""
+    sleeps_at: int = -1
+    """The step before which this process stands still for an hour."""
     exits_at: int = -1
     """The step before which the program calls `sys.exit(3)`."""
     forks: bool = False
@@ -150,6 +152,9 @@ class Trainer:
             raise ValueError("the data are wrong")
         if step == plan.mismatch_at:
             dist.all_reduce(torch.ones(3 if world.rank == 1 else 1_000_000))
+        if step == plan.sleeps_at:
+            say("sleeps")
+            time.sleep(3600)
         if step == plan.exits_at:
             sys.exit(3)
         if plan.again_every and world.rank == 0 and world.steps == plan.again_every:

@@ -44,6 +44,17 @@ def test_the_member_that_is_furthest_gives_its_state_to_all_whatever_its_rank(st
     assert {row.step for row in rows} == {7}
 
 
+def test_a_collective_that_waits_for_a_peer_ends_when_the_round_is_over(staying):
+    """One member stands still outside of the collective, so that no connection ends. A newcomer breaks the round."""
+    job = staying((2, 3), only_reduce=True, settings=QUICK)
+    a, b = job.start("a"), job.start("b", sleeps_at=20)
+    b.until("sleeps")
+    job.start("c")
+    assert a.until("stopped", round=1).last > 0
+    assert b.lives
+    assert not b.rows("stopped")
+
+
 def test_losses_with_a_kill_and_without_one_agree(staying, tmp_path):
     """The same model, data and steps: three members, one of which is killed, and one member alone."""
     (tmp_path / "alone").mkdir()
