@@ -25,6 +25,7 @@ STEPS = {
     "steady": ["steady.py"],
     "store": ["store.py"],
     "recover": ["recover.py", "--backend", "rdzv"],
+    "stay": ["stay.py"],
 }
 PEERS = {
     "threads": ["threads.py", "--name", "threads-peers", "--members", "128", "--hosted", "128"],
@@ -38,6 +39,7 @@ QUICK = {
     "steady": ["--members", "10", "--idle", "3"],
     "store": ["--operations", "50", "--agents", "20", "--repeat", "1"],
     "recover": ["--mode", "idle"],
+    "stay": ["--linger", "0.1", "--repeat", "1"],
 }
 BUSY = 0.5
 """Load above which figures are unreliable."""

@@ -64,6 +64,7 @@ IMPORTS = {
     "web": "operate drivers core config engines engines.embedded system errors _version",
     "cli": "web operate launch aio member drivers core config engines engines.embedded errors printable _version",
     "torchrun": "blocking member core config engines errors system",
+    "torch": "torchrun aio blocking config errors system",
     "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
         errors""",
     "testing": "operate member core config engines engines.embedded engines.register system errors",
@@ -71,7 +72,8 @@ IMPORTS = {
 }
 """The architecture, as who may import whom. A package is a folder; a module of the top level is one by itself.
 
-    __main__   cli   torchrun.rendezvous   torchrun   testing       commands, torch's launcher, the simulator
+    __main__   cli   torchrun.rendezvous   torch   testing          commands, torch's names, workers that stay, the simulator
+                          torchrun                                  torch's launcher
                            web                                      metrics and a page about runs
                          operate                                    what people do with a run from outside
                     blocking    aio    launch                       the public API; the workers of `rdzv run`
@@ -92,7 +94,7 @@ PURE = {
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
 THIRD_PARTY = {"msgspec": "", "starlette": "web/", "uvicorn": "web/", "prometheus_client": "web/",
-    "torch": "torchrun/", "jax": "jax.py", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
+    "torch": ("torchrun/", "torch/"), "jax": "jax.py", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
     "typing_extensions": "errors.py"}  # fmt: skip
 """Which package may be imported in which place; '' is everywhere. `typing_extensions` is read by type checkers only."""
 

@@ -150,6 +150,17 @@ class DistStore(Store):
         return DistStore(self._space, self.timeout)
 
 
+class OwnedStore(DistStore):
+    """A store that its owner keeps alive for as long as torch may use it, and that is freed then."""
+
+    def _keep(self) -> None:
+        """Do nothing: stores that are kept for ever would keep their members, and there is one per round."""
+
+    def clone(self) -> OwnedStore:
+        """Return this store. Its calls do not block each other, and a copy that only C++ held would lose its Python half."""
+        return self
+
+
 @contextmanager
 def _torch_errors() -> Iterator[None]:
     """Raise torch's errors, which torch's code catches, with the message of ours."""

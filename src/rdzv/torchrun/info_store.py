@@ -11,20 +11,17 @@ from datetime import timedelta
 
 from ..blocking import Store
 from .agent_store import AgentStore
-from .dist_store import DistStore
+from .dist_store import OwnedStore
 
 AGENT = "torchelastic/"  # The beginning of all keys of torch's agent.
 
 
-class InfoStore(DistStore):
+class InfoStore(OwnedStore):
     """The store of one round. The handler keeps it alive: torch may hold only its C++ half."""
 
     def __init__(self, agent: AgentStore, space: Store, timeout: timedelta | None = None) -> None:
         self._agent = agent
         super().__init__(space, timeout)
-
-    def _keep(self) -> None:
-        """Do nothing: stores that are kept for ever would keep their handler and its member."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         super().set_timeout(timeout)
@@ -44,10 +41,6 @@ class InfoStore(DistStore):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         (self._agent.wait if _are_agents(keys) else super().wait)(keys, timeout)
-
-    def clone(self) -> InfoStore:
-        """Return this store. Its calls do not block each other, and a copy that only C++ held would lose its Python half."""
-        return self
 
 
 def _are_agents(keys: Iterable[str]) -> bool:

@@ -1,0 +1,81 @@
+"""Three processes that stay (`rdzv.torch.rounds`) and do nothing but all-reduce: what a loss, a newcomer and a drain cost.
+
+python bench/stay.py [--linger 1 0.1] [--repeat 5] [--out bench/results]
+
+  shrunk    SIGKILL of one process, until both survivors have completed an all-reduce in the next round
+  grown     a newcomer is let in: longest time between two all-reduces of a survivor, from one round to the next
+  drained   one of four processes gets SIGTERM: the same
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from common import Book
+
+from support.staying import StayingJob, StayingProcess
+
+PARTS = ("shrunk", "grown", "drained")
+CALM_S = 1.0
+"""Time between two events, so that each finds a round that runs."""
+
+
+def interruption_s(survivors: list[StayingProcess], size: int, after: float) -> float:
+    """Wait for a round of that size, and return the longest time between two all-reduces of a survivor."""
+    gaps = []
+    for one in survivors:
+        first = one.until("step", size=size, after=after)
+        last = [row.last for row in one.rows("stopped") if row.round < first.round][-1]
+        gaps.append(first.at - last)
+    return max(gaps)
+
+
+def play(folder: Path, linger_s: float, repeat: int) -> dict[str, list[float]]:
+    took: dict[str, list[float]] = {part: [] for part in PARTS}
+    settings = {"linger": linger_s, "drain_settle": 0.1}
+    with StayingJob(folder, (2, 4), only_reduce=True, settings=settings) as job:
+        living = job.begin("abc")
+        for turn in range(repeat):
+            time.sleep(CALM_S)
+            killed_at = time.monotonic()
+            living.pop(turn % 3).kill()
+            took["shrunk"].append(max(one.until("step", size=2, after=killed_at).at for one in living) - killed_at)
+            for size in (3, 4):
+                time.sleep(CALM_S)
+                begun_at = time.monotonic()
+                newcomer = job.start(f"n{turn}{size}")
+                took["grown"].append(interruption_s(living, size, begun_at))
+                living.append(newcomer)
+                newcomer.until("step", size=size)
+            time.sleep(CALM_S)
+            told_at = time.monotonic()
+            drained = living.pop(turn % 4)
+            drained.send(signal.SIGTERM)
+            took["drained"].append(interruption_s(living, 3, told_at))
+            drained.ends()
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--linger", nargs="+", type=float, default=[1.0, 0.1])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--out", default="")
+    args = parser.parse_args()
+    book = Book("stay", args.out)
+    for linger_s in args.linger:
+        with tempfile.TemporaryDirectory() as folder:
+            took = play(Path(folder), linger_s, args.repeat)
+        case = {"what": "ours", "engine": "embedded", "n": 3, "mode": f"linger {linger_s:g} s"}
+        book.add(**case, **{f"{part}_s": took[part] for part in PARTS})
+
+
+if __name__ == "__main__":
+    main()

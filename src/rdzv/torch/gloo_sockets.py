@@ -1,0 +1,110 @@
+"""The sockets that gloo's groups use, found in this process, so that a thread that gloo blocks can be freed.
+
+gloo has no abort. A collective whose peer is paused waits for its timeout, and so does one whose peer waits for another peer
+in turn. `shutdown(SHUT_RD)`, from any thread, makes gloo see the end of the connection at once. Two other calls are
+dangerous: SHUT_RDWR can hang the thread for good, and shutting a listening socket aborts the process.
+
+gloo does not tell its sockets, but the kernel does. Each device of gloo watches one listening socket and its connections
+with one epoll, whose members Linux lists. This also finds the groups that a program, DDP or a DeviceMesh makes later. It
+does not touch other threads' connections: Python's event loops and libuv register a descriptor under its own number, gloo
+under a pointer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ..system.fork import replace_by_empty
+
+_OPEN, _INFO = Path("/proc/self/fd"), Path("/proc/self/fdinfo")
+_WATCHED = re.compile(r"^tfd: *(\d+) +events: *\w+ +data: *(\w+) .*\bino:(\w+)", re.MULTILINE)
+
+
+class GlooSockets:
+    """The sockets of all groups that are made from now on."""
+
+    def __init__(self) -> None:
+        self._before = set(_epolls())
+        _used.add(self)
+
+    def stop_reads(self) -> int:
+        """End all reads, also those to come. Return the number of connections. Any thread may call it, and repeatedly."""
+        stopped = 0
+        for number, inode in self.descriptors():
+            with suppress(OSError), _copy(number, inode) as connection:
+                if not _listens(connection):
+                    connection.shutdown(socket.SHUT_RD)
+                    stopped += 1
+        return stopped
+
+    def descriptors(self) -> list[tuple[int, int]]:
+        """Number and inode of each socket, the listening ones too."""
+        found = []
+        for epoll in _epolls():
+            if epoll not in self._before:
+                sockets = _watched_by_pointer(epoll)
+                if any(_is_listener(*one) for one in sockets):
+                    found += sockets
+        return found
+
+
+def _epolls() -> Iterator[int]:
+    with suppress(OSError):
+        for file in list(_OPEN.iterdir()):
+            with suppress(OSError):
+                if file.readlink().name == "anon_inode:[eventpoll]":
+                    yield int(file.name)
+
+
+def _watched_by_pointer(epoll: int) -> list[tuple[int, int]]:
+    try:
+        text = (_INFO / str(epoll)).read_text("ascii")
+    except OSError:  # It was closed meanwhile.
+        return []
+    watched = [(int(number), int(data, 16), int(inode, 16)) for number, data, inode in _WATCHED.findall(text)]
+    return [(number, inode) for number, data, inode in watched if data != number and _is_socket(number)]
+
+
+def _is_socket(number: int) -> bool:
+    try:
+        return (_OPEN / str(number)).readlink().name.startswith("socket:")
+    except OSError:
+        return False
+
+
+def _copy(number: int, inode: int) -> socket.socket:
+    """Duplicate a descriptor that other code owns. Raises OSError if the number stands for another file by now."""
+    copy = socket.socket(fileno=os.dup(number))
+    if os.fstat(copy.fileno()).st_ino != inode:
+        copy.close()
+        raise OSError(f"descriptor {number} was closed meanwhile")
+    return copy
+
+
+def _listens(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _is_listener(number: int, inode: int) -> bool:
+    with suppress(OSError), _copy(number, inode) as one:
+        return _listens(one)
+    return False
+
+
+_used: weakref.WeakSet[GlooSockets] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    # A DataLoader's worker that keeps them open hides the death of its parent from the other members.
+    replace_by_empty({number for sockets in _used for number, _ in sockets.descriptors()})
+    _used.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
