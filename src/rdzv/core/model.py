@@ -141,6 +141,8 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     """Number of the last round that was growth, 0 if none was."""
     flaps: dict[str, int] = {}
     """How often members of each name were lost soon after the growth that they caused. At most FLAPS_MAX names."""
+    flapped: tuple[str, ...] = ()
+    """Names of members of the present round that `flaps` counts already, at most FLAPS_MAX."""
     incarnation: int = 0
     """Set by the user: a higher one may begin anew after a close."""
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import chain
@@ -60,6 +61,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     grown_age_s: float = 0.0
     drain_age_s: float = 0.0
     """Time since the observer saw the first of the present drains in the table."""
+    linger_s: float = 0.0
+    """How long a member whose connection is lost has to come back; 0: the engine does not see the end of a process."""
+    away_asked_s: float = math.inf
+    """Time since the observer last asked the engine whether stragglers are away."""
     quorum_age_s: float = 0.0
     """Without a head: time since the observer saw that the ready members are a quorum."""
     late: bool = False

@@ -357,7 +357,8 @@ class G9Closing(Checker):
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
-        if head is None or head.phase is not Phase.CLOSED or len(state.heads) < 2:
+        # The first write of a head is a close only if an earlier close is restored, also after its record expired (T14.1).
+        if head is None or head.phase is not Phase.CLOSED or head.seq == 1:
             return
         kind = head.cause.kind if head.cause is not None else None
         if kind is CauseKind.SUCCESS:

@@ -210,6 +210,13 @@ class SimCluster:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
+    def _in_a_collective(self, fault: Callable[[], Heal]) -> Heal:
+        """Let the workers of most others fail with the fault, and soon after it those of the rest."""
+        healed = fault()
+        for app in self.living():
+            self.loop.call_later(self.rng.choice([0.0, 0.0, 0.05, 0.3, 2.0]), app.command, "fail")
+        return healed
+
     def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
         self.network.cut(app.node, server, *ways)
@@ -317,6 +324,9 @@ _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),
     "reset": lambda self, app: self.network.reset(app.node),
+    "crash in a collective": lambda self, app: self._in_a_collective(lambda: self._crash(app)),
+    "reset in a collective": lambda self, app: self._in_a_collective(lambda: self.network.reset(app.node)),
+    "cut in a collective": lambda self, app: self._in_a_collective(lambda: self._cut(app)),
     "lose request": lambda self, app: self.network.break_next(app.node, self.engine, "requests"),
     "lose answer": lambda self, app: self.network.break_next(app.node, self.engine, "answers"),
     "drain": lambda _self, app: app.command("drain"),

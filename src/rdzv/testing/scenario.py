@@ -32,7 +32,15 @@ FAULTS: dict[str, float] = {
     **dict.fromkeys(AMBUSHES, 4.0),
 }  # fmt: skip
 """Kinds of fault, and how likely each one is. The order is part of what a seed means."""
-MOMENTARY = frozenset({"reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES})
+IN_BROKEN_ROUNDS: dict[str, float] = {
+    "crash": 3, "power cut": 1, "pause": 2, "cut": 3, "cut requests": 2, "cut answers": 2, "reset": 4, "reset all": 2,
+    "lose request": 2, "lose answer": 2, "engine restart": 1, "engine stall": 2, "engine slow": 1,
+    "crash in a collective": 6, "reset in a collective": 6, "cut in a collective": 4,
+}  # fmt: skip
+"""Faults for `draw_broken`: connections and processes end while the workers of others fail."""
+MOMENTARY = frozenset({
+    "reset", "reset all", "reset in a collective", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES,
+})  # fmt: skip
 """Faults that do not last."""
 PLACED = 0.15
 """How many of the runs know where their nodes are."""
@@ -134,6 +142,24 @@ def draw(
     loss, writes_max = rng.choice([0.0, 0.0, 0.0, 0.002]), rng.choice([100_000, 100_000, 6])
     stars, lingers = rng.random() < 0.5, rng.random() < 0.2
     scenario = Scenario(seed, options, lives, troubles, loss, writes_max, stars, lingers, last_events)
+    scenario.plan_end()
+    return scenario
+
+
+def draw_broken(seed: int, members: int | None = None) -> Scenario:
+    """Return a scenario whose rounds break often, with faults of connections around the break (T8.5)."""
+    scenario = draw(seed, members, stream="broken rounds", weights=IN_BROKEN_ROUNDS)
+    rng = random.Random(f"broken rounds {seed} failures")  # noqa: S311
+    scenario.stars = True  # Only the embedded server sees connections.
+    if rng.random() < 0.7:  # The others are a quorum, mostly.
+        scenario.options["min_nodes"] = min(scenario.options["min_nodes"], max(1, len(scenario.lives) - 2))
+    for life in scenario.lives:
+        if rng.random() < 0.4:
+            life.fail_every_s = rng.uniform(1.0, 6.0)
+        if rng.random() < 0.6:
+            life.stop_s = 0.05
+    scenario.troubles += [_fault_plan(rng, scenario.lives, IN_BROKEN_ROUNDS) for _ in range(6)]
+    scenario.troubles.sort(key=lambda fault: fault.at)
     scenario.plan_end()
     return scenario
 

@@ -187,6 +187,8 @@ class Welcome(Frame, frozen=True, tag=1):
     """The address at which a client on another host reached it last; empty: none has."""
     fence_floor: Number = 0
     """Fences count from above this. It is higher for each later greeting at this place; 0: a server without fences."""
+    sees_ends: bool = False
+    """Whether it judges `Away`."""
 
 
 class RunListed(Frame, frozen=True):
