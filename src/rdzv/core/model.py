@@ -207,6 +207,8 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     """How many workers the member would start; 0: it does not say."""
     drain: str = ""
     """Why the member is about to go; empty if it is not."""
+    unhealthy: str = ""
+    """Why the check of the member's node does not let it take part; empty: it may."""
     done: bool = False
     holds: RoundReport | None = None
     """The round that the member brought to an emptied engine, with its workers running."""

@@ -133,7 +133,7 @@ def close_after_failure(view: View) -> Verdict | None:
     # A close is final, so a stale view must not close over a member that has just come and would make up the quorum.
     # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has
     # come since the view's revision (`Empty(members/, since)`, added by the leader).
-    if view.settings.on_failure != "close" or view.fits(view.candidates.values()):
+    if view.settings.on_failure != "close" or view.fits(view.candidates.values(), view.unhealthy):
         return None
     left = f"{len(view.candidates)} of at least {view.settings.min_nodes} nodes remain"
     if view.gave_up:
@@ -353,6 +353,8 @@ def keep_waiting(view: View) -> Verdict:
         reason = f"{view.here}: {missing}"
         if view.stragglers:
             reason += f" ({names(view.stragglers)} stopping their workers)"
+        if view.unhealthy:
+            reason += f" ({names(view.unhealthy)} unhealthy: {view.unhealthy[0].record.unhealthy})"
         return Verdict(None, reason)
     if view.stragglers:
         wait = settings.regroup - age

@@ -177,9 +177,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         return [live for live in self.in_table.values() if self.is_draining(live) and not live.record.done]
 
     @cached_property
+    def unhealthy(self) -> list[LiveMember]:
+        """Members that would take part if the check of their node let them."""
+        return [
+            live for live in self.members.values()
+            if live.record.unhealthy and not (self.is_draining(live) or live.record.host in self.banned)
+        ]  # fmt: skip
+
+    @cached_property
     def restarted(self) -> list[LiveMember]:
-        """Survivors that have given up the head's round."""
-        return [live for live in self.survivors if live.record.left >= self.round]
+        """Members of the table that have given up the head's round, and want to be in the next one."""
+        wanting = self.candidates.keys() | {live.id for live in self.unhealthy}
+        return [live for id, live in self.in_table.items() if id in wanting and live.record.left >= self.round]
 
     @cached_property
     def gave_up(self) -> dict[str, RankEntry]:
@@ -194,7 +203,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
 
     def stays(self, live: LiveMember) -> bool:
         """Whether the member can be in some later round."""
-        return not (self.is_draining(live) or live.record.done or live.record.host in self.banned)
+        record = live.record
+        return not (self.is_draining(live) or record.done or record.unhealthy or record.host in self.banned)
 
     # ---- sizes
 

@@ -288,6 +288,8 @@ class G4Ghosts(Checker):
             present = state.members.get(id)
             if present is None or present.created != entry.created:
                 self.report(commit.at, f"round {head.number} was sealed with {entry.name}, whose key had ended")
+            elif present.record.unhealthy:
+                self.report(commit.at, f"round {head.number} was sealed with {entry.name}: {present.record.unhealthy}")
 
 
 @dataclass(eq=False)

@@ -222,6 +222,12 @@ class SimCluster:
         self.network.cut(app.node, server, *ways)
         return lambda: None if self.isolated else self.network.heal(app.node, server, *ways)
 
+    def _sick(self, app: Application) -> Heal:
+        """Let the check of a node fail, and its workers too."""
+        app.node.sick = "row remapping failed"
+        app.command("fail")
+        return lambda: setattr(app.node, "sick", "")
+
     def _ban(self, app: Application) -> Heal:
         self._operate("ban", app.node.host, "bad memory")
         return lambda: self._operate("unban", app.node.host)
@@ -320,6 +326,7 @@ _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "crash": SimCluster._crash,  # noqa: SLF001
     "power cut": lambda self, app: self._crash(app, silent=True),
     "pause": lambda _self, app: _begin(app.node.pause, app.node.resume),
+    "sick": SimCluster._sick,  # noqa: SLF001
     "cut": SimCluster._cut,  # noqa: SLF001
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),

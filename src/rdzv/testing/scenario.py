@@ -159,6 +159,11 @@ def draw_broken(seed: int, members: int | None = None) -> Scenario:
         if rng.random() < 0.6:
             life.stop_s = 0.05
     scenario.troubles += [_fault_plan(rng, scenario.lives, IN_BROKEN_ROUNDS) for _ in range(6)]
+    if seed % 5 == 3:  # The others are what they were before there was a check.
+        scenario.options["check"] = "check"
+        for _ in range(rng.randint(1, 3)):
+            name, lasts_s = rng.choice(scenario.lives).name, rng.choice([0.3, 2.0, 6.0, 12.0])
+            scenario.troubles.append(FaultPlan(rng.uniform(0.5, TROUBLE_S), "sick", name, lasts_s))
     scenario.troubles.sort(key=lambda fault: fault.at)
     scenario.plan_end()
     return scenario
