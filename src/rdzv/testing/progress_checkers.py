@@ -331,8 +331,11 @@ class T8Evictions(Checker):
     _killed: set[str] = field(default_factory=set)
     _called: dict[tuple[str, str, int], float] = field(default_factory=dict)
     """When each call was set on each instance."""
+    _banned_at: dict[str, float] = field(default_factory=dict)
+    """When each host was last banned: its member's eviction may be under way when the ban is lifted (steered seed 40000512)."""
 
     def before(self, commit: Commit, state: State) -> None:
+        self._banned_at.update(dict.fromkeys(state.banned, commit.at))
         head, settings, keys = state.head, state.settings, self.context.keys
         if commit.kind != "then" or head is None or settings is None:
             return
@@ -342,7 +345,8 @@ class T8Evictions(Checker):
             node = self.context.owner(state, gone.id)
             age_s = commit.at - self._called.get((state.instance, head.run, head.call_seq), commit.at)
             late = head.phase is Phase.BROKEN and age_s * DRIFT >= settings.regroup
-            if node == commit.actor or gone.record.host in state.banned or late:
+            banned = commit.at - self._banned_at.get(gone.record.host, -100.0) <= _IN_FLIGHT_S
+            if node == commit.actor or banned or late:
                 continue
             self.evicted += 1
             if node not in self._killed or head.phase is not Phase.BROKEN:
