@@ -122,6 +122,8 @@ NOT_RUN = {
     "rdzv serve --bind '*:29400' --http 127.0.0.1:29480": "is run by tests/web/test_commands.py, at free ports",
     "rdzv dashboard node1:29400 --http 127.0.0.1:29480": "the same",
     "rdzv run node1:29400 --run-id job --nnodes 2:4 --conf http=127.0.0.1:29480 -- python train.py": "the same, from Python",
+    'rdzv run node1:29400 --run-id job --nnodes 4:5 --conf check="/opt/site/node-check --quick" -- python train.py':
+        "a check of your site; tests/member/test_gate.py runs others",
     "rdzv serve --http": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
     "rdzv --verbose COMMAND": "COMMAND stands for any",

@@ -45,7 +45,7 @@ ALL_READY = "2 of 2..4 nodes: all who live are ready | seal a b"
         (broken("a:ready b:ready c:lost", banned={"node-c": BAD}, **REGROUPS), ALL_READY),
         # It came in with this round: the next of its name waits.
         (broken("a b:ready c:lost", sealed_age=9.0, entries={"c": {"since": NUMBER}}, **REGROUPS),
-         f"{BROKEN}: c lost{THEN} ({SOON}) | cause=lost(c) flaps={{'c': 1}}"),
+         f"{BROKEN}: c lost{THEN} ({SOON}) | cause=lost(c) flaps={{'c': 1}} flapped=('c',)"),
         # Nobody is lost, a finished member is not, or the loss is named already.
         (broken("a:ready b:ready c", **REGROUPS),
          "2 of 2..4 nodes: waiting for c to stop their workers, at most 74 s more @ 74"),

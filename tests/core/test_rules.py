@@ -318,6 +318,40 @@ LATE = "c and d did not stop within 75 s: evicted | evict C D"
      "a, b and e did not stop within 75 s: evicted | evict B E A"),
     ("T8.3 the others in the order of coming", broken("a:ready b:ready z y x", call=REGROUP, age=75.0, max=8),
      "x, y and z did not stop within 75 s: evicted | evict Z Y X"),
+    *[(f"T8.5 the engine is asked for stragglers that are away: {call.value} {age:g} s, asked {asked:g} s ago",
+       broken("a:ready b:ready c", call=call, age=age, away_asked_s=asked, linger_s=2.0),
+       "2 of 2..4 nodes: waiting for c, unless their processes have ended | evict C if away for 0.5 s")
+      for call, age, asked in [(REGROUP, 0.5, 99.0), (LAST, 0.5, 99.0), (REGROUP, 1.0, 0.5), (REGROUP, 2.4, 0.5)]],
+    *[(f"T8.5 not before: {age:g} s, asked {asked:g} s ago",
+       broken("a:ready b:ready c", call=REGROUP, age=age, away_asked_s=asked, linger_s=2.0),
+       f"2 of 2..4 nodes: waiting for c to stop their workers, at most {75 - age:.0f} s more @ {again:g}")
+      for age, asked, again in [(0.0, 99.0, 0.5), (0.25, 99.0, 0.25), (1.0, 0.25, 0.25)]],
+    *[(f"T8.5 not after the first linger: {age:g} s, asked {asked:g} s ago",
+       broken("a:ready b:ready c", call=REGROUP, age=age, away_asked_s=asked, linger_s=2.0),
+       f"2 of 2..4 nodes: waiting for c to stop their workers, at most {75 - age:.0f} s more @ {75 - age:g}")
+      for age, asked in [(2.5, 99.0), (2.25, 0.0)]],
+    ("T8.5 not if the others are no quorum", broken("a:ready b c", call=REGROUP, age=1.0, linger_s=2.0),
+     "1 of 2..4 nodes: waiting for 1 more (b and c stopping their workers)"),
+    ("T8.5 not where the engine does not see the end of a process", broken("a:ready b:ready c", call=REGROUP, age=1.0),
+     "2 of 2..4 nodes: waiting for c to stop their workers, at most 74 s more @ 74"),
+    ("T8.5 not about many", broken("a:ready b:ready c d e f", call=REGROUP, age=1.0, linger_s=2.0, max=8),
+     "2 of 2..8 nodes: waiting for c, d, e and 1 more to stop their workers, at most 74 s more @ 74"),
+    ("T8.5 about three at once, and not about the leader itself",
+     broken("a b:ready c:ready d e f", call=REGROUP, age=1.0, linger_s=2.0, max=8),
+     "2 of 2..8 nodes: waiting for d, e and f, unless their processes have ended | evict D E F if away for 0.5 s"),
+    ("T8.5 never in a running round", sealed("a b:ready c", age=1.0, linger_s=2.0),
+     "round 3 broken: the workers of b stopped: a new round is wanted | phase=broken call=regroup cause=restarted(b)"),
+    ("W4 an unhealthy member is not waited for, and not sealed in", broken("a:ready b:ready c:sick", call=REGROUP),
+     "2 of 2..4 nodes: all who live are ready | seal a b"),
+    ("W4 a spare takes its place", broken("a:ready b:sick c:new d:new_sick", min=2, max=2),
+     "2 of 2 nodes: full | seal a c"),
+    ("T5.5 the reason says who is unhealthy", broken("a:ready b:sick"),
+     "1 of 2..4 nodes: waiting for 1 more (b unhealthy: bad disk)"),
+    ("T7.3 the round of an unhealthy member is broken", sealed("a b c:sick"),
+     "round 3 broken: the workers of c stopped: a new round is wanted | phase=broken call=regroup cause=restarted(c)"),
+    ("T7.7 an unhealthy newcomer is not useful", sealed("a b c:new_sick"), RUNS),
+    ("T11.2 an unhealthy member may be well again", broken("a:ready b:sick c:gave_up"),
+     "1 of 2..4 nodes: waiting for 1 more (b unhealthy: bad disk)"),
     ("T8.1 T6.5 when they are gone the round is sealed", broken("a:ready b:ready c:lost d:lost", call=REGROUP, age=75.1),
      "2 of 2..4 nodes: all who live are ready | seal a b"),
     *[(f"T8.2 a ban takes effect at once: {make.args[0].value}",
@@ -399,7 +433,8 @@ def lost(people, text, about, **given):
     # Flaps: lost less than 60 s after the round in which it came; forgiven if the round lasted longer.
     *[(f"T7.6 H26 flaps {before} become {noted}: {age:g} s, since {since}",
        sealed("a b c:lost", sealed_age=age, flaps=before, entries={"c": {"since": since}}),
-       f"round 3 broken: c lost{said} | {BROKEN}=lost(c)" + (f" flaps={noted}" if noted != before else ""))
+       f"round 3 broken: c lost{said} | {BROKEN}=lost(c)" + (f" flaps={noted}" if noted != before else "")
+       + (" flapped=('c',)" if age < 60.0 and since == 3 else ""))
       for age, since, before, noted, said in [
           (59.0, 3, {}, {"c": 1}, " (c was lost soon after it came in: it waits 4 s when it comes again)"),
           (59.0, 3, {"c": 2}, {"c": 3}, " (c was lost soon after it came in, 3 times: it waits 16 s when it comes again)"),
@@ -430,6 +465,16 @@ def test_names_flap_and_not_hosts():
     assert lead(view).act.head.flaps == {"c": 1, "d": 1}
     same = {id: msgspec.structs.replace(entry, name="c") if id == "D" else entry for id, entry in view.entries.items()}
     assert lead(msgspec.structs.replace(view, entries=same)).act.head.flaps == {"c": 1}
+
+
+def test_a_member_that_is_lost_after_the_break_flaps_too():
+    """T7.6: once, whenever it is noticed; and nobody is forgiven by a seal."""
+    entries = {"c": {"since": NUMBER}, "d": {"since": NUMBER}}
+    given = {"call": REGROUP, "entries": entries, "flaps": {"c": 1, "a": 2}, "flapped": ("c",)}
+    head = seal_of(lead(broken("a:ready b:ready c:lost d:lost", sealed_age=59.0, **given))).head
+    assert (head.flaps, head.flapped) == ({"c": 1, "a": 2, "d": 1}, ())
+    head = seal_of(lead(broken("a:ready b:ready c:lost d:lost", sealed_age=61.0, **given))).head
+    assert (head.flaps, head.flapped) == ({"c": 1, "a": 2}, ())
 
 
 def test_h21_only_the_worst_flaps_are_kept():
@@ -608,7 +653,7 @@ def test_h22_no_act_writes_a_record_of_a_member():
     assert acts == {
         "WriteHead": ("head",),
         "Seal": ("head", "entries", "first", "former_table"),
-        "Evict": ("ids",),
+        "Evict": ("ids", "away_s"),
         "Sweep": ("tables",),
     }
     assert live("a").record == sealed("a").members["A"].record

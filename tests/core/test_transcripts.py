@@ -24,7 +24,9 @@ from support.rule_story import Story
 
 TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"))
 assert len(TRANSCRIPTS) >= 8, "they are found"
-_SHOWN = ["run", "era", "next_era", "number", "phase", "table", "size", "boot", "call", "adopted", "top", "grown", "flaps"]
+_SHOWN = [
+    "run", "era", "next_era", "number", "phase", "table", "size", "boot", "call", "adopted", "top", "grown", "flaps", "flapped",
+]  # fmt: skip
 
 
 class Teller:
@@ -36,8 +38,10 @@ class Teller:
     def run(self, *words: str) -> None:
         """`run min=2 max=4 settle=1`: begin, with these settings. `forgetful` is an engine that can come back empty."""
         given = dict(word.split("=") for word in words if word != "forgetful")
+        linger = given.pop("linger", "0")
         named = {{"min": "min_nodes", "max": "max_nodes"}.get(name, name): value for name, value in given.items()}
         self.story = Story(durable="forgetful" not in words, settings=msgspec.convert(named, RunSettings, strict=False))
+        self.story.linger_s = float(linger)
 
     def join(self, *names: str) -> None:
         """`join a b`: as new members."""
@@ -53,6 +57,11 @@ class Teller:
         """`die a`: its lease ends."""
         for name in names:
             self.story.die(name)
+
+    def kill(self, *names: str) -> None:
+        """`kill a`: its process ends, which only the engine sees; its lease goes on."""
+        for name in names:
+            self.story.kill(name)
 
     def drain(self, reason: str, *names: str) -> None:
         """`drain SIGTERM a b`: they say that they are about to go."""
@@ -134,7 +143,8 @@ def _shown(view: View, verdict: Verdict) -> list[str]:
         listed = ", ".join(f"{entry.rank} {entry.name}" for entry in ranks)
         return [f"seal: {verdict.reason}", *_changes(view.head, act.head), f"  ranks: {listed}"]
     if isinstance(act, Evict):
-        return [f"evict: {verdict.reason}", f"  {', '.join(view.members[id].record.name for id in act.ids)}"]
+        verb = "evict" if act.away_s is None else f"evict if away for {act.away_s:g} s"
+        return [f"{verb}: {verdict.reason}", f"  {', '.join(view.members[id].record.name for id in act.ids)}"]
     if isinstance(act, Sweep):
         return [f"sweep: {verdict.reason}", f"  {', '.join(act.tables)}"]
     again = "" if verdict.look_again_s is None else f" (again in {verdict.look_again_s:g} s)"

@@ -29,12 +29,13 @@ FULL: list[model.Record] = [
         run="r1", era=ERA, number=3, phase=Phase.SEALED, table="t1", size=2, digest="d", boot="h:1", seen=17,
         fence=859093042311725058,
         call=Call.SETTLE, call_seq=5, waited=2.5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
-        came=("node9",), flaps={"node7": 2}, incarnation=1,
+        came=("node9",), flaps={"node7": 2}, flapped=("node7",), incarnation=1,
     ),
     MemberRecord(
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
         info={"gpus": "8"}, boot="10.0.0.7:29500", same_port=True, left=RoundId(ERA, 2), role="trainer", workers=8,
-        drain="SIGTERM", done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
+        drain="SIGTERM", unhealthy="the check failed with exit code 1",
+        done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
     ),
     model.RankEntry(
         rank=1, created=12, name="node7/0", host="node7", order="7", topology="b1/r2/node7", sealed_as="m1", since=2, done=True,

@@ -12,6 +12,7 @@ import pytest
 
 from rdzv.engines.port import (
     AllCreated,
+    Away,
     Case,
     Compare,
     Created,
@@ -189,9 +190,23 @@ async def test_compares(rig: Rig) -> None:
         (Empty(rig.root + "k"), False),
         (Empty(rig.root + "k/"), True),
         (Empty(rig.root + "ab"), True),
+        (Away(key, 0.0), False),
+        (Away(absent, 0.0), False),
     ]
     for compare, holds in expected:
         assert (await session.txn([compare])).succeeded is holds, compare
+
+
+@contract
+async def test_a_member_whose_session_lives_is_never_away(rig: Rig) -> None:
+    """Nor one that said goodbye, whose lease then decides."""
+    session, other, key = await rig.connect(), await rig.open(), rig.root + "member"
+    await other.txn(then=[Put(key, b"", await other.grant(60.0, presence=True))])
+    assert not (await session.txn([Away(key, 0.0)])).succeeded
+    await other.close()
+    outcome = await session.txn([Away(key, 0.0)], [], [Get(key)])
+    assert not outcome.succeeded
+    assert outcome.item(0) is not None
 
 
 @contract

@@ -109,6 +109,42 @@ def test_without_a_linger_a_hang_up_is_the_end():
     assert leases.pass_time(0) == ids
 
 
+# ---- the end of a process
+
+
+def test_a_lease_is_away_since_its_process_ended():
+    leases, [ended, lost, held] = granted(3)
+    leases.passing_s = 0.1
+    leases.hang_up(ended, 5, process_ended=True)
+    leases.hang_up(lost, 5)
+    leases.pass_time(0.3)
+    assert leases.away_s(ended) == pytest.approx(0.2)
+    leases.passing_s = 0.15
+    assert leases.away_s(ended) == pytest.approx(0.35)
+    assert [leases.away_s(one) < 0 for one in (lost, held, 99)] == [True] * 3
+    leases.come_back(ended)
+    assert leases.away_s(ended) < 0
+
+
+@pytest.mark.parametrize("verb", ["renew", "come_back"])
+def test_a_member_that_is_heard_again_is_not_away(verb):
+    leases, [lease] = granted(1)
+    leases.hang_up(lease, 5, process_ended=True)
+    getattr(leases, verb)(lease)
+    leases.pass_time(1)
+    assert leases.away_s(lease) < 0
+
+
+def test_when_many_hang_up_together_none_is_away():
+    leases, ids = granted(10)
+    for lease in ids[:3]:
+        leases.hang_up(lease, 1, process_ended=True)
+    leases.pass_time(0.5)
+    assert [leases.away_s(lease) for lease in ids[:3]] == [0.5] * 3
+    leases.hang_up(ids[3], 1, process_ended=True)
+    assert max(leases.away_s(lease) for lease in ids[:4]) < 0
+
+
 # ---- costs
 
 

@@ -31,6 +31,8 @@ FIRST_TO_TRY = {
     "settings are taken for one's own without a compare": 24,
     "settings mismatch is ignored": 24,
     "spare disturbs the round": 1,
+    "stragglers are taken for dead without asking": 48,
+    "a lost connection is taken for the end of a process": 48,
     "stragglers are waited for without end": 52,
     "two worlds from two engines": 4,
     "watch gap is not re-listed": 50,

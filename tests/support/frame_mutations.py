@@ -8,6 +8,7 @@ from rdzv.engines.embedded import frames
 from rdzv.engines.embedded.frames import encode
 from rdzv.engines.port import (
     AllCreated,
+    Away,
     Batch,
     Case,
     Created,
@@ -29,7 +30,7 @@ ITEM = Item("k", b"\x00\xff", 3, 4, 5)
 REQUESTS = [
     frames.Txn(
         1,
-        (Created("a", 1), Modified("b", 2), Equals("l", b"\x02"), AllCreated({"c": 3}), Empty("d/", 4)),
+        (Created("a", 1), Modified("b", 2), Equals("l", b"\x02"), AllCreated({"c": 3}), Empty("d/", 4), Away("m", 0.25)),
         (Put("e", b"\x01", 7), Delete("f"), DeletePrefix("g/"), Get("h"), List("i/", Order.NEWEST, 2, 9, "i/j")),
         (),
         (Case((Created("k", 0),), (Get("k"),)),),

@@ -21,7 +21,7 @@ CALLS = {
 }
 """The timers that can run in each phase: views are drawn with these, and verdicts must keep to them."""
 
-AGES = ("known_s", "call_age_s", "sealed_age_s", "grown_age_s", "drain_age_s")
+AGES = ("known_s", "call_age_s", "sealed_age_s", "grown_age_s", "drain_age_s", "away_asked_s")
 
 # Most parts are picked from lists that are made once, by chance but the same each time: to draw every field of every
 # record anew is slow, and most of what comes of it looks alike to the rules.
@@ -66,6 +66,7 @@ def a_head(phase: Phase) -> dict[str, Any]:
     fields = {
         "era": era, "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
         "call": pick(CALLS[phase]), "cause": pick([None, CAUSE, STOPPED]), "flaps": pick([{}, {"f": 1, "g": 30}]),
+        "flapped": pick([(), (), ("a", "b")]),
     }  # fmt: skip
     if phase is not Phase.OPEN:
         fields |= {"adopted": pick([False, True]), "grown": pick([0, 2]), "number": chance.randint(1, 5)}
@@ -114,7 +115,7 @@ def views(draw):
         entries={
             word[0]: {"since": 1 + index % 5, "topology": places.get(word[0], "")} for index, word in enumerate(people)
         },
-        durable=draw(st.booleans()),
+        durable=draw(st.booleans()), linger_s=draw(st.sampled_from([0.0, 2.0, 8.0])),
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),
         banned=draw(st.sampled_from([{}, {}, {}, {"node-a": "bad memory"}, {"node-e": "bad memory"}])),

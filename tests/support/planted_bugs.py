@@ -24,6 +24,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
 from rdzv.core.model import Head, Phase, RankEntry, WorkerRanks
 from rdzv.core.view import View
+from rdzv.engines.leases import Leases
 from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
 from rdzv.member import registration
@@ -52,6 +53,7 @@ class PlantedBug(NamedTuple):
 # The right functions, which some of the wrong ones call.
 _right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Presence.write_head
 _right_restored_head, _right_away_s, _right_changes = recovery.restored_head, member.away_s, Leader.changes
+_right_hang_up = Leases.hang_up
 _right_close_run, _right_look_again, _right_examine = Presence.close_run, Presence.look_again, Presence.examine
 
 
@@ -185,6 +187,15 @@ def _close_hastily(view: View) -> Verdict | None:
     return rules.close_after_failure(msgspec.structs.replace(view, settings=settings))
 
 
+_hung_up: set[int] = set()
+"""Leases whose connection was lost once."""
+
+
+def _hang_up_and_note(self: Leases, lease: int, linger_s: float, *, process_ended: bool = False) -> None:
+    _hung_up.add(lease)
+    _right_hang_up(self, lease, linger_s, process_ended=process_ended)
+
+
 def _rule(right: object, wrong: object) -> Patch:
     """The tables of rules with one rule replaced."""
     table = {phase: tuple(wrong if rule is right else rule for rule in rows) for phase, rows in rules.RULES.items()}
@@ -258,6 +269,11 @@ BUGS: dict[str, PlantedBug] = {
     ]),
     "fence of a restarted server begins at what it is told": PlantedBug("fences", [
         (rules, "next_fence", lambda made: max(made.head.fence, *(one.record.fence for one in made.members.values())) + 1)
+    ]),
+    "stragglers are taken for dead without asking": PlantedBug("T8", [(Leader, "is_away", lambda _self, _key, _act: [])]),
+    "a lost connection is taken for the end of a process": PlantedBug("T8", [
+        (Leases, "away_s", lambda _self, lease: 9.9 if lease in _hung_up else -1.0),
+        (Leases, "hang_up", _hang_up_and_note),
     ]),
     "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
 }

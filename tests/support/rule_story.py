@@ -6,6 +6,7 @@ There is no network, no lease and no race; every read sees everything. Transcrip
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ class Story:
         self.durable = durable
         self.now = 0.0
         self.people: dict[str, Person] = {}
+        self.linger_s = 0.0
+        """0: the engine does not see the end of a process."""
         self._joins = 0
         self._ports: dict[str, int] = {}
         self._made = 0
@@ -61,6 +64,9 @@ class Story:
         self.banned: dict[str, str] = {}
         self.known_at = self.call_at = self.sealed_at = self.grown_at = self.now
         self.drains_at: float | None = None
+        self.killed: dict[str, float] = {}
+        """When the processes of these members ended."""
+        self.away_asked_at = -math.inf
 
     # ---- what members do
 
@@ -126,6 +132,10 @@ class Story:
             return f"gives up round {head.number}, which it never took"
         return "waits"
 
+    def kill(self, name: str) -> None:
+        """The member's process ends, and its lease does not yet."""
+        self.killed[self.people[name].id] = self.now
+
     # ---- what others do
 
     def ask(self, name: str, reason: str) -> None:
@@ -186,6 +196,8 @@ class Story:
             call_age_s=self.now - self.call_at,
             sealed_age_s=self.now - self.sealed_at,
             grown_age_s=self.now - self.grown_at,
+            linger_s=self.linger_s,
+            away_asked_s=self.now - self.away_asked_at,
             fresh=f"x{self._made + 1}",
         )
         if not view.drains:
@@ -207,7 +219,7 @@ class Story:
             self.tables.pop(act.former_table, None)
             self._set_head(act.head)
         elif isinstance(act, Evict):
-            for id in act.ids:
+            for id in self._evictable(act):
                 del self.members[id]
                 self.asked.pop(id, None)
         elif isinstance(act, Sweep):
@@ -215,6 +227,14 @@ class Story:
                 del self.tables[table]
         self.revision += 1
         return view, verdict
+
+    def _evictable(self, act: Evict) -> list[str]:
+        if act.away_s is None:
+            return list(act.ids)
+        away = [id for id in act.ids if self.now - self.killed.get(id, math.inf) >= act.away_s]
+        if not away:
+            self.away_asked_at = self.now
+        return away[:1]
 
     def rest(self) -> list[tuple[View, Verdict]]:
         """Look until there is nothing to do; without members nobody looks."""

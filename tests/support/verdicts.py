@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
+from rdzv.core.evictions import AWAY_MAX
 from rdzv.core.model import Call, Cause, CauseKind, Era, Head, Phase
 from rdzv.core.ranks import digest
 from rdzv.core.rules import lead
@@ -134,11 +135,19 @@ def check_evict(view: View, act: Evict) -> None:
     if banned:
         assert set(act.ids) == banned
         return
-    assert set(act.ids) == {one.id for one in view.stragglers}
+    stragglers = {one.id for one in view.stragglers}
     assert view.head is not None
     assert view.head.phase is Phase.BROKEN
-    assert view.call_age_s >= view.settings.regroup
     assert view.fits(view.ready)
+    if act.away_s is None:
+        assert set(act.ids) == stragglers
+        assert view.call_age_s >= view.settings.regroup
+        return
+    # T8.5: the engine is asked at most four times, and about few.
+    assert set(act.ids) == stragglers - {view.me}
+    assert len(act.ids) <= AWAY_MAX
+    assert 0 < act.away_s == view.linger_s / 4 <= min(view.call_age_s, view.away_asked_s)
+    assert view.call_age_s < view.linger_s * 1.25
 
 
 def said(view: View) -> str:
@@ -152,7 +161,7 @@ def said(view: View) -> str:
     if act is None:
         return verdict.reason if verdict.look_again_s is None else f"{verdict.reason} @ {verdict.look_again_s:g}"
     if isinstance(act, Evict):
-        shown = f"evict {' '.join(act.ids)}"
+        shown = f"evict {' '.join(act.ids)}" + ("" if act.away_s is None else f" if away for {act.away_s:g} s")
     elif isinstance(act, Sweep):
         shown = f"sweep {' '.join(act.tables)}"
     elif isinstance(act, Seal):

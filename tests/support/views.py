@@ -37,6 +37,8 @@ STATES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
     "gave_up": (None, {"gave_up": "exit code 1"}),
     "went": (None, {"went": "scaled down"}),
     "gone": (None, {"done": True}),
+    "sick": ({"left": ROUND, "unhealthy": "bad disk"}, {}),
+    "new_sick": ({"unhealthy": "bad disk"}, None),
     "new": (_RUNS, None),
     "new_drains": ({"drain": "SIGTERM"}, None),
     # The entry is that of a former life of the member's key.

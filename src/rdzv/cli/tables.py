@@ -56,7 +56,8 @@ def member_rows(status: Status, since: Mapping[str, str] | None = None) -> tuple
         name = f"{names[one.id]} (leads)" if one.here and one.id == status.leader_id else names[one.id]
         age = [since.get(one.id, "")] if since is not None else []
         info = " ".join(f"{key}={value}" for key, value in one.info.items())
-        rows.append([name, one.host, str(one.rank) if one.rank >= 0 else "", one.state, *age, info])
+        state = f"{one.state}: {one.problem}" if one.problem else one.state
+        rows.append([name, one.host, str(one.rank) if one.rank >= 0 else "", state, *age, info])
     return titles, rows
 
 

@@ -11,6 +11,7 @@ import ipaddress
 import operator
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
@@ -117,6 +118,18 @@ def text(meaning: str, raised: str = "", *, size_max: int = 256, empty: bool = T
 
     allowed = f"text of {'at most' if empty else '1 to'} {size_max} characters on one line"
     return Setting(meaning, raised, allowed, read)
+
+
+def command(meaning: str, raised: str = "", *, size_max: int) -> Setting:
+    """Make a command line, which is split into words as a shell does."""
+    line = text(meaning, raised, size_max=size_max)
+
+    def read(value: Any) -> object:
+        read = line.read(value)
+        shlex.split(str(read))  # ValueError: a quotation mark is missing.
+        return read
+
+    return Setting(meaning, raised, f"a command, {line.allowed}", read)
 
 
 def _read_switch(value: Any) -> bool | None:

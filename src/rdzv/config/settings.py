@@ -26,6 +26,7 @@ from .setting_types import (
     Setting,
     address,
     choice,
+    command,
     file,
     folder,
     location,
@@ -139,6 +140,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment: Annotated[int, whole(
         "only whole segments of this many neighbours take part, nodes whose paths differ in the last part only; the others "
         "are spares", "more nodes are left over as spares", **_NODES)] = 1
+    check: Annotated[str, command(
+        "command that must end with exit code 0 on this node before it takes part in a round; run without a shell",
+        size_max=4096)] = ""
+    check_timeout: Annotated[float, seconds(
+        "longest time that check may take", "the others wait longer for a node whose check hangs")] = 30.0
     info: Annotated[dict[str, str], mapping("told to all members of the round", "each fetches it from all others")] = {}
     journal_dir: Annotated[str, folder(
         "folder for the journal of this agent, a file that outlives the run (default under torchrun and "

@@ -32,6 +32,8 @@ class Evict(msgspec.Struct, frozen=True):
     """Delete the keys of these members, in this order."""
 
     ids: tuple[str, ...]
+    away_s: float | None = None
+    """Only the first of them whose process ended at least so long ago, as the engine judges; None: all."""
 
 
 class Sweep(msgspec.Struct, frozen=True):

@@ -141,6 +141,8 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     """Number of the last round that was growth, 0 if none was."""
     flaps: dict[str, int] = {}
     """How often members of each name were lost soon after the growth that they caused. At most FLAPS_MAX names."""
+    flapped: tuple[str, ...] = ()
+    """Names of members of the present round that `flaps` counts already, at most FLAPS_MAX."""
     incarnation: int = 0
     """Set by the user: a higher one may begin anew after a close."""
 
@@ -205,6 +207,8 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     """How many workers the member would start; 0: it does not say."""
     drain: str = ""
     """Why the member is about to go; empty if it is not."""
+    unhealthy: str = ""
+    """Why the check of the member's node does not let it take part; empty: it may."""
     done: bool = False
     holds: RoundReport | None = None
     """The round that the member brought to an emptied engine, with its workers running."""

@@ -62,8 +62,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from . import causes, recovery
-from .acts import Evict, Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
+from .acts import Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
 from .choice import choose
+from .evictions import away_wait_s, evict_away, evict_banned, evict_stragglers
 from .fence import first_fence, next_fence
 from .flaps import count_flaps, flap_wait_s, times
 from .model import BACK_S, CAUSE_MEMBERS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
@@ -109,17 +110,6 @@ def first_head(view: View) -> Verdict:
 # ---- any phase but closed
 
 
-def evict_banned(view: View) -> Verdict | None:
-    """T8: an operator's ban takes effect at once."""
-    # First in every phase: a banned member must neither count as done nor be sealed in. Its eviction is seen as a loss
-    # in the next step, which breaks the round.
-    banned = [live for live in view.members.values() if live.record.host in view.banned]
-    if not banned:
-        return None
-    text = f"{names(banned)} banned: {view.banned[banned[0].record.host]}"
-    return Verdict(Evict(_eviction_order(view, banned)), text)
-
-
 def close_after_success(view: View) -> Verdict | None:
     """T11: close the run when all members of the table are done."""
     # Done members may have left already: their entries stay marked. Broken rounds count too, because a round may be
@@ -142,7 +132,7 @@ def close_after_failure(view: View) -> Verdict | None:
     # A close is final, so a stale view must not close over a member that has just come and would make up the quorum.
     # Seed 1216 closed a run 50 ms after such a join. The write of a close therefore also compares that no member has
     # come since the view's revision (`Empty(members/, since)`, added by the leader).
-    if view.settings.on_failure != "close" or view.fits(view.candidates.values()):
+    if view.settings.on_failure != "close" or view.fits(view.candidates.values(), view.unhealthy):
         return None
     left = f"{len(view.candidates)} of at least {view.settings.min_nodes} nodes remain"
     if view.gave_up:
@@ -184,14 +174,16 @@ def _broken(view: View, cause: Cause) -> Verdict:
 def _write_cause(view: View, cause: Cause, call: Call) -> Verdict:
     """Write the broken head with that cause, and count the members that flapped."""
     head = _head(view)
-    flaps = count_flaps(view)
-    flapped = sorted(name for name, count in flaps.items() if count > head.flaps.get(name, 0))
-    if flapped:
-        name = flapped[0]
+    flaps, flapped = count_flaps(view)
+    more = sorted(name for name, count in flaps.items() if count > head.flaps.get(name, 0))
+    if more:
+        name = more[0]
         said = f"{name} was lost soon after it came in{times(flaps[name])}"
         said += f": it waits {flap_wait_s(view.settings.settle, flaps[name]):g} s when it comes again"
         cause = msgspec.structs.replace(cause, text=clip(f"{cause.text} ({said})"))
-    broken = msgspec.structs.replace(with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=flaps)
+    broken = msgspec.structs.replace(
+        with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=flaps, flapped=flapped
+    )
     return Verdict(WriteHead(broken), f"round {head.number} broken: {cause.text}")
 
 
@@ -296,20 +288,6 @@ def stop_call(view: View) -> Verdict | None:
     return Verdict(WriteHead(with_call(head, Call.NONE)), f"{view.here}: {why}")
 
 
-def evict_stragglers(view: View) -> Verdict | None:
-    """T8: evict members that have not stopped their workers within `regroup` seconds of the break."""
-    # Only if the others are a quorum, since otherwise the eviction would help nobody. Nothing is ever sealed beside a
-    # straggler, so without this rule one hung member would block the run for as long as it renews its lease (H7).
-    head, settings = _head(view), view.settings
-    if head.phase is not Phase.BROKEN or not view.stragglers:
-        return None
-    late = view.call_age_s >= settings.regroup
-    if late and head.call in (Call.REGROUP, Call.LAST) and view.fits(view.ready):
-        text = f"{names(view.stragglers)} did not stop within {settings.regroup:g} s: evicted"
-        return Verdict(Evict(_eviction_order(view, view.stragglers)), text)
-    return None
-
-
 def seal(view: View) -> Verdict | None:
     """T6: fix the membership when a quorum is ready, no worker of the former round runs, and waiting gains nothing."""
     head, settings = _head(view), view.settings
@@ -374,11 +352,13 @@ def keep_waiting(view: View) -> Verdict:
         reason = f"{view.here}: {missing}"
         if view.stragglers:
             reason += f" ({names(view.stragglers)} stopping their workers)"
+        if view.unhealthy:
+            reason += f" ({names(view.unhealthy)} unhealthy: {view.unhealthy[0].record.unhealthy})"
         return Verdict(None, reason)
     if view.stragglers:
         wait = settings.regroup - age
         reason = f"{view.here}: waiting for {names(view.stragglers)} to stop their workers, at most {wait:.0f} s more"
-        return Verdict(None, reason, wait)
+        return Verdict(None, reason, min(wait, away_wait_s(view)))
     if view.young and recovery.missing_reports(view):
         reason = f"{view.here}: waiting for members of round {head.number} to come back"
         return Verdict(None, reason, BACK_S - view.known_s)
@@ -429,6 +409,8 @@ def _seal(view: View, size: int) -> Seal:
     first = in_order[0]
     era = recovery.next_era(view)
     grown = number if size > head.top and head.number else head.grown
+    # Also those that were lost after the break, which was noted for another reason.
+    flaps, _ = count_flaps(view) if head.number else (head.flaps, ())
     came = sorted(entry.name for entry in entries.values() if entry.since == number)
     sealed = msgspec.structs.replace(
         with_call(head, Call.NONE),
@@ -442,6 +424,7 @@ def _seal(view: View, size: int) -> Seal:
         boot=view.members[first].record.boot,
         # The cause of the break stays, so that every member, however late it looks, can say why there is this round.
         seen=view.revision, fence=next_fence(view), adopted=False, top=max(size, head.top), grown=grown,
+        flaps=flaps, flapped=(),
     )  # fmt: skip
     return Seal(sealed, entries, first, head.table)
 
@@ -460,14 +443,9 @@ def _head(view: View) -> Head:
     return view.head
 
 
-def _eviction_order(view: View, lives: list[LiveMember]) -> tuple[str, ...]:
-    """Ids, oldest member first, but the leader's own last: the guard refuses all it writes after its key is gone."""
-    return tuple(live.id for live in sorted(lives, key=lambda live: (live.id == view.me, live.created)))
-
-
 _FORMING: tuple[Rule, ...] = (
     evict_banned, close_after_success, close_after_failure,
-    name_root_cause, stop_call, evict_stragglers, seal, start_call, sweep, keep_waiting,
+    name_root_cause, stop_call, evict_stragglers, evict_away, seal, start_call, sweep, keep_waiting,
 )  # fmt: skip
 _SEALED: tuple[Rule, ...] = (
     evict_banned, close_after_success, close_after_failure,

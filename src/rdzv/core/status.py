@@ -23,11 +23,13 @@ class MemberStatus(msgspec.Struct, frozen=True):
     name: str
     host: str
     state: str
-    """One of: in, ready, straggling, waiting, spare, draining, done, banned, lost, left, gave up."""
+    """One of: in, ready, straggling, waiting, spare, draining, unhealthy, done, banned, lost, left, gave up."""
     rank: int = -1
     info: dict[str, str] = {}
     here: bool = True
     """Whether the engine has the member's record. False: it was in the round and is gone, in the way that `state` says."""
+    problem: str = ""
+    """Why it is unhealthy."""
 
 
 class RunChange(msgspec.Struct, frozen=True):
@@ -111,7 +113,9 @@ def describe(run_id: str, view: View) -> Status:
         if state in ("ready", "waiting") and live.id not in view.in_table:
             room -= 1
         rank = view.entries[live.id].rank if live.id in view.in_table else -1
-        shown.append(MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info))
+        problem = live.record.unhealthy if state == "unhealthy" else ""
+        one = MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info, problem=problem)
+        shown.append(one)
     for id, entry in view.entries.items():
         if id not in view.in_table:
             shown.append(MemberStatus(id, entry.name, entry.host, _state_of_gone(view, entry), entry.rank, here=False))
@@ -177,6 +181,8 @@ def _state(view: View, live: LiveMember, room: int) -> str:
         return "done"
     if view.is_draining(live):
         return "draining"
+    if live.record.unhealthy:
+        return "unhealthy"
     phase = view.head.phase if view.head is not None else Phase.OPEN
     if live.id in view.in_table:
         if view.is_ready(live):

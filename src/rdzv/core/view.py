@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import chain
@@ -62,6 +63,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     grown_age_s: float = 0.0
     drain_age_s: float = 0.0
     """Time since the observer saw the first of the present drains in the table."""
+    linger_s: float = 0.0
+    """How long a member whose connection is lost has to come back; 0: the engine does not see the end of a process."""
+    away_asked_s: float = math.inf
+    """Time since the observer last asked the engine whether stragglers are away."""
     quorum_age_s: float = 0.0
     """Without a head: time since the observer saw that the ready members are a quorum."""
     late: bool = False
@@ -184,9 +189,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         return [live for live in self.in_table.values() if self.is_draining(live) and not live.record.done]
 
     @cached_property
+    def unhealthy(self) -> list[LiveMember]:
+        """Members that would take part if the check of their node let them."""
+        return [
+            live for live in self.members.values()
+            if live.record.unhealthy and not (self.is_draining(live) or live.record.host in self.banned)
+        ]  # fmt: skip
+
+    @cached_property
     def restarted(self) -> list[LiveMember]:
-        """Survivors that have given up the head's round."""
-        return [live for live in self.survivors if live.record.left >= self.round]
+        """Members of the table that have given up the head's round, and want to be in the next one."""
+        wanting = self.candidates.keys() | {live.id for live in self.unhealthy}
+        return [live for id, live in self.in_table.items() if id in wanting and live.record.left >= self.round]
 
     @cached_property
     def gave_up(self) -> dict[str, RankEntry]:
@@ -201,7 +215,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
 
     def stays(self, live: LiveMember) -> bool:
         """Whether the member can be in some later round."""
-        return not (self.is_draining(live) or live.record.done or live.record.host in self.banned)
+        record = live.record
+        return not (self.is_draining(live) or record.done or record.unhealthy or record.host in self.banned)
 
     # ---- sizes
 

@@ -7,6 +7,9 @@ reads the requests that have arrived before it passes time.
 An engine that sees its members' connections may also *hang up* a lease. A killed process is then noticed after a short
 linger instead of a whole lease time. A restarting switch cuts connections by the hundred, and a hundred members cannot
 all be back within a second. So when many leases hang up together, they keep their full time.
+
+The end of a process looks different from a lost connection: the kernel of a dead process ends its connections in order, by an
+end-of-file. Such a lease is *away*, and its owner can ask for how long.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class _Lease(msgspec.Struct, gc=False):
     due: float
     cut: float = math.inf
     queued: float = math.inf
+    ended_at: float = math.inf
+    """When its process ended, as far as is known."""
 
 
 class Leases:
@@ -39,6 +44,8 @@ class Leases:
 
     def __init__(self) -> None:
         self._now = 0.0
+        self.passing_s = 0.0
+        """How much of the next step has passed already, as far as the caller says. It counts only for `away_s`."""
         self._last = 0
         self._leases: dict[int, _Lease] = {}
         self._queue: list[tuple[float, int]] = []
@@ -99,6 +106,7 @@ class Leases:
         if elapsed_s < 0:
             raise ValueError(f"{elapsed_s} s passed: time does not go back")
         self._now += elapsed_s
+        self.passing_s = 0.0
         ended = []
         queue = self._queue
         while queue and queue[0][0] <= self._now:
@@ -116,11 +124,11 @@ class Leases:
                 ended.append(lease)
         return ended
 
-    def hang_up(self, lease: int, linger_s: float) -> None:
+    def hang_up(self, lease: int, linger_s: float, *, process_ended: bool = False) -> None:
         """Let a lease whose connection is lost end after `linger_s`, unless it is renewed or comes back before.
 
         If more than `FEW` leases, and more than `SHARE` of those with a connection, hang up within one linger, all of
-        these keep their full time. A lease that ended, or hung up before, is left alone.
+        these keep their full time, and none is away. A lease that ended, or hung up before, is left alone.
         """
         state = self._leases.get(lease)
         if state is None or lease in self._lingering or lease in self._spared:
@@ -132,10 +140,12 @@ class Leases:
         self._lingering.add(lease)
         if len(recent) > max(FEW, SHARE * (len(self._leases) - len(self._spared))):
             for other in self._lingering:
-                self._leases[other].cut = math.inf
+                self._leases[other].cut = self._leases[other].ended_at = math.inf
             self._spared |= self._lingering
             self._lingering.clear()
             return
+        if process_ended:
+            state.ended_at = self._now + self.passing_s
         state.cut = self._now + linger_s
         if state.cut < state.queued:
             self._enqueue(lease, state, state.cut)
@@ -144,6 +154,11 @@ class Leases:
         """Take back a hang-up: the lease has a connection again."""
         self._connected(lease, self._live(lease))
 
+    def away_s(self, lease: int) -> float:
+        """Return how long ago the process of the lease ended; less than 0 if it has not, as far as is known."""
+        state = self._leases.get(lease)
+        return -math.inf if state is None else self._now + self.passing_s - state.ended_at
+
     def _live(self, lease: int) -> _Lease:
         state = self._leases.get(lease)
         if state is None:
@@ -151,7 +166,7 @@ class Leases:
         return state
 
     def _connected(self, lease: int, state: _Lease) -> None:
-        state.cut = math.inf
+        state.cut = state.ended_at = math.inf
         self._lingering.discard(lease)
         self._spared.discard(lease)
 

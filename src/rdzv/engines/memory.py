@@ -120,6 +120,7 @@ class MemorySession:
     compares_max = TXN_MAX
     writes_max = TXN_MAX
     stars = True
+    sees_ends = False
     local_host = "127.0.0.1"
 
     def __init__(self, shared: _SharedEngine, loop: asyncio.AbstractEventLoop) -> None:

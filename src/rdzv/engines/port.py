@@ -115,7 +115,19 @@ class Empty(_Data, frozen=True, tag="empty"):
     since: int = 0
 
 
-Compare = Created | Modified | Equals | AllCreated | Empty
+@final
+class Away(_Data, frozen=True, tag="away"):
+    """The key is under a presence whose process has ended, as far as its connection shows, at least `s` seconds ago.
+
+    The connection ended by end-of-file without a goodbye, it has not come back, and not many went together. A live client
+    that gives a connection up resets it. An engine that sees no connections (`Session.sees_ends`) never says so.
+    """
+
+    key: str
+    s: float
+
+
+Compare = Created | Modified | Equals | AllCreated | Empty | Away
 
 
 # ---- operations
@@ -275,6 +287,8 @@ class Session(Protocol):
     """Most operations of one transaction."""
     stars: bool
     """Whether watches take targets with a star: `a/*/b` is every key `b` in a directory right below `a`."""
+    sees_ends: bool
+    """Whether the engine sees the end of a client's process, so that `Away` can hold."""
     local_host: str
     """The address at which others reach this process; empty: the driver cannot tell."""
 

@@ -16,6 +16,7 @@ from functools import partial
 from .leases import Leases
 from .port import (
     AllCreated,
+    Away,
     Batch,
     Case,
     Compare,
@@ -179,6 +180,9 @@ class Engine:
                 (item.created if (item := items.get(key)) else 0) == revision
                 for key, revision in compare.revisions.items()
             )
+        if type(compare) is Away:
+            item = items.get(compare.key)
+            return item is not None and self.leases.away_s(item.lease) >= max(compare.s, 0.0)
         is_empty = self._tree.empty(compare.prefix, compare.since)
         self._tree.check_steps()
         return is_empty

@@ -11,6 +11,7 @@ refusal.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
@@ -67,6 +68,7 @@ class Leader:
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
         self._quorum_at: float | None = None
+        self._away_asked_at = -math.inf
         self._listed_at = 0.0
         self._was_cut_off = False
         """The engine has not answered since the last listing."""
@@ -201,7 +203,8 @@ class Leader:
             known_s=self._node.now() - presence.known_at, ages=presence.tracker.ages(),
             incarnation=presence.settings.incarnation, fresh=self._node.token(),
             place=self.session.place, promised=self.session.life is not None, fence_floor=self.session.fence_floor,
-            wall_s=self._node.wall_s(),
+            wall_s=self._node.wall_s(), linger_s=presence.settings.linger if self.session.sees_ends else 0.0,
+            away_asked_s=self._node.now() - self._away_asked_at,
         )  # fmt: skip
         if view.head is None and view.fits(view.ready):
             self._quorum_at = self._node.now() if self._quorum_at is None else self._quorum_at
@@ -292,11 +295,26 @@ class Leader:
         return [port.AllCreated(chosen), Modified(first, view.members[act.first].modified)]
 
     async def _evict(self, act: Evict, view: View) -> Outcome:
+        guard, cases = self.guard(view), []
         for id in act.ids:
             key = self._keys.member(id)
-            guard = [*self.guard(view), Modified(key, view.members[id].modified)]
-            outcome = await self._txn(guard, [port.Delete(key), port.Delete(self._keys.ask(id))])
-        return outcome
+            compares = (*guard, Modified(key, view.members[id].modified), *self.is_away(key, act))
+            cases.append(port.Case(compares, (port.Delete(key), port.Delete(self._keys.ask(id)))))
+        if act.away_s is None:
+            for case in cases:
+                outcome = await self._txn([*case.compares], [*case.then])
+            return outcome
+        # One question for all of them. The last case does nothing: nobody is away, and the view still holds.
+        first, *others = (*cases, port.Case(tuple(guard), ()))
+        outcome = await self._sure(self.session.txn(first.compares, first.then, instead=others))
+        if outcome.case < len(cases):
+            return outcome
+        self._away_asked_at = self._node.now()
+        return msgspec.structs.replace(outcome, revision=view.revision)  # Nothing was written that the mirror will show.
+
+    def is_away(self, key: str, act: Evict) -> list[Compare]:
+        """Compare that the process behind the key has ended, if the act asks for that (T8.5)."""
+        return [] if act.away_s is None else [port.Away(key, act.away_s)]
 
     async def _sweep(self, act: Sweep, view: View) -> Outcome:
         prefixes = [prefix(table) for table in act.tables for prefix in (self._keys.table, self._keys.kv)]

@@ -26,6 +26,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..config import arguments
 from ..config.settings import Settings
 from ..core import member as machine
@@ -43,6 +45,7 @@ from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system.node import Node
 from ..system.timers import OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
+from .gate import Gate
 from .log import is_logged
 from .next_bootstrap import NextBootstrap
 from .notices import Observer
@@ -105,6 +108,7 @@ class Member:
         self._taking: tuple[Presence, Look] | None = None
         """The read that the machine is being told of."""
         self._boot = NextBootstrap(node, settings.bootstrap_port)
+        self._gate = Gate(settings, node, self._check_again)
         self._unsure = False
         """The outcome of the last put of the own record is unknown."""
         self._pauses = 0
@@ -168,6 +172,8 @@ class Member:
                 raise unanswered(self._settings, self._node, self.state, limit_s)
         if self._notifier.hears("joining"):
             self._tell_of_join()
+        if self.state.holding is Holding.HOLDING or self.state.standing not in (Standing.AWAY, Standing.PRESENT):
+            self._gate.begin()
         self._on(events.Join(clip(named, NAME_MAX), max(count, 0)))
         if not is_logged("waiting"):
             return await self._wait_for_world(limit_s)
@@ -306,8 +312,10 @@ class Member:
         """One presence, from its registration to its end. Returns when the machine, or its instance, has ended it."""
         addr = self._settings.local_addr or session.local_host or self._node.host
         self._on(events.Connected(addr, session.place))
-        self._unsure = False
         record = record_for(self._settings, self._node, self.state, addr, self._boot.address, self._boot.same_port)
+        if self.state.holds is None:
+            record = msgspec.structs.replace(record, unhealthy=self._gate.problem)
+        self._unsure = bool(record.unhealthy)  # Then it is to be checked, and to say so.
         presence = self._coming = Presence(session, self._settings, self._node, record, self.state, self._on)
         try:
             asked_at = await self._register(presence)
@@ -512,7 +520,9 @@ class Member:
             self.bell.ring()  # The table may not be this member's, which must then announce another address.
 
     async def _put_ready(self, presence: Presence) -> None:
-        """T4: one put per member and round, with a fresh bootstrap socket."""
+        """T4: one put per member and round, with a fresh bootstrap socket, once the node was checked."""
+        # Once in a join: a member that has said ready may be sealed in at any moment, and must not take it back.
+        unhealthy = await self._gate.judge() if self._gate.problem else ""
         record, state, boot = presence.record, self.state, self._boot
         owes = state.holding is Holding.OWING
         left = state.left if owes else record.left
@@ -525,11 +535,15 @@ class Member:
         self._unsure = True
         await presence.put_record(
             left=left, boot=boot.address, same_port=boot.same_port, role=state.role, workers=state.workers,
-            holds=None, heard=heard, done=False,
+            holds=None, heard=heard, done=False, unhealthy=unhealthy,
         )  # fmt: skip
         self._unsure = False
         if presence is self.presence:
             self._on(events.ReadyPut(left))
+
+    def _check_again(self) -> None:
+        self._unsure = True  # The record says unhealthy, which may no longer be so.
+        self.bell.ring()
 
     # ---- helpers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -98,6 +99,7 @@ class RunMirror:
         self, *, settings: RunSettings, me: str, durable: bool, known_s: float, ages: tuple[float, float, float],
         late: bool = False, incarnation: int = 0, fresh: str = "",
         place: str = "", promised: bool = False, fence_floor: int | None = 0, wall_s: int = 0,
+        linger_s: float = 0.0, away_asked_s: float = math.inf,
     ) -> View:  # fmt: skip
         """The view that the rules judge."""
         table = self.head.table if self.head is not None else ""
@@ -110,7 +112,7 @@ class RunMirror:
             asked=self.asked, banned=self.banned,
             call_age_s=ages[0], sealed_age_s=ages[1], grown_age_s=ages[2],
             late=late, incarnation=incarnation, fresh=fresh, place=place, promised=promised,
-            fence_floor=fence_floor, wall_s=wall_s,
+            fence_floor=fence_floor, wall_s=wall_s, linger_s=linger_s, away_asked_s=away_asked_s,
         )  # fmt: skip
 
 

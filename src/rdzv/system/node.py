@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .bootstrap import Bootstrap, bind
+from .check_command import run_check
 from .timers import Timer
 
 YEAR_2020_S = 1_577_836_800
@@ -49,6 +50,9 @@ class Node(Protocol):
     def wall_s(self) -> int:
         """The wall clock in seconds since 2020. Only fences are made of it: it differs between nodes and may be stepped."""
 
+    async def check(self, command: str, timeout_s: float) -> str:
+        """Run the command that checks this node; return why it failed, or nothing."""
+
     def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
         """Bind a listening socket, to be announced as `host`, on a free port of the range; (0, 0): any.
 
@@ -68,6 +72,9 @@ class LocalNode:
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, callback)
+
+    async def check(self, command: str, timeout_s: float) -> str:
+        return await run_check(command, timeout_s)
 
     def token(self) -> str:
         return os.urandom(8).hex()  # 64 bits: two equal ones within a run's life are out of reach.

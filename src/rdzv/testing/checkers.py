@@ -288,6 +288,8 @@ class G4Ghosts(Checker):
             present = state.members.get(id)
             if present is None or present.created != entry.created:
                 self.report(commit.at, f"round {head.number} was sealed with {entry.name}, whose key had ended")
+            elif present.record.unhealthy:
+                self.report(commit.at, f"round {head.number} was sealed with {entry.name}: {present.record.unhealthy}")
 
 
 @dataclass(eq=False)
@@ -357,7 +359,8 @@ class G9Closing(Checker):
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
-        if head is None or head.phase is not Phase.CLOSED or len(state.heads) < 2:
+        # The first write of a head is a close only if an earlier close is restored, also after its record expired (T14.1).
+        if head is None or head.phase is not Phase.CLOSED or head.seq == 1:
             return
         kind = head.cause.kind if head.cause is not None else None
         if kind is CauseKind.SUCCESS:

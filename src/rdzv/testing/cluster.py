@@ -215,10 +215,23 @@ class SimCluster:
         app.node.crash(silent=silent)
         return (lambda: self.start(app.life)) if self.rng.random() < 0.7 else None
 
+    def _in_a_collective(self, fault: Callable[[], Heal]) -> Heal:
+        """Let the workers of most others fail with the fault, and soon after it those of the rest."""
+        healed = fault()
+        for app in self.living():
+            self.loop.call_later(self.rng.choice([0.0, 0.0, 0.05, 0.3, 2.0]), app.command, "fail")
+        return healed
+
     def _cut(self, app: Application, *ways: Way) -> Heal:
         server = self.network.route(app.node) or self.engine
         self.network.cut(app.node, server, *ways)
         return lambda: None if self.isolated else self.network.heal(app.node, server, *ways)
+
+    def _sick(self, app: Application) -> Heal:
+        """Let the check of a node fail, and its workers too."""
+        app.node.sick = "row remapping failed"
+        app.command("fail")
+        return lambda: setattr(app.node, "sick", "")
 
     def _ban(self, app: Application) -> Heal:
         self._operate("ban", app.node.host, "bad memory")
@@ -355,10 +368,14 @@ _TO_NODE: dict[str, Callable[[SimCluster, Application], Heal]] = {
     "crash": SimCluster._crash,  # noqa: SLF001
     "power cut": lambda self, app: self._crash(app, silent=True),
     "pause": lambda _self, app: _begin(app.node.pause, app.node.resume),
+    "sick": SimCluster._sick,  # noqa: SLF001
     "cut": SimCluster._cut,  # noqa: SLF001
     "cut requests": lambda self, app: self._cut(app, "requests"),
     "cut answers": lambda self, app: self._cut(app, "answers"),
     "reset": lambda self, app: self.network.reset(app.node),
+    "crash in a collective": lambda self, app: self._in_a_collective(lambda: self._crash(app)),
+    "reset in a collective": lambda self, app: self._in_a_collective(lambda: self.network.reset(app.node)),
+    "cut in a collective": lambda self, app: self._in_a_collective(lambda: self._cut(app)),
     "lose request": lambda self, app: self.network.break_next(app.node, self.engine, "requests"),
     "lose answer": lambda self, app: self.network.break_next(app.node, self.engine, "answers"),
     "drain": lambda _self, app: app.command("drain"),

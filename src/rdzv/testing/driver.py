@@ -30,6 +30,7 @@ class SimSession(RemoteSession):
         super().__init__(driver, *given)
         server = driver.reached
         self.stars, self.durable, self.writes_max = server.stars, server.durable, server.writes_max
+        self.sees_ends = server.stars
 
     async def _call(self, frame: Callable[[int], Frame]) -> Any:
         if self._driver.node.loop.unwinding:

@@ -96,8 +96,8 @@ class SimConnection:
         """Tells the client that the connection is over."""
         self.requests = SimChannel(network, node, server, "requests")
         self.answers = SimChannel(network, node, server, "answers")
-        self.client_end = SimTransport(self, server.name, self._request, self.hang_up)
-        self.server_end = SimTransport(self, node.host, self._answer, self._closed_by_server)
+        self.client_end = SimTransport(self, server.name, self._request, self.hang_up, self._give_up)
+        self.server_end = SimTransport(self, node.host, self._answer, self._closed_by_server, self._closed_by_server)
         self.server_end.resume_reading = self._read_on
         self._network = network
         self._unread_max = server.limits.unanswered
@@ -118,11 +118,14 @@ class SimConnection:
         if self.open:
             self.deliver(memoryview(data))
 
-    def hang_up(self) -> None:
-        """The client closes its end. Requests that were sent may still take effect."""
+    def hang_up(self, *, in_order: bool = True) -> None:
+        """The client, or its kernel, closes its end. Requests that were sent may still take effect."""
         if self.open:
             self.open = False
-            self.requests.send(self.server.hung_up, self)
+            self.requests.send(self.server.hung_up, self, in_order)
+
+    def _give_up(self) -> None:
+        self.hang_up(in_order=False)
 
     def client_lost(self, problem: str) -> None:
         if self.open:
@@ -202,11 +205,13 @@ class SimTransport:
 
     def __init__(
         self, connection: SimConnection, address: str, send: Callable[[bytes | memoryview], None], close: Callable[[], None],
+        abort: Callable[[], None],
     ) -> None:
         self.connection = connection
         self._address = address
         self.write = send
         self._close = close
+        self._abort = abort
         self._closing = False
         self.waiting: list[bytes] | None = None
         """Bytes that arrived while this end does not read; None: it reads."""
@@ -219,7 +224,10 @@ class SimTransport:
             self._closing = True
             self._close()
 
-    abort = close
+    def abort(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._abort()
 
     def is_closing(self) -> bool:
         return self._closing

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..system.bootstrap import Bootstrap, candidates
-from ..system.timers import Timer
+from ..system.timers import Timer, sleep
 from .virtual_loop import Process, VirtualLoop
 
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class SimNode(Process):
         self.steps = False
         """Whether its wall clock steps."""
         self.dead = False
+        self.sick = ""
+        """Why its check fails; empty: it passes."""
         self.on_crash: list[Callable[[bool], None]] = []
         """Called after a crash with `silent`, for what outlives a process, such as its sockets."""
         self._exits: dict[asyncio.Future[Any], None] = {}
@@ -55,6 +57,11 @@ class SimNode(Process):
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         wait_s = delay_s / self.rate if delay_s > 0.0 else 0.0
         return self.loop.call_at(self.loop.now + wait_s + LATE_S, callback, context=self.context)
+
+    async def check(self, command: str, timeout_s: float) -> str:  # noqa: ARG002
+        """Take a moment, and say what is wrong with this node."""
+        await sleep(self, 0.2)
+        return self.sick
 
     def token(self) -> str:
         return f"{self.rng.getrandbits(64):016x}"

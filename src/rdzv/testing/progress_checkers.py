@@ -1,4 +1,4 @@
-"""The checkers of what must happen in time (G5, G6), and of what must not happen without a cause (G7)."""
+"""The checkers of what must happen in time (G5, G6), and of what must not happen without a cause (G7, T8)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from .checkers import DRIFT, EPSILON_S, Checker, new_head
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
 from .replay import State
 
+KILLS = frozenset({"crash", "crash after head write", "crash in a collective"})
+"""Faults that end a process while its node runs on."""
 LOSS_SLACK_S = 3.0
 """Where connections break at random, one more round trip and a reconnection may be needed."""
 POLL_S = 0.75
@@ -95,7 +97,7 @@ class DebtChecker(Checker):
         elif isinstance(seen, ClosedTold):
             self._gone.add(seen.actor)
         elif isinstance(seen, Fault):
-            if seen.kind in ("crash", "power cut", "crash after head write") and not seen.stop:
+            if seen.kind in KILLS | {"power cut"} and not seen.stop:
                 self._gone.add(seen.target)
             elif seen.kind == "moved":
                 self._moved.add(seen.target)
@@ -322,3 +324,46 @@ class G7Cause(Checker):
         if ({node} if own else seated) & self.context.slow_stop:
             return
         self.report(at, f"{node} was disturbed ({kind}: {reason}), and nothing had happened to its round")
+
+
+@dataclass(eq=False)
+class T8Evictions(Checker):
+    """A leader evicts a member before `regroup` is over only if its host is banned or its process was killed."""
+
+    # A connection that is reset is back within a linger of one second. A node that lost its power says nothing to anybody.
+
+    name = "T8 evictions"
+    evicted: int = 0
+    """How many killed processes were evicted before their linger was over."""
+    _killed: set[str] = field(default_factory=set)
+    _called: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    """When each call was set on each instance."""
+    _banned_at: dict[str, float] = field(default_factory=dict)
+    """When each host was last banned: its member's eviction may be under way when the ban is lifted (steered seed 40000512)."""
+
+    def before(self, commit: Commit, state: State) -> None:
+        self._banned_at.update(dict.fromkeys(state.banned, commit.at))
+        head, settings, keys = state.head, state.settings, self.context.keys
+        if commit.kind != "then" or head is None or settings is None:
+            return
+        deleted = [event.key for event in commit.events if event.item is None and event.key.startswith(keys.members)]
+        for key in deleted:
+            gone = state.members[key[len(keys.members) :]]
+            node = self.context.owner(state, gone.id)
+            age_s = commit.at - self._called.get((state.instance, head.run, head.call_seq), commit.at)
+            late = head.phase is Phase.BROKEN and age_s * DRIFT >= settings.regroup
+            banned = commit.at - self._banned_at.get(gone.record.host, -100.0) <= _IN_FLIGHT_S
+            if node == commit.actor or banned or late:
+                continue
+            self.evicted += 1
+            if node not in self._killed or head.phase is not Phase.BROKEN:
+                self.report(commit.at, f"{commit.actor} evicted {node}, which lives, {age_s:.2f} s after the break")
+
+    def after(self, commit: Commit, state: State) -> None:
+        head = new_head(commit, state)
+        if head is not None:
+            self._called.setdefault((state.instance, head.run, head.call_seq), commit.at)
+
+    def see(self, seen: Observation) -> None:
+        if isinstance(seen, Fault) and seen.kind in KILLS and not seen.stop:
+            self._killed.add(seen.target)

@@ -29,6 +29,7 @@ IMPOSSIBLE = {
     Moment("close_after_failure", "open"): "an open head has no rank table, so no member of it gave up or was lost",
     Moment("name_root_cause", "open"): "an open head has no cause",
     Moment("evict_stragglers", "open"): "no round was sealed, so no member runs workers of it",
+    Moment("evict_away", "open"): "no round was sealed, so no member runs workers of it",
 }
 """Moments that cannot come, and why: open and broken heads share one list of rules."""
 

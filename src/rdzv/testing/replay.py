@@ -118,7 +118,7 @@ class State:
     def usable(self, one: Present) -> bool:
         """Whether the member can be in a later round."""
         leaving = bool(one.record.drain) or one.id in self.asked or one.record.host in self.banned
-        return not leaving and not one.record.done
+        return not leaving and not one.record.done and not one.record.unhealthy
 
     def has_left(self, one: Present) -> bool:
         """Whether the member runs nothing of the head's round any more."""
@@ -215,7 +215,8 @@ class State:
         return "seal: last call", settings.last_call + BACK_S
 
     def _owed_sealed(self, settings: RunSettings, head: Head) -> tuple[str, float] | None:
-        if self.lost or any(self.has_left(one) for one in self.survivors):
+        sick = [one for one in self.seated.values() if one.record.unhealthy]
+        if self.lost or any(self.has_left(one) for one in (*self.survivors, *sick)):
             return "break: a member of the table is gone or has left", 0.0
         undone = [one for one in self.seated.values() if not one.record.done]
         leaving = any(one.record.drain or one.id in self.asked for one in undone)

@@ -37,7 +37,15 @@ KEPT, BROKEN = "kept", "broken"
 REPLACED = "pod 0 replaced"
 PROMISED = {**FAULTS, REPLACED: 30.0}
 """Faults of runs whose server has a declared place."""
-MOMENTARY = frozenset({"reset", "reset all", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES})
+IN_BROKEN_ROUNDS: dict[str, float] = {
+    "crash": 3, "power cut": 1, "pause": 2, "cut": 3, "cut requests": 2, "cut answers": 2, "reset": 4, "reset all": 2,
+    "lose request": 2, "lose answer": 2, "engine restart": 1, "engine stall": 2, "engine slow": 1,
+    "crash in a collective": 6, "reset in a collective": 6, "cut in a collective": 4,
+}  # fmt: skip
+"""Faults for `draw_broken`: connections and processes end while the workers of others fail."""
+MOMENTARY = frozenset({
+    "reset", "reset all", "reset in a collective", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES,
+})  # fmt: skip
 """Faults that do not last."""
 PLACED = 0.15
 """How many of the runs know where their nodes are."""
@@ -156,6 +164,29 @@ def draw_promised(seed: int, promise: str, members: int | None = None) -> Scenar
         if fault.kind == REPLACED:
             # How long no server is there, or two are.
             fault.lasts_s = rng.choice([0.6, 2.0, 6.0] if promise == KEPT else [3.0, 12.0, 25.0])
+    scenario.plan_end()
+    return scenario
+
+
+def draw_broken(seed: int, members: int | None = None) -> Scenario:
+    """Return a scenario whose rounds break often, with faults of connections around the break (T8.5)."""
+    scenario = draw(seed, members, stream="broken rounds", weights=IN_BROKEN_ROUNDS)
+    rng = random.Random(f"broken rounds {seed} failures")  # noqa: S311
+    scenario.stars = True  # Only the embedded server sees connections.
+    if rng.random() < 0.7:  # The others are a quorum, mostly.
+        scenario.options["min_nodes"] = min(scenario.options["min_nodes"], max(1, len(scenario.lives) - 2))
+    for life in scenario.lives:
+        if rng.random() < 0.4:
+            life.fail_every_s = rng.uniform(1.0, 6.0)
+        if rng.random() < 0.6:
+            life.stop_s = 0.05
+    scenario.troubles += [_fault_plan(rng, scenario.lives, IN_BROKEN_ROUNDS) for _ in range(6)]
+    if seed % 5 == 3:  # The others are what they were before there was a check.
+        scenario.options["check"] = "check"
+        for _ in range(rng.randint(1, 3)):
+            name, lasts_s = rng.choice(scenario.lives).name, rng.choice([0.3, 2.0, 6.0, 12.0])
+            scenario.troubles.append(FaultPlan(rng.uniform(0.5, TROUBLE_S), "sick", name, lasts_s))
+    scenario.troubles.sort(key=lambda fault: fault.at)
     scenario.plan_end()
     return scenario
 

@@ -129,11 +129,13 @@ class SimServer(Process):
         else:
             connection.read(data)
 
-    def hung_up(self, connection: SimConnection) -> None:
-        """The connection is gone, and its member perhaps with it."""
+    def hung_up(self, connection: SimConnection, in_order: bool = False) -> None:
+        """The connection is gone, and its member perhaps with it. `in_order`: by an end-of-file."""
         self._network.forget(connection)
         session, connection.session = connection.session, None
         if session is not None:
+            if in_order:
+                session.end_of_file()
             session.transport.close()
             session.closed()
 

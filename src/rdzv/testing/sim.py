@@ -16,13 +16,13 @@ from .checkers import SAFETY_CHECKERS, Calm, CheckContext, run
 from .cluster import SimCluster
 from .decisions import Decided
 from .history import Fault, History
-from .progress_checkers import G5Progress, G6Notice, G7Cause
+from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions
 from .reached import Reached
-from .scenario import BROKEN, KEPT, Scenario, draw, draw_promised
+from .scenario import BROKEN, KEPT, Scenario, draw, draw_broken, draw_promised
 from .steering import draw_steered
 from .virtual_loop import RunError
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions)
 
 
 @dataclass
@@ -35,41 +35,55 @@ class Result:
     wrong: list[str]
     steered: bool
     register: bool
-    promise: str = ""
+    broken: bool
+    evicted: int
+    """How many killed processes were evicted before their linger was over (T8.5)."""
+    promise: str
 
     @property
     def replay(self) -> str:
         """The command that repeats the run."""
-        kind = " --steered" * self.steered + " --register" * self.register + f" --promise {self.promise}" * bool(self.promise)
+        kind = " --steered" * self.steered + " --broken" * self.broken + " --register" * self.register
+        kind += f" --promise {self.promise}" * bool(self.promise)
         members = len(self.scenario.lives)
         return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{kind} --verbose"
 
 
 def simulate(
-    seed: int, members: int | None = None, *, steered: bool = False, register: bool = False, observed: bool = False,
-    promise: str = "",
+    seed: int, members: int | None = None, *,
+    steered: bool = False, broken: bool = False, register: bool = False, observed: bool = False, promise: str = "",
 ) -> Result:  # fmt: skip
     """Run the scenario of that seed, on the reference engine or on a register, and check it.
 
-    `steered`: a scenario that aims at what plain seeds seldom reach. `observed`: collect the leaders' decisions. `promise`: the
-    server has a declared place, and the platform keeps or breaks its promise about it (T16.4).
+    `steered`: a scenario that aims at what plain seeds seldom reach. `broken`: one with connections that end in broken
+    rounds. `observed`: collect the leaders' decisions. `promise`: the server has a declared place, and the platform keeps or
+    breaks its promise about it (T16.4).
     """
     if promise:
         scenario = draw_promised(seed, promise, members)
     else:
-        scenario = draw_steered(seed, members) if steered else draw(seed, members)
+        scenario = (draw_steered if steered else draw_broken if broken else draw)(seed, members)
     stage = SimCluster(scenario, register=register, observed=observed)
     wrong = []
     try:
         stage.play()
     except RunError as error:
         wrong.append(f"the run did not come to an end: {error}")
-    return Result(scenario, stage.history, stage.decisions, wrong + check(stage), steered, register, promise)
+    context = facts(stage)
+    evictions = T8Evictions(context)
+    wrong += run(context, stage.history, [evictions, *(kind(context) for kind in CHECKERS if kind is not T8Evictions)])
+    return Result(scenario, stage.history, stage.decisions, wrong, steered, register, broken, evictions.evicted, promise)
 
 
 def check(stage: SimCluster) -> list[str]:
     """Return what the checkers report of a run."""
-    context = CheckContext(
+    context = facts(stage)
+    return run(context, stage.history, [kind(context) for kind in CHECKERS])
+
+
+def facts(stage: SimCluster) -> CheckContext:
+    """Return what the checkers must know of a run besides its history."""
+    return CheckContext(
         keys=Keys("sim"),
         owners={(app.node.host, app.node.pid): name for name, app in stage.apps.items()},
         agreed={name: app.settings.agreed() for name, app in stage.apps.items()},
@@ -80,7 +94,6 @@ def check(stage: SimCluster) -> list[str]:
         # Effects of a fault end when calls have timed out (10 s), leases have ended and members have reconnected.
         calm=Calm(stage.history.of(Fault), 10.0 + stage.scenario.options["lease"] * 1.1 + 5.0),
     )
-    return run(context, stage.history, [kind(context) for kind in CHECKERS])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="share the seeds among this many processes")
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
     parser.add_argument("--steered", action="store_true", help="aim at what plain seeds seldom reach")
+    parser.add_argument("--broken", action="store_true", help="end connections and processes in broken rounds")
     parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
     parser.add_argument(
         "--promise", choices=[KEPT, BROKEN], default="", help="declare the server's place, and keep or break that promise"
@@ -100,17 +114,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-reached", type=Path, metavar="FILE", help="write that as JSON, which steers --steered")
     options = parser.parse_args(arguments)
     options.observed = options.reached or options.save_reached is not None
-    failed, reached = 0, Reached()
+    failed, evicted, reached = 0, 0, Reached()
     seeds = range(options.seed, options.seed + options.count)
     with ExitStack() as stack:
         judge = partial(_judge, options)
         parallel = options.jobs > 1 and stack.enter_context(multiprocessing.Pool(options.jobs))
-        for lines, wrong, seen in parallel.imap(judge, seeds, 8) if parallel else map(judge, seeds):
+        for lines, wrong, gone, seen in parallel.imap(judge, seeds, 8) if parallel else map(judge, seeds):
             failed += wrong
+            evicted += gone
             reached.merge(seen)
             print(*lines, sep="", end="")
     if options.count > 1:
-        print(f"{options.count - failed} of {options.count} seeds held")
+        early = f"; {evicted} members were evicted before their linger was over" if options.broken else ""
+        print(f"{options.count - failed} of {options.count} seeds held{early}")
     if options.reached:
         print(reached)
     if options.save_reached is not None:
@@ -118,9 +134,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, Reached]:
-    """Run one seed. Return the lines to print, whether a guarantee was broken, and what the seed reached."""
-    kind = {name: getattr(options, name) for name in ("steered", "register", "observed", "promise")}
+def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, int, Reached]:
+    """Run one seed. Return the lines to print, whether a guarantee was broken, its early evictions, and what it reached."""
+    kind = {name: getattr(options, name) for name in ("steered", "broken", "register", "observed", "promise")}
     result = simulate(seed, options.members, **kind)
     lines, reached = [], Reached()
     if options.observed:
@@ -133,7 +149,7 @@ def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, Rea
     elif options.count == 1:
         history = result.history
         lines.append(f"seed {seed}: every guarantee held ({len(history)} observations, {history.digest()[:16]})\n")
-    return lines, bool(result.wrong), reached
+    return lines, bool(result.wrong), result.evicted, reached
 
 
 if __name__ == "__main__":

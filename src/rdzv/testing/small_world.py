@@ -369,7 +369,8 @@ def _visit_engine(walk: fingerprint.Walk, engine: Engine) -> None:
     leases = engine.leases
     # A lease without a key decides nothing when it ends.
     for lease in sorted({item.lease for item in items} & leases._leases.keys()):
-        walk.items([lease, leases._leases[lease].due, leases._leases[lease].cut])
+        held = leases._leases[lease]
+        walk.items([lease, held.due, held.cut, held.ended_at])
     walk.items([leases._hang_ups, leases._lingering, leases._spared])
 
 

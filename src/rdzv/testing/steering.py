@@ -206,6 +206,7 @@ CONDITIONS: dict[Moment, Callable[[Scenario], None]] = {
     Moment("name_root_cause", "broken"): _fails_and_another_is_lost,
     Moment("stop_call", "broken"): _all(lambda scenario: _sizes(scenario, -1, 0), _broken_twice),
     Moment("evict_stragglers", "broken"): _never_stops,
+    Moment("evict_away", "broken"): _all(_never_stops, lambda scenario: setattr(scenario, "stars", True)),
     Moment("seal", "broken"): lambda scenario: _add(scenario, "crash"),
     Moment("start_call", "broken"): _all(lambda scenario: _sizes(scenario, 0, 1), _broken),
     Moment("sweep", "broken"): _half_a_seal_again,

@@ -7,7 +7,7 @@ import pytest
 from rdzv.engines.embedded.lease_clock import STEP_MAX_S, TICK_S
 from rdzv.engines.embedded.limits import Limits
 from rdzv.engines.embedded.run import ABANDONED_S, PREFIXES_MAX, Run
-from rdzv.engines.port import Created, DeletePrefix, Get, LeaseGone, List, Put
+from rdzv.engines.port import Away, Created, DeletePrefix, Get, LeaseGone, List, Put
 from rdzv.errors import LimitExceeded
 
 
@@ -18,7 +18,7 @@ class Home:
         self.session = session
         self.attempt = attempt
         self.leases = set()
-        self.gone = False
+        self.gone = self.process_ended = False
 
     def replaced(self):
         self.gone = True
@@ -48,9 +48,14 @@ class Small:
             self.run.hear(self.now)
             self.run.renew(self.leases[name], self.homes[name])
 
-    def break_off(self, name, linger_s=1.0):
+    def break_off(self, name, linger_s=1.0, *, dead=False):
         self.run.leave(self.homes[name])
-        self.run.hang_up(self.homes[name], linger_s)
+        self.homes[name].process_ended = dead
+        self.run.hang_up(self.homes[name], linger_s, self.now)
+
+    def is_away(self, name, s):
+        self.run.hear(self.now)
+        return self.run.txn((Away(f"members/{name}", s),), (), ()).succeeded
 
     def back(self, name, attempt=2):
         home = Home(name, attempt)
@@ -159,7 +164,7 @@ def test_a_late_goodbye_of_an_abandoned_connection_does_not_end_a_live_lease():
     assert small.back("n1")
     assert abandoned.gone
     small.run.leave(abandoned)
-    small.run.hang_up(abandoned, 1.0)
+    small.run.hang_up(abandoned, 1.0, small.now)
     small.pass_s(3, "n0", every_s=1)
     assert small.here() == ["n0", "n1"]
     assert "n1" in small.run.sessions
@@ -173,7 +178,7 @@ def test_a_late_hello_of_an_abandoned_connection_does_not_take_the_lease_with_it
     late = Home("n1", 2)
     assert small.run.enter(late, small.run.engine.instance, (small.leases["n1"],))
     small.run.leave(late)
-    small.run.hang_up(late, 1.0)
+    small.run.hang_up(late, 1.0, small.now)
     assert small.back("n1", attempt=4)
     small.pass_s(3, "n0", every_s=1)
     assert small.here() == ["n0", "n1"]
@@ -185,7 +190,7 @@ def test_another_session_does_not_take_the_lease_to_its_connection():
     small.run.enter(stranger, small.run.engine.instance, (small.leases["n1"],))
     small.run.renew(small.leases["n1"], stranger)
     small.run.leave(stranger)
-    small.run.hang_up(stranger, 1.0)
+    small.run.hang_up(stranger, 1.0, small.now)
     small.pass_s(3, "n0", every_s=1)
     assert small.here() == ["n0", "n1"]
 
@@ -325,3 +330,45 @@ def test_a_key_that_is_too_long_is_refused():
     run = Run("job", "here", Limits(), 0.0)
     with pytest.raises(ValueError, match="has 2049 characters, at most 2048 are allowed"):
         run.txn((), (Put("/" * 2049, b""),), ())
+
+
+# ---- the end of a process
+
+
+def test_a_process_that_ended_is_away_to_the_moment():
+    """Between two steps, too: the next question need not wait for a step."""
+    small = Small(3)
+    small.now += 0.03
+    small.break_off("n0", dead=True)
+    small.break_off("n1")
+    small.now += 0.06
+    assert not small.is_away("n0", 0.07)
+    assert small.is_away("n0", 0.05)
+    small.now += 0.01
+    small.run.pass_time(0.1, small.now)
+    assert small.is_away("n0", 0.069)
+    assert not small.is_away("n0", 0.08)
+    assert not small.is_away("n1", 0.0)
+    assert not small.is_away("n2", 0.0)
+    assert small.back("n0")
+    assert not small.is_away("n0", 0.0)
+
+
+def test_the_time_of_a_stopped_server_makes_nobody_away():
+    """What waits in its sockets may be the greeting of the one that is asked about."""
+    small = Small(2)
+    small.break_off("n0", dead=True)
+    small.now += 30.0
+    assert not small.is_away("n0", 0.01)
+    small.run.pass_time(STEP_MAX_S, small.now)
+    assert not small.is_away("n0", 0.01), "a silence so long makes all presences begin anew"
+
+
+def test_an_end_that_is_noticed_late_counts_from_its_notice():
+    small = Small(2)
+    small.now += 0.5
+    small.break_off("n0", dead=True)
+    small.run.pass_time(STEP_MAX_S, small.now)
+    assert not small.is_away("n0", 0.01)
+    small.now += 0.1
+    assert small.is_away("n0", 0.09)

@@ -76,6 +76,7 @@ class RemoteSession:
         self.fence_floor: int | None = welcome.fence_floor
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
+        self.sees_ends = welcome.sees_ends
         self.local_host = driver.local_host(link, welcome)
         self.is_hosted = bool(welcome.only_run)
         """Whether an agent of the run hosts the server, and not `rdzv serve`."""

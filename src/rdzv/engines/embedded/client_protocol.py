@@ -112,19 +112,27 @@ class ClientProtocol(FrameStream):
 
     def close(self) -> None:
         """Say goodbye and hang up."""
-        self.tell(frames.Bye())
-        self.lose("the session is closed")
+        if self.is_open:
+            self.tell(frames.Bye())
+            self._end("the session is closed")
+            self.transport.close()
 
     def lose(self, problem: str, waited_s: float = 0.0) -> None:
         """Give the connection up. Requests that were sent may still take effect."""
-        if not self.is_open:
-            return
+        if self.is_open:
+            self.reset()
+            self._end(problem, waited_s)
+
+    def reset(self) -> None:
+        """End the connection at once, and not in order: to the server, that would be the end of this process."""
+        self.transport.abort()
+
+    def _end(self, problem: str, waited_s: float = 0.0) -> None:
         self.is_open = False
         self._fail_greeting(problem)
         for _, waiter, question in self._waiters.values():
             if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
                 waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
-        self.transport.close()
         self.on_lost(problem)
 
     def check(self) -> float:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from ...system.dial import Address, DialFailed, connect, show_address
@@ -23,6 +25,8 @@ from .trust import Trust
 TLS_PATIENCE = 10
 """How many times longer a server may take to greet under TLS. Ten thousand handshakes at once keep it busy for half a minute:
 800 clients that gave up after 3 s made it begin again and again."""
+RESET = struct.pack("ii", 1, 0)
+"""The value of SO_LINGER by which closing a socket resets its connection."""
 STAGGER_S = 0.25
 """How long to wait for one address before the next one is tried, too."""
 
@@ -71,10 +75,17 @@ class ClientConnection(ClientProtocol, FramedProtocol):
         finally:
             self.forget(number)
 
-    def lose(self, problem: str, waited_s: float = 0.0) -> None:
+    def reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            with suppress(OSError):  # The other side has ended it already.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        super().reset()
+
+    def _end(self, problem: str, waited_s: float = 0.0) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        super().lose(problem, waited_s)
+        super()._end(problem, waited_s)
 
     def _check(self) -> None:
         wait_s = self.check()

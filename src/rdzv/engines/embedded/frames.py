@@ -191,6 +191,8 @@ class Welcome(Frame, frozen=True, tag=1):
     """The address at which a client on another host reached it last; empty: none has."""
     fence_floor: Number = 0
     """Fences count from above this. It is higher for each later greeting at this place; 0: a server without fences."""
+    sees_ends: bool = False
+    """Whether it judges `Away`."""
     promised: Name = ""
     """The name that the platform gave the server, if it serves under that name (T16.4); empty: under none."""
     age_s: float = 0.0

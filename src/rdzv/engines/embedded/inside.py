@@ -19,6 +19,7 @@ class InsideSession:
 
     durable = False
     stars = True
+    sees_ends = True
     local_host = ""
     life: ServerLife | None = None
 

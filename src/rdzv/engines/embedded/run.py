@@ -64,7 +64,7 @@ class Run:
         self.engine.observers.append(self._count)
         self.sessions: dict[str, ServerSession] = {}
         self.bytes = 0
-        self.began_at = self.heard_at = now
+        self.began_at = self.heard_at = self._stepped_at = now
         self._limits = limits
         self.room = room or Room(limits.stored)
         self.room.runs += 1
@@ -114,6 +114,10 @@ class Run:
             self._check_compares(case.compares)
             self._check_operations(case.then)
         self._check_operations(otherwise)
+        # The end of a process is judged more finely than in steps. If the next step is late, what waits in the sockets may not
+        # have been read, and its time does not count yet.
+        passing_s = max(0.0, self.heard_at - self._stepped_at)
+        self.engine.leases.passing_s = passing_s if passing_s <= STEP_MAX_S else 0.0
         return self.engine.txn(compares, then, otherwise, instead)
 
     def grant(self, ttl_s: float, home: ServerSession | None, lease: int = 0) -> int:
@@ -172,12 +176,13 @@ class Run:
         if self.sessions.get(home.session) is home:
             del self.sessions[home.session]
 
-    def hang_up(self, home: ServerSession, linger_s: float) -> None:
+    def hang_up(self, home: ServerSession, linger_s: float, now: float) -> None:
         """Start the linger: the connection broke, perhaps because its member died."""
+        self.engine.leases.passing_s = min(now - self._stepped_at, STEP_MAX_S)
         if linger_s:  # It must last for `linger_s` at least, even if the next step begins now and is the longest.
             linger_s += STEP_MAX_S
         for lease in self._presences_of(home):
-            self.engine.leases.hang_up(lease, linger_s)
+            self.engine.leases.hang_up(lease, linger_s, process_ended=home.process_ended)
 
     def let_go(self, home: ServerSession) -> None:
         """Make the session's presences ordinary leases: it said goodbye."""
@@ -210,6 +215,7 @@ class Run:
 
     def pass_time(self, elapsed_s: float, now: float) -> None:
         """Let time pass for the leases, if it passes for this run at all."""
+        self._stepped_at = now
         if self._some_ended:
             self._drop_ended()
         if self._presences:

@@ -41,6 +41,9 @@ class ServerConnection(ServerSession, FramedProtocol):
         cast("asyncio.Transport", transport).set_write_buffer_limits(high=self._core.limits.unanswered)
         self.opened(self.transport)
 
+    def eof_received(self) -> None:
+        self.end_of_file()
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.closed()
 

@@ -295,7 +295,7 @@ class ServerCore(ABC):
 
     def _welcome(self, instance: str) -> Welcome:
         most = self.limits.operations
-        told = self.only_run, self.is_open, self.reached_at, self.fence_floor()
+        told = self.only_run, self.is_open, self.reached_at, self.fence_floor(), True
         named = (self.promised, self.age_s) if self.promised else ()
         return Welcome(self.id, instance, self.place, most, most, *told, *named)
 
@@ -314,7 +314,7 @@ class ServerCore(ABC):
         # simulation: after an isolation of the server, the first member to be back let the others be dropped for their silence,
         # and the linger ended them moments before they were back, too.
         if not (peer.said_bye or peer.given_up or self.stalled):
-            peer.run.hang_up(peer, peer.linger_s)
+            peer.run.hang_up(peer, peer.linger_s, self.now())
 
     def news(self, watch: int, batch: Batch) -> bytes | None:
         """Return the frame for a watch of that number; None if it is large. A commit is encoded once for all its watches."""

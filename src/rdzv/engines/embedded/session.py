@@ -55,7 +55,8 @@ class ServerSession(FrameStream, Waiting):
 
     __slots__ = (
         "_backlog", "_core", "_cut", "_handshake", "_posted", "_posted_size", "_targets", "_waits", "_watches", "attempt",
-        "counted_as", "given_up", "heard_s", "is_proven", "leases", "linger_s", "run", "said_bye", "session", "slow_s",
+        "counted_as", "given_up", "heard_s", "is_proven", "leases", "linger_s", "process_ended", "run", "said_bye", "session",
+        "slow_s",
     )  # fmt: skip
 
     def __init__(self, core: ServerCore) -> None:
@@ -72,6 +73,8 @@ class ServerSession(FrameStream, Waiting):
         self.leases: set[int] = set()
         self.linger_s = 0.0
         self.said_bye = False
+        self.process_ended = False
+        """The connection ended by end-of-file: a live client says goodbye first, or resets it."""
         self.given_up = False
         """The server dropped the connection for want of a sign of life."""
         self.heard_s = core.awake_s
@@ -107,6 +110,10 @@ class ServerSession(FrameStream, Waiting):
         """Begin. Nothing is sent yet: the answer to a stranger depends on what it says."""
         self.transport = transport
         self._core.arrived(self)
+
+    def end_of_file(self) -> None:
+        """The client will send nothing more."""
+        self.process_ended = not (self.said_bye or self.transport.is_closing())
 
     def closed(self) -> None:
         """The connection is over, however it ended."""

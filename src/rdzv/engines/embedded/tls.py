@@ -91,6 +91,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         else:
             self._shake_hands()
 
+    def eof_received(self) -> None:
+        """Pass it on. It may be the end of the process: TLS's own end, which a live one sends, is read before."""
+        self._end.eof_received()
+
     def pause_writing(self) -> None:
         self._end.pause_writing()
 

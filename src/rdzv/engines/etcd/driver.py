@@ -202,6 +202,7 @@ class EtcdSession:
     compares_max = messages.OPERATIONS_MAX
     writes_max = messages.OPERATIONS_MAX
     stars = False
+    sees_ends = False
 
     def __init__(self, driver: EtcdDriver, shared: SharedClient) -> None:
         self.instance = f"{shared.cluster:016x}"
@@ -367,6 +368,8 @@ class EtcdSession:
             return [messages.Compare(self._key(compare.key), Target.MODIFIED, compare.revision)]
         if isinstance(compare, port.Equals):
             return [messages.Compare(self._key(compare.key), Target.VALUE, compare.value)]
+        if isinstance(compare, port.Away):  # etcd knows leases, not the processes behind them.
+            return [messages.Compare(self._key(compare.key), Target.CREATED, NEVER)]
         # An empty range compares in etcd like a key created at revision 0.
         key, end = self._range(compare.prefix)
         return [messages.Compare(key, Target.CREATED, compare.since + 1, less=True, end=end)]

@@ -81,6 +81,7 @@ class RegisterSession:
     compares_max = TXN_MAX
     writes_max = TXN_MAX
     stars = False
+    sees_ends = False
 
     def __init__(self, loop: SwapLoop, register: Register, node: Node) -> None:
         self.instance = loop.instance
