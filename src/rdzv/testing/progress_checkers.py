@@ -344,7 +344,8 @@ class T8Evictions(Checker):
     def before(self, commit: Commit, state: State) -> None:
         self._banned_at.update(dict.fromkeys(state.banned, commit.at))
         head, settings, keys = state.head, state.settings, self.context.keys
-        if commit.kind != "then" or head is None or settings is None:
+        # On a register members end the leases of others, by swaps that look like any other.
+        if commit.kind != "then" or head is None or settings is None or self.context.register:
             return
         deleted = [event.key for event in commit.events if event.item is None and event.key.startswith(keys.members)]
         for key in deleted:
