@@ -94,8 +94,8 @@ PURE = {
 """What `core` must not import: whatever tells it something that is not in its arguments."""
 
 THIRD_PARTY = {"msgspec": "", "starlette": "web/", "uvicorn": "web/", "prometheus_client": "web/",
-    "torch": ("torchrun/", "torch/"), "jax": "jax.py", "grpc": "engines/etcd/", "typer": "cli/", "rich": "cli/",
-    "typing_extensions": "errors.py"}  # fmt: skip
+    "torch": ("torchrun/", "torch/"), "jax": "jax.py", "grpc": "engines/etcd/", "cryptography": "engines/quorum/",
+    "typer": "cli/", "rich": "cli/", "typing_extensions": "errors.py"}  # fmt: skip
 """Which package may be imported in which place; '' is everywhere. `typing_extensions` is read by type checkers only."""
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
