@@ -265,7 +265,7 @@ class EtcdSession:
         """Grant a lease of whole seconds, rounded up. etcd sees no connections, so a sentinel gets that of a presence."""
         granted = await self._call(self.client.grant(max(1, math.ceil(ttl_s))))
         if presence and self._driver.sentinel:
-            cluster = sentinel.ClusterAccess(self._driver.parsed_endpoint.hosts, self._driver.credentials)
+            cluster = sentinel.ClusterAccess(self._driver.parsed_endpoint.hosts, self._driver.credentials.outliving())
             sentinel.own().add(granted.id, granted.ttl_s, cluster)
         return granted.id
 

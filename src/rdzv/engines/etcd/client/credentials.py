@@ -23,6 +23,7 @@ class Credentials(msgspec.Struct, frozen=True):
     user: str = ""
     password_file: str = ""
     password: str = ""  # The password from the environment; used if there is no file.
+    held: Files | None = None  # The contents of the three files, if they end with the process that made them.
 
     def __repr__(self) -> str:
         return f"Credentials(tls={self.tls}, user={self.user!r})"
@@ -31,11 +32,15 @@ class Credentials(msgspec.Struct, frozen=True):
 
     def files(self) -> Files | None:
         """Return what a gRPC channel needs; None without TLS. Raises SettingsError."""
-        if not self.tls:
-            return None
+        if not self.tls or self.held is not None:
+            return self.held
         # The default roots of gRPC are a list of its own, without the authorities that an operator added to the node's.
         ca = _read(self.ca or ssl.get_default_verify_paths().cafile or "", "tls_ca")
         return Files(ca, _read(self.key, "tls_key"), _read(self.cert, "tls_cert"))
+
+    def outliving(self) -> Credentials:
+        """Return credentials for a process that outlives this one. Files in the memory of this one (`/proc`) go by content."""
+        return msgspec.structs.replace(self, held=self.files()) if self.key.startswith("/proc/") else self
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return the same for the standard library, whose errors say better what is wrong."""
