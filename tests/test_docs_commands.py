@@ -119,6 +119,8 @@ NOT_RUN = {
     "pip install 'rdzv[etcd]'": "the same",
     "pip install 'rdzv[torch]'": "the same",
     "pip install 'rdzv[web]'": "the same",
+    one("torchrun --rdzv-backend=rdzv --rdzv-endpoint=train-0", "docs/howto.md"): "tests/kubernetes declares a place, in pods",
+    "rdzv serve --bind '*:29400' --conf place=rdzv-0": "the same",
     "rdzv serve --bind '*:29400' --http 127.0.0.1:29480": "is run by tests/web/test_commands.py, at free ports",
     "rdzv dashboard node1:29400 --http 127.0.0.1:29480": "the same",
     "rdzv run node1:29400 --run-id job --nnodes 2:4 --conf http=127.0.0.1:29480 -- python train.py": "the same, from Python",

@@ -144,7 +144,7 @@ def _check_etcd_trust(settings: Settings, user: str) -> None:
 def _needs_grpc(endpoint: Endpoint) -> None:
     """Raise SettingsError if grpcio is not installed."""
     try:
-        import_module("grpc")
+        import_module(".engines.etcd.client", __package__)  # It imports gRPC, without its fork handlers.
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "grpc":
             raise

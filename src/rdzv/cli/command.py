@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 SCHEMES = (
     ("host:port", "the embedded server; also rdzv://host:port"),
     ("etcd://host:port,host:port/prefix", "an etcd cluster; etcds:// with TLS"),
+    ("quorum://h1,h2,h3", "an etcd that the job runs by itself"),
     ("c10d://host:port", "a TCPStore of torch"),
     ("file:///path", "a file that all nodes see"),
     ("memory://name", "this process only"),

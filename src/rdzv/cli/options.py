@@ -22,7 +22,10 @@ from .exit_codes import exit_on_error
 
 T = TypeVar("T")
 
-WHERE = "where the run is kept: host:port, rdzv://, etcd://, etcds://, c10d://, file://, memory://, or auto (as Slurm tells)"
+WHERE = (
+    "where the run is kept: host:port, rdzv://, etcd://, etcds://, quorum://, c10d://, file://, memory://, "
+    "or auto (as Slurm tells)"
+)
 Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=WHERE)]
 MemberEndpoint = Annotated[
     str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=f"{WHERE}; without it: auto")
