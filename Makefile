@@ -19,6 +19,9 @@ USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
 SEEDS := tests/sim/test_seeds.py tests/sim/test_planted_bugs.py tests/sim/test_register_seeds.py tests/sim/test_explore.py
+# Long tests begin first, so that at the end no job is left alone with one. The quick ones fill the gaps.
+LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random_faults.py tests/engines/quorum tests/torchrun \
+	tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
@@ -58,7 +61,7 @@ types: $(STAMP)
 
 # Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too.
 unit: $(STAMP)
-	$(PYTEST) -m "not soak" --cov --cov-report= $(addprefix --ignore=,$(SEEDS)) $(ARGS)
+	$(PYTEST) -m "not soak" --cov --cov-report= $(addprefix --ignore=,$(SEEDS)) $(LONG_FIRST) $(ARGS)
 
 seeds: $(STAMP)
 	$(PYTEST) -m "not soak" $(SEEDS) $(ARGS)

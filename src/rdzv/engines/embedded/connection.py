@@ -30,6 +30,7 @@ RESET = struct.pack("ii", 1, 0)
 STAGGER_S = 0.25
 """How long to wait for one address before the next one is tried, too."""
 
+
 class ClientConnection(ClientProtocol, FramedProtocol):
     """A connection that coroutines can wait on, by a node's clock."""
 
@@ -128,10 +129,12 @@ async def dial(
                 other_run = other_run and (failed.other_run or not failed.answered)
     finally:
         for task in connecting:
-            if not task.done():
+            if task.done():
+                _let_go(task, taken)
+            else:
+                # A connection that comes about at this very moment wins over its cancellation: `wait_for` returns it.
                 task.cancel()
-            elif not task.cancelled() and task.exception() is None and task.result() is not taken:
-                task.result().close()
+                task.add_done_callback(_let_go)
     problem = "; ".join(problems) or "its name has no address"
     how = {"untrusted": answered and untrusted, "other_run": answered and other_run}
     raise DialFailed(problem, answered=answered, passing=passing, remedy="; ".join(remedies), **how)
@@ -150,6 +153,12 @@ async def greet(
     except DialFailed as failed:
         failed.problem = f"{show_address(link.transport.get_extra_info('peername'))}: {failed.problem}"
         raise
+
+
+def _let_go(task: asyncio.Task[socket.socket], taken: socket.socket | None = None) -> None:
+    """Close the socket of an attempt to connect that nobody waits for any more, unless it was taken."""
+    if not task.cancelled() and task.exception() is None and task.result() is not taken:
+        task.result().close()
 
 
 async def _connect(address: Address, former: asyncio.Task[socket.socket] | None, timeout_s: float) -> socket.socket:
