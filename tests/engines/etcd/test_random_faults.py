@@ -133,7 +133,7 @@ def check_random_faults(seconds: float, seed: int) -> None:
         rounds, told = {one.number for one in run.of(Given)}, len(run.of(Changed))
         assert faults.faults > seconds / 4, "too few faults"
         assert faults.compactions > seconds, "too few compactions"
-        assert max(rounds) == number > 1
+        assert max(rounds) >= number > 1, "a failure in the last moment may make one round more"
         assert told, "no member was told of a change"
 
 
