@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,24 @@ def test_certificates_protect_clients_and_peers(hosts):
     for port in (PORT, PORT + 1):
         assert '"name"' not in in_the_clear(hosts, port)
     hosts.close_run("a", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca_file())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_killed_process_is_noticed_long_before_its_lease_ends(hosts, tmp_path, secret, record_property):
+    """Its etcd ends with it, so its sentinel asks the other two, with a certificate that was in the memory of the dead."""
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN)
+    hosts.start(*"abc", settings=["lease=60", *([f"token_file={token}"] if secret else [])])
+    number = hosts.world("abc")
+    began_at = time.monotonic()
+    hosts.members["c"].kill()
+    hosts.world("ab", after=number)
+    took_s = time.monotonic() - began_at
+    record_property("took_s", took_s)
+    assert took_s < 20, took_s
+    hosts.close_run("a", *(("--token-file", str(token)) if secret else ()))
 
 
 def test_nodes_with_one_secret_make_the_same_certificate_and_no_other_secret_does():

@@ -116,9 +116,20 @@ def read_rest(orders: Orders) -> None:
             orders.take(data)
 
 
+def stand_apart(pidfd: int) -> None:
+    """Leave the parent's session, because launchers and terminals signal whole process groups, and close what it left open."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 256)):  # noqa: PTH112, PTH208
+        if int(name) > 2 and int(name) != pidfd:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
 def main(arguments: list[str]) -> None:
     """Run the program."""
     parent, pidfd = int(arguments[0]), int(arguments[1])
+    stand_apart(pidfd)
     if pidfd < 0 and os.getppid() != parent:
         return  # Its parent is dead or in another namespace of processes. Without a pidfd, that cannot be distinguished.
     orders = Orders()
