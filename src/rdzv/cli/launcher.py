@@ -178,7 +178,7 @@ async def _changed_or_over(rendezvous: AsyncRendezvous, over: asyncio.Event) -> 
 
 
 class RunOptions(msgspec.Struct, frozen=True):
-    """What `rdzv run` does with its program, the same in every round."""
+    """The options of `rdzv run`, the same in every round."""
 
     command: list[str]
     workers: int = 1

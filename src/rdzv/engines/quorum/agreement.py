@@ -37,7 +37,7 @@ class VoterState(Enum):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a host tells the others: its list, the numbers that it knows (empty: unknown), and whether it has chosen them."""
+    """A host's message to the others: its list, the numbers that it knows (empty: unknown), and whether it has chosen them."""
 
     quorum: str
     numbers: tuple[str, ...]
@@ -45,7 +45,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class HostRecord(msgspec.Struct, frozen=True):
-    """What a host keeps on disk."""
+    """The record that a host keeps on disk."""
 
     quorum: str
     me: int

@@ -46,7 +46,7 @@ SILENT_S = 5.0  # A quorum that does not answer a host that leaves for so long h
 
 
 class Remaining(msgspec.Struct, frozen=True):
-    """What is left of a run."""
+    """The members that are left in a run, and whether it is over."""
 
     members: int
     closed: bool

@@ -66,7 +66,7 @@ class Voter:
         self.me = me
         self.folder = folder
         self.reason = "it has just started"
-        """What this host does or waits for, for people."""
+        """A sentence for people about what this host does or waits for."""
         self.standing = VoterState.OPEN
         self.formed = False
         """Whether this process has seen the cluster at work."""

@@ -205,7 +205,7 @@ class LeaseResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusResponse(msgspec.Struct, frozen=True):
-    """What a member says of itself: its version, the bytes of its database, and the id of the leader it follows (0: none)."""
+    """The status of a member: its version, the bytes of its database, and the id of the leader it follows (0: none)."""
 
     header: Header
     version: str
