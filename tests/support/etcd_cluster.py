@@ -311,9 +311,17 @@ class WriteLog:
 
     def catch_up(self) -> None:
         """Wait until it has seen all writes so far."""
-        last = int(self._cluster.call("kv/range", {"key": base64_of(self.prefix), "range_end": base64_of(end_of(self.prefix)),
-                                                   "sort_target": "MOD", "sort_order": "DESCEND", "limit": "1"}
-                                      ).get("kvs", [{"mod_revision": 0}])[0]["mod_revision"])  # fmt: skip
+        newest = {
+            "key": base64_of(self.prefix), "range_end": base64_of(end_of(self.prefix)),
+            "sort_target": "MOD", "sort_order": "DESCEND", "limit": "1",
+        }  # fmt: skip
+
+        def read() -> dict[str, Any]:
+            """Return an answer of etcd. During an election it may be an error, which has no header and says nothing of keys."""
+            answer = self._cluster.call("kv/range", newest)
+            return answer if "header" in answer else {}
+
+        last = int(until(read, "etcd answers").get("kvs", [{"mod_revision": 0}])[0]["mod_revision"])
         with self._lock:
             assert self._lock.wait_for(lambda: self.seen >= last, LONG_S), f"the log is at {self.seen}, etcd at {last}"
 

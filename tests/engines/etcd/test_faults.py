@@ -159,6 +159,7 @@ def test_a_paused_leader_is_evicted_and_writes_nothing_although_etcds_leader_cha
         run.write_log.until_written(run.keys.members, 1)
         others = run.start("b", "c")
         assert run.wait_world(paused, others) == 1
+        run.write_log.until_written(run.keys.head, 1)
         assert {by for _, _, by in run.head_writes()} == {"paused"}, "the first member leads"
         paused.stop()
         run.fault("pause", paused.name)

@@ -23,6 +23,7 @@ def split(hosts: list[Host], cluster: Cluster) -> None:
         run.write_log.until_written(run.keys.members, 1)
         others = [run.start(f"other{index}", within=hosts[index].on) for index in (1, 2)]
         number = run.wait_world(alone, *others)
+        run.write_log.until_written(run.keys.head, 1)
         assert run.head_writes()[-1][2] == "alone", "the first member leads"
         hosts[0].cut()
         run.fault("cut", alone.name)
