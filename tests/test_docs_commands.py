@@ -20,7 +20,7 @@ import pytest
 
 from rdzv.engines.etcd.server import EtcdServer, find_etcd
 from rdzv.errors import RdzvError
-from support.torchrun_jobs import free_port
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 NAMES = (

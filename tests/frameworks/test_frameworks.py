@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from support.own_environment import OwnEnvironment
-from support.torchrun_jobs import children_of, free_port, wait_for
+from support.ports import free_port
+from support.torchrun_jobs import children_of, wait_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text()
 LINES = (

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.torchrun_jobs import children_of, free_port, wait_for
+from support.ports import free_port
+from support.torchrun_jobs import children_of, wait_for
 
 pytestmark = pytest.mark.soak
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "elastic_jax.py"

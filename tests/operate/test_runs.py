@@ -18,7 +18,8 @@ from rdzv.engines.port import Put
 from rdzv.errors import SettingsError, Unreachable, Untrusted
 from rdzv.operate import runs
 from rdzv.operate.runs import list_runs, look_at_runs
-from support.embedded_server import Raw, free_port, serving
+from support.embedded_server import Raw, serving
+from support.ports import free_port
 
 QUICK = {"min_nodes": 1, "max_nodes": 2, "last_call": 0, "lease": 3}
 FULL = {**QUICK, "max_nodes": 1}  # No server waits for members that may come back.

@@ -27,7 +27,8 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-from support.torchrun_jobs import ServeProcess, free_port
+from support.ports import free_port
+from support.torchrun_jobs import ServeProcess
 
 TORCH = "torch.distributed.elastic.rendezvous"
 OURS = "rdzv.torchrun.rendezvous"

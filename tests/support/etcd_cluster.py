@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rdzv.engines.etcd.server import SupervisedProcess, find_etcd, free_ports
+from rdzv.engines.etcd.server import SupervisedProcess, find_etcd
 from support.certificates import ca_file, issue
+from support.ports import free_ports
 
 T = TypeVar("T")
 

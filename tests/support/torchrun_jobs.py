@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from support.member_processes import listens
+from support.ports import free_port
 
 PROGRAMS = Path(__file__).parent / "torchrun_programs"
 AGENT, WORKER = PROGRAMS / "agent.py", PROGRAMS / "worker.py"
@@ -38,12 +38,6 @@ def wait_for(look: Callable[[], T | None], what: str = "it", timeout_s: float = 
             return result
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{report()}"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @dataclass(frozen=True)

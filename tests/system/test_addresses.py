@@ -16,7 +16,8 @@ from rdzv.engines.embedded.frames import Welcome
 from rdzv.errors import Unreachable
 from rdzv.system import addresses, dial
 from rdzv.system.addresses import can_be_told, is_here, plain
-from support.embedded_server import driver_to, free_port, serving
+from support.embedded_server import driver_to, serving
+from support.ports import free_port
 
 
 async def test_names_are_resolved_anew_and_all_addresses_are_tried(monkeypatch):

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from support import torchrun_jobs
+from support import ports, torchrun_jobs
 
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that is free now. A program that takes it meanwhile fails the test with 'address in use'."""
-    return torchrun_jobs.free_port()
+    """A port that is free now."""
+    return ports.free_port()
 
 
 @pytest.fixture(scope="module")

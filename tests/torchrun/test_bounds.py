@@ -42,7 +42,8 @@ from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
 from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 from rdzv.torchrun.rendezvous.etcd_store import EtcdStore
 from support.etcd_cluster import Cluster
-from support.torchrun_jobs import ServeProcess, free_port
+from support.ports import free_port
+from support.torchrun_jobs import ServeProcess
 
 READ_S = 1.0
 """`read_timeout`, and the time that each call is given which takes one."""

@@ -16,7 +16,7 @@ from torch.distributed.elastic.events import NodeState
 from rdzv.errors import RdzvError, SettingsError
 from rdzv.member import log
 from rdzv.torchrun import events, failure_line
-from support.torchrun_jobs import free_port
+from support.ports import free_port
 
 TORCHRUN = """
 import sys

@@ -12,7 +12,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from support.torchrun_jobs import LONG_S, children_of, free_port, wait_for
+from support.ports import free_port
+from support.torchrun_jobs import LONG_S, children_of, wait_for
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 

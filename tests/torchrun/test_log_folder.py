@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
 from rdzv.torchrun.log_folder import journal_folder, log_folder_of_caller
-from support.torchrun_jobs import free_port
+from support.ports import free_port
 
 
 def launch(folder):

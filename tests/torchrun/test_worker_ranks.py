@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.torchrun_jobs import LONG_S, Job, Row, ServeProcess, free_port, wait_for
+from support.ports import free_port
+from support.torchrun_jobs import LONG_S, Job, Row, ServeProcess, wait_for
 
 QUICK = {"last_call": 1, "settle": 0.3, "grow_every": 0, "drain_settle": 0.2}
 TOGETHER = {**QUICK, "last_call": 10}

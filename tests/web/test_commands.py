@@ -27,7 +27,7 @@ from rdzv.web.serving import WebServer
 from rdzv.web.sources import EndpointSource
 from support.certificates import ca_file, issue
 from support.cli_commands import rdzv, running
-from support.embedded_server import free_port
+from support.ports import free_port
 from support.staged_runs import StagedRun
 from support.web_pages import Listener, fetch, until
 

@@ -19,7 +19,8 @@ from rdzv.web import metrics, observer
 from rdzv.web.observer import RunsObserver
 from rdzv.web.serving import WebServer
 from rdzv.web.sources import EndpointSource, ServerSource
-from support.embedded_server import free_port, serving, session_to
+from support.embedded_server import serving, session_to
+from support.ports import free_port
 from support.web_pages import Listener, fetch, scene, until
 
 

@@ -18,7 +18,8 @@ from rdzv.operate.run_viewer import RunViewer
 from rdzv.web import metrics
 from support import browser as browsers
 from support.cli_commands import rdzv
-from support.embedded_server import free_port, session_to
+from support.embedded_server import session_to
+from support.ports import free_port
 from support.web_pages import fetch, scene
 
 CONTRIB = Path(__file__).parents[2] / "contrib"

@@ -13,7 +13,8 @@ import pytest
 
 from rdzv.engines.embedded.frames import PREAMBLE, Hello, encode
 from rdzv.errors import Unreachable
-from support.embedded_server import Raw, driver_to, free_port, run, serving
+from support.embedded_server import Raw, driver_to, run, serving
+from support.ports import free_port
 
 
 async def refusal(port, **options):

@@ -13,7 +13,8 @@ import pytest
 import rdzv
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.port import Put
-from support.embedded_server import driver_to, free_port, run, serving, session_to
+from support.embedded_server import driver_to, run, serving, session_to
+from support.ports import free_port
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks at the descriptors in /proc")

@@ -19,7 +19,8 @@ from rdzv.engines.port import Get, Put
 from rdzv.errors import SettingsError, Unreachable
 from rdzv.system.addresses import is_here
 from rdzv.system.dial import DialFailed
-from support.embedded_server import LONG_S, Proxy, driver_to, free_port, run, serving, until
+from support.embedded_server import LONG_S, Proxy, driver_to, run, serving, until
+from support.ports import free_port
 
 
 def hosting(endpoint, run_id="job", **options):

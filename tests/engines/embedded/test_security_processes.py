@@ -24,7 +24,8 @@ from rdzv.drivers import open_driver
 from rdzv.engines.embedded.trust import Trust
 from rdzv.errors import SettingsError, Untrusted
 from support.certificates import TOKEN, ca_file, issue
-from support.embedded_server import LONG_S, ServerThread, free_port
+from support.embedded_server import LONG_S, ServerThread
+from support.ports import free_port
 
 QUICK = {"last_call": 0.2, "settle": 0.1, "lease": 3, "grow_every": 0}
 TLS = {"tls_ca": ca_file(), "tls_cert": issue().tls_cert, "tls_key": issue().tls_key}

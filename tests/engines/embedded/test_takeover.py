@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import rdzv
-from support.embedded_server import LONG_S, free_port, run
+from support.embedded_server import LONG_S, run
+from support.ports import free_port
 
 SRC = Path(rdzv.__file__).parent.parent
 

@@ -24,7 +24,8 @@ from rdzv.engines.port import Get, Put
 from rdzv.errors import SettingsError, Unreachable, Untrusted
 from support.attacks import hello_bytes
 from support.certificates import TOKEN, ca_file, full, issue, trust
-from support.embedded_server import FakeTransport, Proxy, Raw, driver_to, free_port, run, serving, session_to, until
+from support.embedded_server import FakeTransport, Proxy, Raw, driver_to, run, serving, session_to, until
+from support.ports import free_port
 from support.processes import memory
 
 ONLY_SERVER = "the server speaks TLS and the member does not: give the member tls=true, and tls_ca if need be"

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 from rdzv.config.settings import Settings
 from rdzv.errors import Unreachable
 from rdzv.torchrun.rendezvous.c10d_rendezvous_backend import open_driver
-from support.torchrun_jobs import free_port
+from support.ports import free_port
 
 
 def test_where_nobody_serves_a_store_it_is_said_at_once_and_without_torchs_frames(capfd):
