@@ -62,6 +62,8 @@ class Plan:
     """Whether the collectives are those of a second group, made in the round."""
     keeps: bool = False
     """Whether the DDP of all rounds are kept."""
+    ballast: int = 0
+    """The number of values of a part of the state that is not trained."""
     only_reduce: bool = False
     """Whether there is no model: each step is one all-reduce."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +82,8 @@ class Trainer:
         torch.manual_seed(plan.seed)
         self.model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), plan.lr)
-        self.state = rdzv.torch.ReplicaState(model=self.model, optimizer=self.optimizer)
+        self.ballast = nn.ParameterList([nn.Parameter(torch.rand(plan.ballast), requires_grad=False)])
+        self.state = rdzv.torch.ReplicaState(model=self.model, optimizer=self.optimizer, ballast=self.ballast)
         self.state.step = plan.first_step
         say("begins", digest=self.digest())
         source = torch.Generator().manual_seed(7)
@@ -91,7 +94,7 @@ class Trainer:
 
     def digest(self) -> str:
         """A fingerprint of every bit of the state."""
-        state = [*self.model.state_dict().values()]
+        state = [*self.model.state_dict().values(), *self.ballast.state_dict().values()]
         state += [value for values in self.optimizer.state_dict()["state"].values() for value in values.values()]
         return hashlib.sha256(b"".join(one.numpy().tobytes() for one in state)).hexdigest()[:16]
 

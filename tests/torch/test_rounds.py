@@ -30,7 +30,7 @@ def test_a_killed_member_a_newcomer_and_a_drained_one_leave_the_others_in_place(
 
 
 def test_the_member_that_is_furthest_gives_its_state_to_all_whatever_its_rank(staying):
-    job = staying((3, 3), steps=7)
+    job = staying((3, 3), steps=7, ballast=500_000)
     steps = {"a": 5, "b": 7, "c": 0}
     started = [
         job.start(name, first_step=step, settings={"order": number}) for number, (name, step) in enumerate(steps.items())

@@ -4,6 +4,10 @@ gloo has no abort. A collective whose peer is paused waits for its timeout, and 
 in turn. `shutdown(SHUT_RD)`, from any thread, makes gloo see the end of the connection at once. Two other calls are
 dangerous: SHUT_RDWR can hang the thread for good, and shutting a listening socket aborts the process.
 
+gloo then closes the connection, and that end must not reach the peer. A write of the peer that meets a closed connection
+is put aside by its gloo, which forgets it when it ends the other operations: the thread that waits for that write waits
+for the whole timeout. So a copy of each descriptor keeps the connection open until the peers have left the round too.
+
 gloo does not tell its sockets, but the kernel does. Each device of gloo watches one listening socket and its connections
 with one epoll, whose members Linux lists. This also finds the groups that a program, DDP or a DeviceMesh makes later. It
 does not touch other threads' connections: Python's event loops and libuv register a descriptor under its own number, gloo
@@ -30,27 +34,37 @@ class GlooSockets:
     """The sockets of all groups that are made from now on."""
 
     def __init__(self) -> None:
-        self._before = set(_epolls())
+        # By inode: a number may stand for another descriptor as soon as a group from before is freed.
+        self._before = {inode for epoll in _epolls() for _, inode in _watched_by_pointer(epoll)}
+        self._kept: dict[int, int] = {}
+        """By inode: a copy of each stopped connection. It stays open until `close`, or until the process ends."""
         _used.add(self)
 
     def stop_reads(self) -> int:
         """End all reads, also those to come. Return the number of connections. Any thread may call it, and repeatedly."""
-        stopped = 0
         for number, inode in self.descriptors():
             with suppress(OSError), _copy(number, inode) as connection:
-                if not _listens(connection):
+                if inode not in self._kept and not _listens(connection):
                     connection.shutdown(socket.SHUT_RD)
-                    stopped += 1
-        return stopped
+                    self._kept[inode] = connection.detach()
+        return len(self._kept)
+
+    def close(self) -> None:
+        """End the stopped connections, when no peer writes to them any more."""
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+
+    def in_use(self) -> set[int]:
+        """The descriptors of all sockets, those kept open too."""
+        return {number for number, _ in self.descriptors()} | set(self._kept.values())
 
     def descriptors(self) -> list[tuple[int, int]]:
         """Number and inode of each socket, the listening ones too."""
         found = []
         for epoll in _epolls():
-            if epoll not in self._before:
-                sockets = _watched_by_pointer(epoll)
-                if any(_is_listener(*one) for one in sockets):
-                    found += sockets
+            sockets = _watched_by_pointer(epoll)
+            if self._before.isdisjoint(inode for _, inode in sockets) and any(_is_listener(*one) for one in sockets):
+                found += sockets
         return found
 
 
@@ -102,7 +116,7 @@ _used: weakref.WeakSet[GlooSockets] = weakref.WeakSet()
 
 def _let_go_in_child() -> None:
     # A DataLoader's worker that keeps them open hides the death of its parent from the other members.
-    replace_by_empty({number for sockets in _used for number, _ in sockets.descriptors()})
+    replace_by_empty({number for sockets in _used for number in sockets.in_use()})
     _used.clear()
 
 

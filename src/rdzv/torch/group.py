@@ -33,6 +33,8 @@ class ProcessGroup:
         self._form = timedelta(seconds=form_s)
         self._timeout = timedelta(seconds=timeout_s)
         self._sockets: GlooSockets | None = None
+        self._left: GlooSockets | None = None
+        """Those of the round that was left. Its other members may still use them."""
         self._store: OwnedStore | None = None
         self._former: list[Any] = []
         """The groups of the last round, all that `end` has destroyed."""
@@ -53,6 +55,7 @@ class ProcessGroup:
         # Freed by a thread, without the interpreter's lock: that takes 10 ms.
         threading.Thread(target=self._former.clear, name="rdzv frees groups", daemon=True).start()
         self._former = []
+        self.close()
         self._sockets = GlooSockets()
         self._store = OwnedStore(world.store, self._form)
         # gloo waits for five times this for the connection of a peer that has died since it gave its address.
@@ -89,7 +92,15 @@ class ProcessGroup:
             # wait for ever. A little later all these threads are idle.
             self._former = list(distributed_c10d._world.pg_map)  # noqa: SLF001
             dist.destroy_process_group()
+        if self._sockets is not None:
+            self._left = self._sockets
         self._sockets = self._store = None
+
+    def close(self) -> None:
+        """Close what the last round has left open, when all its members have left it: they have joined again, or finished."""
+        if self._left is not None:
+            self._left.close()
+            self._left = None
 
 
 def device() -> torch.device:

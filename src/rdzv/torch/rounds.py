@@ -85,6 +85,7 @@ class Rounds:
                 while (world := self._next()) is not None:
                     yield world
                     if world.finished:
+                        self._group.close()
                         return
                     if not world.entered:
                         raise RuntimeError("a round was not used: put the body of the loop into `with world:`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,11 @@ from torch.utils import _pytree as pytree
 
 from .group import device
 from .rounds import LiveWorld
+
+PIECE_BYTES = 256 * 1024
+"""The most that gloo sends as one message. If a peer is lost or paused in the middle of one, gloo forgets to end the receive,
+which then waits for the whole timeout of the group. A message that fits into the kernel's buffers arrives whole or not at all.
+"""
 
 
 class Part(Protocol):
@@ -67,14 +73,14 @@ class ReplicaState:
             raise TypeError(f"state of {', '.join(self.parts)}: only tensors and plain values can be copied: {error}") from None
         outline = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(place)
         dist.broadcast(torch.tensor([len(outline)], dtype=torch.int64, device=place), source)
-        dist.broadcast(outline, source)
+        _broadcast([outline], source)
         _broadcast([tensor.to(place).contiguous() for tensor in tensors], source)
 
     def _receive(self, source: int, place: torch.device) -> dict[str, Any]:
         size = torch.zeros(1, dtype=torch.int64, device=place)
         dist.broadcast(size, source)
         outline = torch.empty(int(size), dtype=torch.uint8, device=place)
-        dist.broadcast(outline, source)
+        _broadcast([outline], source)
         # `weights_only`: the text of a peer must not run code here.
         bare, devices = torch.load(io.BytesIO(bytes(outline.cpu().numpy())), weights_only=True)
         leaves, shape = pytree.tree_flatten(bare)
@@ -91,5 +97,14 @@ class ReplicaState:
 
 
 def _broadcast(tensors: list[torch.Tensor], source: int) -> None:
-    for work in [dist.broadcast(tensor, source, async_op=True) for tensor in tensors]:
+    pieces = (piece for tensor in tensors for piece in _pieces(tensor))
+    for work in [dist.broadcast(piece, source, async_op=True) for piece in pieces]:
         work.wait()
+
+
+def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the tensor as views that share its memory, small ones if gloo sends them."""
+    if tensor.device.type != "cpu" or tensor.nbytes <= PIECE_BYTES:
+        return [tensor]
+    pieces: Sequence[torch.Tensor] = tensor.view(-1).split(PIECE_BYTES // tensor.element_size())
+    return pieces
