@@ -116,6 +116,16 @@ class Teller:
             looks = self.story.rest()
             for view, verdict in looks:
                 # Where nothing was done, nothing is new: `lead` shows what is waited for.
+    def inherit(self, *names: str) -> list[str]:
+        """`inherit b c`: each of them asks whether the leader is dead, as members do that nobody leads."""
+        lines: list[str] = []
+        for name in names:
+            before, view = set(self.story.members), self.story.view()
+            verdict = self.story.inherit(name)
+            lines += [f"{name} asks nothing"] if verdict is None else [f"{name}: {_shown(view, verdict)[0]}"]
+            lines += [f"  {view.members[id].record.name} is gone" for id in before - set(self.story.members)]
+        return lines
+
                 lines += _shown(view, verdict) if verdict.act is not None else []
             again = looks[-1][1].look_again_s if looks else None
             if again is None or self.story.now + again > until:

@@ -14,6 +14,7 @@ import msgspec
 
 from rdzv.core import model
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
+from rdzv.core.evictions import evict_leader
 from rdzv.core.member_rules import TakeResult, change_for, report, still_ours, take_result, worth_examining
 from rdzv.core.model import NO_ROUND, CauseKind, Head, MemberRecord, Phase, RankEntry, RoundReport, RunSettings
 from rdzv.core.rules import lead
@@ -229,6 +230,14 @@ class Story:
         return view, verdict
 
     def _evictable(self, act: Evict) -> list[str]:
+    def inherit(self, name: str) -> Verdict | None:
+        """T8.6: a follower asks whether the leader is dead."""
+        verdict = evict_leader(msgspec.structs.replace(self.view(), me=self.people[name].id))
+        if verdict is not None and isinstance(verdict.act, Evict):
+            for id in self._evictable(verdict.act):
+                del self.members[id]
+        return verdict
+
         if act.away_s is None:
             return list(act.ids)
         away = [id for id in act.ids if self.now - self.killed.get(id, math.inf) >= act.away_s]
@@ -237,9 +246,9 @@ class Story:
         return away[:1]
 
     def rest(self) -> list[tuple[View, Verdict]]:
-        """Look until there is nothing to do; without members nobody looks."""
+        """Look until there is nothing to do; without members, or while the leader is dead, nobody looks."""
         looks: list[tuple[View, Verdict]] = []
-        while self.members:
+        while self.members and min(self.members.values(), key=lambda live: live.created).id not in self.killed:
             looks.append(self.look())
             if looks[-1][1].act is None:
                 break

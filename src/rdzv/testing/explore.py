@@ -28,10 +28,10 @@ from pathlib import Path
 
 from .checkers import SAFETY_CHECKERS
 from .choices import FAULTS, TARGETS, VERBS, Choice
-from .progress_checkers import G5Progress, G6Notice, G7Cause
+from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions
 from .small_world import SmallWorld, WorldPlan
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions)
 STATES_MAX = 1 << 21
 CHOICES_MAX = 1 << 23
 WRONG_MAX = 20
@@ -65,6 +65,8 @@ WORLDS = {
                 "ends": (*_DEEDS, "crash"),
             }.items()
         ),
+        # T8.6: one gives up the round, and the leader is killed, slow, or back after a lost connection.
+        WorldPlan("three miss their leader", 3, ("fail", *_CRASHES, *_MESSAGES, "pause"), 2, formed=True, chooses_reads=False),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),
         WorldPlan("other settings", 2, ("restart", "expire", "crash"), 1, odd={"last_call": 2.0}),
