@@ -63,6 +63,14 @@ class Teller:
         for name in names:
             self.story.kill(name)
 
+    def sick(self, reason: str, *names: str) -> None:
+        """`sick 'bad disk' a`: the check of its node fails, before it says ready or as it comes."""
+        for name in names:
+            if name not in self.story.people:
+                self.story.join(name, unhealthy=reason)
+            else:
+                self.story.ready(name, unhealthy=reason)
+
     def drain(self, reason: str, *names: str) -> None:
         """`drain SIGTERM a b`: they say that they are about to go."""
         for name in names:
@@ -108,14 +116,6 @@ class Teller:
             lines += _shown(view, verdict)
         return lines or ["nobody leads"]
 
-    def wait(self, seconds: str) -> list[str]:
-        """`wait 30`: time passes, and the leader looks whenever it said it would."""
-        lines: list[str] = []
-        until = self.story.now + float(seconds)
-        while True:
-            looks = self.story.rest()
-            for view, verdict in looks:
-                # Where nothing was done, nothing is new: `lead` shows what is waited for.
     def inherit(self, *names: str) -> list[str]:
         """`inherit b c`: each of them asks whether the leader is dead, as members do that nobody leads."""
         lines: list[str] = []
@@ -126,6 +126,14 @@ class Teller:
             lines += [f"  {view.members[id].record.name} is gone" for id in before - set(self.story.members)]
         return lines
 
+    def wait(self, seconds: str) -> list[str]:
+        """`wait 30`: time passes, and the leader looks whenever it said it would."""
+        lines: list[str] = []
+        until = self.story.now + float(seconds)
+        while True:
+            looks = self.story.rest()
+            for view, verdict in looks:
+                # Where nothing was done, nothing is new: `lead` shows what is waited for.
                 lines += _shown(view, verdict) if verdict.act is not None else []
             again = looks[-1][1].look_again_s if looks else None
             if again is None or self.story.now + again > until:

@@ -68,8 +68,8 @@ def test_the_safe_worlds_of_planted_bugs_hold():
 def test_every_planted_safety_bug_is_explored():
     """G5, G6, G7 and T8 are promises about time and disturbance; G10 shows only by what it leads to.
 
-    Explored members never bind a port twice and have no racks and no checks, and fences need several restarts that are told of by
-    different members.
+    Explored members never bind a port twice and have no racks and no checks, and fences need several restarts that are told
+    of by different members.
     """
     safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7", "T8", "fences")}
     unreached = {

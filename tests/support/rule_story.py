@@ -76,8 +76,8 @@ class Story:
         person = self.people[name] = Person(name, self._new_id(name))
         self._put(person, member(name, **{"boot": self._bind(name), **record}))
 
-    def ready(self, name: str) -> None:
-        """T4: the member's workers have stopped."""
+    def ready(self, name: str, unhealthy: str = "") -> None:
+        """T4: the member's workers have stopped. `unhealthy`: why the check of its node fails (T4.6)."""
         person = self.people[name]
         if person.holds is not None:
             person.left = max(person.left, person.holds.round)
@@ -85,7 +85,8 @@ class Story:
         record = self.members[person.id].record
         heard = record.heard or record.holds
         boot = self._bind(name)
-        self._put(person, msgspec.structs.replace(record, left=person.left, boot=boot, holds=None, heard=heard, done=False))
+        given = {"left": person.left, "boot": boot, "holds": None, "heard": heard, "done": False, "unhealthy": unhealthy}
+        self._put(person, msgspec.structs.replace(record, **given))
 
     def put(self, name: str, **record: Any) -> None:
         """Change the member's record: drain, done."""
@@ -229,7 +230,6 @@ class Story:
         self.revision += 1
         return view, verdict
 
-    def _evictable(self, act: Evict) -> list[str]:
     def inherit(self, name: str) -> Verdict | None:
         """T8.6: a follower asks whether the leader is dead."""
         verdict = evict_leader(msgspec.structs.replace(self.view(), me=self.people[name].id))
@@ -238,6 +238,7 @@ class Story:
                 del self.members[id]
         return verdict
 
+    def _evictable(self, act: Evict) -> list[str]:
         if act.away_s is None:
             return list(act.ids)
         away = [id for id in act.ids if self.now - self.killed.get(id, math.inf) >= act.away_s]
