@@ -47,7 +47,7 @@ def test_an_operator_sees_drains_bans_lets_in_again_and_closes():
         worlds(b, lambda said: said["size"] == 2)
 
         endless = rdzv("ban", HOST, place, *RUN, "--for", "for ever")
-        assert (endless.returncode, "is no duration: write 90s, 15m, 2h or 1d" in endless.stderr) == (2, True)
+        assert (endless.returncode, "is no duration" in endless.stderr) == (2, True)
         assert asked("ban", HOST, place, "--reason", "bad memory", "--for", "2h")["for_s"] == 7200
         assert [one.wait(LIMIT_S) for one in (a, b)] == [6, 6]
         assert "is banned from run 't': bad memory (for 2 h); `rdzv unban` lets it in again" in a.stderr.read()
