@@ -56,13 +56,18 @@ class Relay:
         self._calls: dict[int, UnaryCall | StreamCall] = {}
         self._number = 0
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self._running: asyncio.Task[None] | None = None
+        self._serves = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        """One per helper: the one that serves, and those that wait for the end of a former one."""
 
     def start(self, call: UnaryCall | StreamCall) -> int:
         """Register a call, and return its number."""
-        if self._running is None or self._running.done():
+        if not self._serves:
+            self._serves = True
             self._outbox = asyncio.Queue()
-            self._running = asyncio.get_running_loop().create_task(self._run(), name="rdzv relays gRPC")
+            task = asyncio.get_running_loop().create_task(self._run(), name="rdzv relays gRPC")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         self._number += 1
         self._calls[self._number] = call
         return self._number
@@ -77,9 +82,9 @@ class Relay:
 
     async def close(self) -> None:
         """End the helper."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         ours, theirs = socket.socketpair()
@@ -102,9 +107,11 @@ class Relay:
         finally:
             writing.cancel()
             writer.close()
-            for call in self._calls.values():
+            # Before the process is waited for: the calls that end here are made again at once, and need another helper.
+            self._serves = False
+            ended, self._calls = self._calls, {}
+            for call in ended.values():
                 call.receive("end", list(_GONE))
-            self._calls.clear()
             await reap(process)
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
