@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.config.nodelist import expand
+from support.timing import within
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_the_first_of_very_many_costs_nothing():
     began = time.perf_counter()
     assert next(expand("n[0-999999999999]")) == "n0"
     assert next(expand(",".join(f"host{index}" for index in range(50_000)))) == "host0"
-    assert time.perf_counter() - began < 1.0
+    within(time.perf_counter() - began, 1.0)
 
 
 words = st.text("abz.-_", max_size=4)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from support.member_processes import listens
 from support.ports import free_port
+from support.timing import TooSlow
 
 PROGRAMS = Path(__file__).parent / "torchrun_programs"
 AGENT, WORKER = PROGRAMS / "agent.py", PROGRAMS / "worker.py"
@@ -31,12 +32,14 @@ T = TypeVar("T")
 
 def wait_for(look: Callable[[], T | None], what: str = "it", timeout_s: float = LONG_S, report: Callable[[], str] = str) -> T:
     """Poll for the first true result. If none comes, fail with the text that `report` returns."""
-    deadline = time.monotonic() + timeout_s
+    began_at = time.monotonic()
     while True:
         result = look()
         if result:
             return result
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{report()}"
+        if time.monotonic() - began_at > timeout_s:
+            problem = TooSlow if timeout_s < LONG_S else AssertionError
+            raise problem(f"{what}: not within {timeout_s:g} s\n{report()}")
         time.sleep(0.02)
 
 

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from support.guarded_process import pid_of_sentinel
+from support.timing import within
 from support.torchrun_jobs import Job
 
 TOLD_S = 3 * 1.5
@@ -38,9 +39,9 @@ def lose(training: Job, victim: str) -> list[str]:
     told = {row.node: row.at - killed_at for row in training.rows("told", after=killed_at)}
     assert set(told) == set(survivors)
     if limit_s == TRAINING_S:
-        assert max(told.values()) < TOLD_S
+        within(max(told.values()), TOLD_S)
         joins, joined = training.rows("joins", after=killed_at), training.rows("joined", after=killed_at)
-        assert joined[-1].at - joins[-1].at < RETURNED_S
+        within(joined[-1].at - joins[-1].at, RETURNED_S)
     return survivors
 
 
@@ -120,8 +121,8 @@ def test_workers_that_use_collectives_go_on_too(job):
 
 @pytest.mark.timeout(120)
 def test_the_reason_names_the_killed_node_and_not_the_collectives_that_failed(job):
-    """The workers of the others fail at once, and their agents break the round. The loss is noticed after `linger`, later."""
-    training = job("2:3", mode="collectives", linger=2, **QUICK)
+    """The workers of the others fail at once, and their agents break the round; the loss is noticed later."""
+    training = job("2:3", mode="collectives", linger=10, **QUICK)
     for node in NODES:
         training.agent(node, slot=node)
     rows = training.world(NODES, 3)

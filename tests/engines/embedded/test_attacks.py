@@ -29,6 +29,7 @@ from rdzv.system.node import LocalNode
 from support.attacks import ATTACKS, LIMITS
 from support.certificates import ca_file, issue, trust
 from support.processes import memory
+from support.timing import within
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 
@@ -145,7 +146,7 @@ def test_an_attack_is_hardly_noticed_by_others(attack, tmp_path):
     sys.stdout.write(f"{attack} {shown}\n")
     assert "Traceback" not in said, said[-3000:]
     assert lines <= took_s + 5, said[-3000:]
-    assert max(longest_s.values()) < SLACK * PROMISED_S, shown
+    within(max(longest_s.values()), SLACK * PROMISED_S, shown)
     assert peak < before + budget + 64 * MIB, shown
     assert after < before + 32 * MIB, shown
 
