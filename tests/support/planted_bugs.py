@@ -187,8 +187,13 @@ def _close_hastily(view: View) -> Verdict | None:
     return rules.close_after_failure(msgspec.structs.replace(view, settings=settings))
 
 
-def _hang_up_as_dead(self: Leases, lease: int, linger_s: float, *, process_ended: bool = False) -> None:
-    _right_hang_up(self, lease, linger_s, process_ended=True)
+_hung_up: set[int] = set()
+"""Leases whose connection was lost once."""
+
+
+def _hang_up_and_note(self: Leases, lease: int, linger_s: float, *, process_ended: bool = False) -> None:
+    _hung_up.add(lease)
+    _right_hang_up(self, lease, linger_s, process_ended=process_ended)
 
 
 def _rule(right: object, wrong: object) -> Patch:
@@ -267,7 +272,8 @@ BUGS: dict[str, PlantedBug] = {
     ]),
     "stragglers are taken for dead without asking": PlantedBug("T8", [(Leader, "is_away", lambda _self, _key, _act: [])]),
     "a lost connection is taken for the end of a process": PlantedBug("T8", [
-        (Leases, "hang_up", _hang_up_as_dead),
+        (Leases, "away_s", lambda _self, lease: 9.9 if lease in _hung_up else -1.0),
+        (Leases, "hang_up", _hang_up_and_note),
     ]),
     "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
 }
