@@ -181,9 +181,10 @@ def test_torchrun_follows_pod_0_from_machine_to_machine(cluster):
 @pytest.mark.soak
 def test_without_a_declared_place_the_others_refuse_a_new_pod_0_until_a_person_says_that_the_former_is_gone(cluster):
     first, second = two_of(made_by(documents("job.yaml")))
+    assert "--conf=place=job-0" in first.container["args"]
     for pod in (first, second):
         (container,) = pod.spec["containers"]
-        container["args"].remove("--conf=place=job-0")
+        container["args"] = [word for word in container["args"] if word != "--conf=place=job-0"]
     pods = start(cluster, [first, second])
     trains(pods, 2)
     cluster.delete(pods[0])
