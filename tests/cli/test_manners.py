@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -63,6 +64,16 @@ def test_a_mistake_before_the_program_is_an_error_and_not_the_program(words, sen
     done = invoke("run", *words)
     assert done.exit_code == 2
     assert sentence in re.sub(r"[\s│]+", " ", done.stderr)
+
+
+def test_a_node_without_a_folder_for_temporary_files_is_told_what_to_do(monkeypatch):
+    def refuse(**_):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("rdzv.cli.launcher.TemporaryDirectory", refuse)
+    done = invoke("run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "true")
+    assert done.exit_code == 2
+    assert "no temporary folder can be made: No usable temporary directory found in ['/tmp']; set TMPDIR" in done.stderr
 
 
 def test_help_groups_the_commands_and_names_every_kind_of_endpoint():

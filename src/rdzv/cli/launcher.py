@@ -17,7 +17,7 @@ import msgspec
 from ..aio import AsyncRendezvous, departure_of
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
-from ..errors import Evicted, RdzvError
+from ..errors import Evicted, RdzvError, SettingsError
 from ..launch.environment import NodeInRound
 from ..launch.failure import Failure
 from ..launch.output import Destinations
@@ -203,7 +203,12 @@ async def run(make: MemberFactory, options: RunOptions) -> int:
 
     stdout is the program's. The log of the member goes to stderr, as that of torchrun.
     """
-    with log.taken_over(), TemporaryDirectory(prefix="rdzv-run-") as scratch:
+    try:
+        folder = TemporaryDirectory(prefix="rdzv-run-")
+    except OSError as error:  # Such as in a container whose file system is read-only.
+        problem = error.strerror or error
+        raise SettingsError(f"no temporary folder can be made: {problem}; set TMPDIR to a folder that can be written") from None
+    with log.taken_over(), folder as scratch:
         log.set_up()
         return await _run_in_rounds(make, options, Path(scratch))
 
