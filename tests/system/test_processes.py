@@ -33,10 +33,14 @@ class Forks:
     """Processes that another thread forks at the worst moment of each start."""
 
     def __init__(self) -> None:
+        self.started: list[int] = []
+        """Programs that were started."""
         self.pids: list[int] = []
+        """Processes that were forked meanwhile."""
         self.threads: list[threading.Thread] = []
 
-    def begin(self) -> None:
+    def begin(self, started: int) -> None:
+        self.started.append(started)
         thread = threading.Thread(target=self._fork)
         self.threads.append(thread)
         thread.start()
@@ -74,7 +78,7 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
 
     def fork_exec(*words: object) -> int:
         pid = real(*words)
-        made.begin()
+        made.begin(pid)
         return pid
 
     monkeypatch.setattr(owner, name, fork_exec)
@@ -123,8 +127,7 @@ async def test_a_helper_for_grpc_waits_for_no_process_that_is_forked_in_the_same
     while not forks.threads:
         await asyncio.sleep(0.01)
     assert forks.all_live()
-    for child in subprocess.check_output(["pgrep", "-P", str(os.getpid()), "-f", "relay import main"], text=True).split():
-        os.kill(int(child), signal.SIGKILL)
+    os.kill(forks.started[0], signal.SIGKILL)
     with pytest.raises(Exception, match="helper process for gRPC has ended"):
         await call.read()
     assert forks.all_live()
