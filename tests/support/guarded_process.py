@@ -41,6 +41,7 @@ class GuardedProcess:
         self.pid = self.process.pid
         self.children: list[int] = []
         self.lease, self.sentinel = self._read()
+        until(lambda: guards(self.sentinel), "the sentinel guards the lease", SOON_S)
 
     def __enter__(self):
         return self
@@ -80,6 +81,11 @@ def shown_of(pid: int, file: str) -> bytes:
     return until(lambda: Path(f"/proc/{pid}/{file}").read_bytes(), f"process {pid} has begun", SOON_S)
 
 
+def guards(pid: int) -> bool:
+    """Whether a process is a sentinel that has been told of a lease: then it has its name."""
+    return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+
+
 def pid_of_sentinel(pid: int) -> int:
     """Wait until another process has a sentinel that guards a lease, and return its process id."""
 
@@ -87,7 +93,7 @@ def pid_of_sentinel(pid: int) -> int:
         with suppress(FileNotFoundError, ProcessLookupError):  # A thread or a child ended while it was read.
             listed = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
             for child in " ".join(listed).split():
-                if Path(f"/proc/{child}/comm").read_text().strip() == NAME:
+                if guards(int(child)):
                     return int(child)
         return 0
 

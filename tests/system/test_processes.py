@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 
@@ -57,23 +56,22 @@ class Forks:
         """Whether a process was forked for each start, and none of them has ended: then nothing has waited for its end."""
         for thread in self.threads:
             thread.join()
-        return bool(self.pids) and not any(os.waitpid(pid, os.WNOHANG)[0] for pid in self.pids)
+        ended = [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in self.pids]
+        return bool(ended) and not any(ended)
 
     def end(self) -> None:
         for thread in self.threads:
             thread.join()
         for pid in self.pids:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     """Have a process forked in each start between the moment at which the program runs and that at which Python knows it."""
     made = Forks()
-    # Its name until Python 3.10 is that of its module.
-    owner, name = (subprocess, "_fork_exec") if hasattr(subprocess, "_fork_exec") else (subprocess._posixsubprocess, "fork_exec")
+    owner, name = (subprocess, "_fork_exec") if sys.version_info >= (3, 11) else (subprocess._posixsubprocess, "fork_exec")
     real = getattr(owner, name)
 
     def fork_exec(*words: object) -> int:
@@ -124,7 +122,7 @@ async def test_a_helper_for_grpc_waits_for_no_process_that_is_forked_in_the_same
 
     relay = Relay(None)
     call = RelayChannel(relay, "127.0.0.1:1").stream_stream("/none")(metadata=None)
-    while not forks.threads:
+    while not forks.threads:  # noqa: ASYNC110  The fixture has no event.
         await asyncio.sleep(0.01)
     assert forks.all_live()
     os.kill(forks.started[0], signal.SIGKILL)

@@ -142,9 +142,9 @@ def test_a_program_that_does_not_serve_in_time_is_ended(tmp_path):
     binary = executable(tmp_path / "etcd", f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     server = EtcdServer(binary=binary)
     with pytest.raises(NotStarted) as caught:
-        server.start(timeout_s=0.5)
+        server.start(timeout_s=2)
     assert caught.value.sentence == (
-        f"etcd ({binary}) was not started: it did not serve {server.get_endpoint()} within 0.5 s"
+        f"etcd ({binary}) was not started: it did not serve {server.get_endpoint()} within 2 s"
     )
     assert not is_alive(int((tmp_path / "pid").read_text()))
 

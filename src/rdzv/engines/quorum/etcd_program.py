@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ...errors import NotStarted, SettingsError
-from ..etcd.client.diagnose import too_old
 from ...system.processes import start
+from ..etcd.client.diagnose import too_old
 from ..etcd.server import BINARY_ENV, find_etcd
 from .agreement import HostRecord, cluster_token, member_name
 from .state import StateFolder
