@@ -69,6 +69,7 @@ class AgentForker:
         )
         self._lock = threading.Condition()
         self._forked: list[int] = []
+        self._is_ready = False
         self.codes: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -78,11 +79,18 @@ class AgentForker:
         for line in self._process.stdout:
             said = json.loads(line)
             with self._lock:
-                if "code" in said:
+                if "ready" in said:
+                    self._is_ready = True
+                elif "code" in said:
                     self.codes[said["pid"]] = said["code"]
                 else:
                     self._forked.append(said["pid"])
                 self._lock.notify_all()
+
+    def wait_ready(self) -> None:
+        """Wait until torch is imported, so that a measurement does not contain that."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: self._is_ready, LONG_S), "torch could not be imported"
 
     def fork(self, **request: object) -> int:
         assert self._process.stdin is not None

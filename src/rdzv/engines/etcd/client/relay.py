@@ -24,8 +24,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from ....system.fork import let_go_in_children
-from ....system.processes import reap
+from ....system.fork import fork_lock, let_go_in_children
+from ....system.processes import reap, start
 from .channels import Files, open_channel
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -87,10 +87,11 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
-        ours, theirs = socket.socketpair()
-        let_go_in_children(ours)
-        with theirs:
-            process = _start_helper(theirs.fileno())
+        with fork_lock:  # A child with their end would hide the helper's death.
+            ours, theirs = socket.socketpair()
+            let_go_in_children(ours)
+            with theirs:
+                process = _start_helper(theirs.fileno())
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(_frame(0, "files", self._files))
         writing = asyncio.get_running_loop().create_task(self._write(writer), name="rdzv relays gRPC")
@@ -123,7 +124,7 @@ class Relay:
 
 def _start_helper(descriptor: int) -> subprocess.Popen[bytes]:
     program = f"from {__name__} import main; main({descriptor})"
-    return subprocess.Popen(  # noqa: S603  This interpreter, with a program of ours.
+    return start(
         [sys.executable, "-c", program],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
