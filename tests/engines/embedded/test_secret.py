@@ -20,18 +20,8 @@ from rdzv.engines.embedded.trust import DRIVER, SERVER, Handshake, Trust, new_no
 from rdzv.engines.port import Get, Put
 from rdzv.errors import Unreachable, Untrusted
 from support.certificates import TOKEN, full, trust
-from support.embedded_server import (
-    FakeTransport,
-    Proxy,
-    Raw,
-    driver_to,
-    feed,
-    free_port,
-    run,
-    serving,
-    session_to,
-    until,
-)
+from support.embedded_server import FakeTransport, Proxy, Raw, driver_to, feed, run, serving, session_to, until
+from support.ports import free_port
 
 DIFFERENT = "the two sides have different secrets: give the member the server's token"
 ONLY_SERVER = (
