@@ -11,6 +11,7 @@ import pytest
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.etcd.client import cluster as cluster_module
+from rdzv.engines.etcd.client import relay as relay_module
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.port import Get, Put
@@ -43,6 +44,27 @@ async def test_a_helper_that_dies_is_replaced_and_watches_go_on():
         assert (await anext(watch)).events[0].item.value == b"v"
         await session.close()
         assert helpers() == []
+
+
+async def test_a_call_that_begins_while_a_dead_helper_is_reaped_is_answered(monkeypatch):
+    really, reaping, may_end = relay_module.reap, asyncio.Event(), asyncio.Event()
+
+    async def reap_late(process):
+        reaping.set()
+        await may_end.wait()
+        await really(process)
+
+    monkeypatch.setattr(relay_module, "reap", reap_late)
+    with Cluster(1) as etcd:
+        session = await EtcdDriver(Endpoint.parse(etcd.endpoint("relay")), Credentials()).connect()
+        (first,) = helpers()
+        os.kill(first, signal.SIGKILL)
+        await reaping.wait()
+        call = asyncio.ensure_future(session.txn(then=[Put("k", b"v")]))
+        await asyncio.sleep(0.1)
+        may_end.set()
+        assert (await call).succeeded
+        await session.close()
 
 
 async def test_an_etcd_that_is_gone_is_an_outage_and_a_cancelled_call_leaves_the_rest_alone():

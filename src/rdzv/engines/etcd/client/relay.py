@@ -82,6 +82,12 @@ class Relay:
             await asyncio.gather(self._running, return_exceptions=True)
 
     async def _run(self) -> None:
+        """Run a helper, and another one if calls began while the first was reaped."""
+        await self._run_helper()
+        while self._calls:
+            await self._run_helper()
+
+    async def _run_helper(self) -> None:
         ours, theirs = socket.socketpair()
         let_go_in_children(ours)
         with theirs:
@@ -102,9 +108,9 @@ class Relay:
         finally:
             writing.cancel()
             writer.close()
-            for call in self._calls.values():
+            calls, self._calls, self._outbox = self._calls, {}, asyncio.Queue()  # What begins now is for the next helper.
+            for call in calls.values():
                 call.receive("end", list(_GONE))
-            self._calls.clear()
             await reap(process)
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
