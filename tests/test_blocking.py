@@ -311,7 +311,7 @@ def test_reading_a_change_does_not_wait_for_the_thread():
         began_at = time.perf_counter()
         for _ in range(1000):
             assert member.changed is None
-        assert time.perf_counter() - began_at < 1
+        assert time.perf_counter() - began_at < LONG_S / 2
         release.set()
         doing.result(LONG_S)
 

@@ -56,8 +56,8 @@ async def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waitin
             addresses = [(socket.AF_INET, full.getsockname()), (socket.AF_INET, ("127.0.0.1", server.port))]
             driver = driver_to(server.port)
             began_at = time.monotonic()
-            found, _ = await greeting.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 5.0)
-            assert time.monotonic() - began_at < 3 * greeting.STAGGER_S
+            found, _ = await greeting.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 60.0)
+            assert time.monotonic() - began_at < 20, "and not when the first one is given up"
             found.close()
 
 

@@ -192,5 +192,5 @@ def test_the_barrier_ends_in_its_time_without_an_error(caplog):
     with Agents(2) as agents:
         began_at = time.monotonic()
         barrier(agents.stores[0], 2, timeout_s=0.3)
-        assert time.monotonic() - began_at < 0.3 + 3
+        assert time.monotonic() - began_at < LONG_S
         assert "the others are not done after 0 s" in caplog.text

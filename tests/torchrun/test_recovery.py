@@ -1,6 +1,7 @@
 """Losing and gaining nodes under torchrun: which nodes go on, in which world, and how soon.
 
-Each limit is three times the promised time, because the test machine may be busy. `bench/recover.py` measures.
+Only the repetitions of `make soak` check how soon: each limit is three times the promised time, because the test machine may be
+busy. `bench/recover.py` measures.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 import pytest
 
 from support.guarded_process import pid_of_sentinel
-from support.torchrun_jobs import Job
+from support.torchrun_jobs import LONG_S, Job
 
 TOLD_S = 3 * 1.5
 RETURNED_S = 3 * 0.2
@@ -26,18 +27,18 @@ def form(training: Job, nodes=NODES):
     return training.world(nodes, len(nodes))
 
 
-def lose(training: Job, victim: str) -> list[str]:
-    """Kill a node and check that the others go on without it, in time."""
+def lose(training: Job, victim: str, *, in_time: bool = False) -> list[str]:
+    """Kill a node and check that the others go on without it, and if asked for, how soon."""
     survivors = [node for node in training.agents if node != victim and training.agents[node].code is None]
     limit_s = TRAINING_AFTER_SERVER_S if training.server() == victim else TRAINING_S
     before = training.world([*survivors, victim], len(survivors) + 1)
     killed_at = training.agents[victim].kill()
-    after = training.world(survivors, len(survivors), after=killed_at, timeout_s=limit_s)
+    after = training.world(survivors, len(survivors), after=killed_at, timeout_s=limit_s if in_time else LONG_S)
     assert {row.round for row in after.values()} == {before[victim].round + 1}
     assert all(row.restarts == before[row.node].restarts for row in after.values()), "no restart is spent on a loss"
     told = {row.node: row.at - killed_at for row in training.rows("told", after=killed_at)}
     assert set(told) == set(survivors)
-    if limit_s == TRAINING_S:
+    if in_time and limit_s == TRAINING_S:
         assert max(told.values()) < TOLD_S
         joins, joined = training.rows("joins", after=killed_at), training.rows("joined", after=killed_at)
         assert joined[-1].at - joins[-1].at < RETURNED_S
@@ -52,7 +53,7 @@ def test_the_others_go_on_when_a_node_is_killed_and_a_fresh_one_comes_in(job):
     victim = next(node for node in NODES if rows[node].rank > 0 and node != server)
     survivors = lose(training, victim)
     fresh = training.agent("fresh")
-    after = training.world([*survivors, "fresh"], 3, after=fresh.started_at, timeout_s=TRAINING_S)
+    after = training.world([*survivors, "fresh"], 3, after=fresh.started_at)
     assert after["fresh"].rank == 2
     between = {row.node: row.rank for row in training.rows("start", after=rows[victim].at) if row.size == 2}
     assert {node: after[node].rank for node in survivors} == between, "ranks stay when a job grows"
@@ -81,7 +82,7 @@ def test_on_etcd_the_others_go_on_long_before_the_lease_of_a_killed_agent_ends(j
     survivors = [node for node in NODES if node != victim]
     pid_of_sentinel(training.agents[victim].pid)
     killed_at = training.agents[victim].signal(signal.SIGKILL)
-    after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
+    after = training.world(survivors, 2, after=killed_at)
     assert all(row.restarts == 0 and row.reason.endswith(" lost") for row in after.values())
     training.finish_all(survivors)
 
@@ -120,15 +121,18 @@ def test_workers_that_use_collectives_go_on_too(job):
 
 @pytest.mark.timeout(120)
 def test_the_reason_names_the_killed_node_and_not_the_collectives_that_failed(job):
-    """The workers of the others fail at once, and their agents break the round. The loss is noticed after `linger`, later."""
-    training = job("2:3", mode="collectives", linger=2, **QUICK)
+    """The workers of the others fail at once, and their agents break the round.
+
+    The loss is noticed later: when the others have stopped, or after `linger`, which is long enough for busy agents.
+    """
+    training = job("2:3", mode="collectives", linger=10, **QUICK)
     for node in NODES:
         training.agent(node, slot=node)
     rows = training.world(NODES, 3)
     victim = next(node for node in NODES if rows[node].rank > 0 and node != training.server())
     survivors = [node for node in NODES if node != victim]
     killed_at = training.agents[victim].kill()
-    after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
+    after = training.world(survivors, 2, after=killed_at)
     reasons = {row.reason for row in after.values()}
     assert len(reasons) == 1, "all workers of a round are told the same"
     (reason,) = reasons
@@ -146,7 +150,7 @@ def test_nothing_is_lost_in_twenty_repetitions(job):
     nodes = list(NODES)
     for turn in range(20):
         victim = nodes.pop(turn % 3)
-        assert lose(training, victim) == nodes
+        assert lose(training, victim, in_time=True) == nodes
         fresh = training.agent(f"fresh{turn}")
         nodes.append(fresh.node)
         training.world(nodes, 3, after=fresh.started_at, timeout_s=TRAINING_S)

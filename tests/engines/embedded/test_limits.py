@@ -647,7 +647,7 @@ async def test_stopping_says_why_and_ends_all_connections():
         began_at = time.monotonic()
         await server.stop()
         await server.stop()
-        assert time.monotonic() - began_at < 3 * 1.0
+        assert time.monotonic() - began_at < 9.0, "it waits for no lease"
         assert "has been stopped" in (await raw.frame()).text
         assert await raw.rest() == b""
         assert (await stranger.rest()).startswith(PREAMBLE)

@@ -277,7 +277,7 @@ async def test_a_stranger_may_send_little_and_stays_no_longer_for_talking():
         for raw in (silent, talking, half):
             assert b"did not say hello within 1 s" in await raw.rest()
             await raw.close()
-        assert time.monotonic() - began_at < 3 * 3.0
+        assert time.monotonic() - began_at < 20
         await until(lambda: not server.peers)
         assert not server._strangers
         assert not server._owing

@@ -300,7 +300,7 @@ async def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
         began_at = time.monotonic()
         with pytest.raises(Unreachable, match="no answer"):
             await session.txn(then=[Get("k")])
-        assert time.monotonic() - began_at < 5
+        assert time.monotonic() - began_at < LONG_S / 2
         hang.set()
         backend.version = 1
         while True:
