@@ -14,6 +14,9 @@ TORCHFT ?= torchft
 # Extra words for every pytest, such as ARGS="-k wire".
 ARGS ?=
 
+# The tests start hundreds of processes. Without bytecode, which some environments forbid, each compiles the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := $(VENV)/bin
 USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
@@ -25,10 +28,11 @@ LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
-.PHONY: help test lint types unit seeds gates soak demo bench bench-peers clean
+.PHONY: help test quick lint types unit seeds gates soak demo bench bench-peers clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
+	@echo "make quick  lint, types, and the tests that start no process: under a minute"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
 	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
@@ -41,7 +45,11 @@ test:
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory gates
-	@$(MAKE) --no-print-directory seeds
+
+quick:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	$(PYTEST) -m "not soak" $(QUICK) $(ARGS)
 
 # What a user has: the demo needs neither torch nor the tools of development.
 $(USABLE): pyproject.toml
@@ -59,9 +67,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy --strict src
 
-# Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too.
+# The simulator's seeds are marked `no_cover`: tracing makes them several times slower, and they reach no line that the others
+# should not reach too. They run among the tests that wait.
 unit: $(STAMP)
-	$(PYTEST) -m "not soak" --cov --cov-report= $(addprefix --ignore=,$(SEEDS)) $(LONG_FIRST) $(ARGS)
+	$(PYTEST) -m "not soak" --cov --cov-report= $(LONG_FIRST) $(ARGS)
 
 seeds: $(STAMP)
 	$(PYTEST) -m "not soak" $(SEEDS) $(ARGS)

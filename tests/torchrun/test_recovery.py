@@ -53,7 +53,7 @@ def test_the_others_go_on_when_a_node_is_killed_and_a_fresh_one_comes_in(job):
     victim = next(node for node in NODES if rows[node].rank > 0 and node != server)
     survivors = lose(training, victim)
     fresh = training.agent("fresh")
-    after = training.world([*survivors, "fresh"], 3, after=fresh.started_at, timeout_s=TRAINING_S)
+    after = training.world([*survivors, "fresh"], 3, after=fresh.started_at)
     assert after["fresh"].rank == 2
     between = {row.node: row.rank for row in training.rows("start", after=rows[victim].at) if row.size == 2}
     assert {node: after[node].rank for node in survivors} == between, "ranks stay when a job grows"
@@ -82,7 +82,7 @@ def test_on_etcd_the_others_go_on_long_before_the_lease_of_a_killed_agent_ends(j
     survivors = [node for node in NODES if node != victim]
     pid_of_sentinel(training.agents[victim].pid)
     killed_at = training.agents[victim].signal(signal.SIGKILL)
-    after = training.world(survivors, 2, after=killed_at, timeout_s=TRAINING_S)
+    after = training.world(survivors, 2, after=killed_at)
     assert all(row.restarts == 0 and row.reason.endswith(" lost") for row in after.values())
     training.finish_all(survivors)
 

@@ -50,7 +50,7 @@ def test_a_web_server_is_named():
     web.RequestHandlerClass.log_message = lambda *_: None
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
-        problem, took_s = run(lambda: refusal(web.server_port))
+        problem, took_s = run(lambda: refusal(web.server_port, connect_timeout_s=60.0))
     finally:
         web.shutdown()
         web.server_close()

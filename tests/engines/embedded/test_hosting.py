@@ -302,7 +302,7 @@ def test_settings_choose_the_driver():
 
 async def test_who_serves_stays_until_the_others_are_gone():
     port = free_port()
-    driver = hosting(f"127.0.0.1:{port}")
+    driver = hosting(f"127.0.0.1:{port}", stay_s=LONG_S)
     await (await driver.connect()).close()
     other = await driver_to(port).connect()
     closing = asyncio.ensure_future(driver.close())
@@ -377,7 +377,7 @@ async def test_one_whose_connection_just_broke_is_waited_for():
 
 async def test_members_of_one_process_share_its_server_and_the_last_stops_it():
     port = free_port()
-    drivers = [hosting(f"127.0.0.1:{port}") for _ in range(3)]
+    drivers = [hosting(f"127.0.0.1:{port}", stay_s=LONG_S) for _ in range(3)]
     sessions = [await driver.connect() for driver in drivers]
     for driver, session in zip(drivers, sessions, strict=True):
         await sessions[-1].txn()

@@ -131,7 +131,7 @@ async def test_a_server_that_is_away_for_a_while_disturbs_nobody():
         assert (await members[0].status()).round == 1
 
 
-async def test_a_killed_member_is_noticed_in_about_a_second():
+async def test_a_killed_member_is_noticed_after_the_linger_and_long_before_its_lease_ends():
     async with serving() as server, Group(server.port, 2, 3, lease=30) as group, Proxy(server.port) as proxy:
         members = [group.member("n0"), group.member("n1"), group.member("n2", proxy.port)]
         await asyncio.gather(*(member.join() for member in members))

@@ -54,6 +54,27 @@ async def test_a_helper_that_dies_is_replaced_and_watches_go_on(monkeypatch):
         assert helpers() == []
 
 
+async def test_a_call_that_begins_while_a_dead_helper_is_reaped_is_answered(monkeypatch):
+    really, reaping, may_end = relay.reap, asyncio.Event(), asyncio.Event()
+
+    async def reap_late(process):
+        reaping.set()
+        await may_end.wait()
+        await really(process)
+
+    monkeypatch.setattr(relay, "reap", reap_late)
+    with Cluster(1) as etcd:
+        session = await EtcdDriver(Endpoint.parse(etcd.endpoint("relay")), Credentials()).connect()
+        (first,) = helpers()
+        os.kill(first, signal.SIGKILL)
+        await reaping.wait()
+        call = asyncio.ensure_future(session.txn(then=[Put("k", b"v")]))
+        await asyncio.sleep(0.1)
+        may_end.set()
+        assert (await call).succeeded
+        await session.close()
+
+
 async def test_an_etcd_that_is_gone_is_an_outage_and_a_cancelled_call_leaves_the_rest_alone():
     with Cluster(1) as etcd:
         endpoint = Endpoint.parse(etcd.endpoint("relay"))
