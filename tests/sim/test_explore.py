@@ -14,11 +14,12 @@ from support.planted_bugs import BUGS, planted
 
 pytestmark = pytest.mark.no_cover
 
-CHOICES_MAX = 400
+CHOICES_MAX = 340
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
 WHOLE = (
     "two form", "two form on etcd", "three form", "three re-form", "three re-form: losses", "three re-form: messages",
-    "three re-form: engine", "three re-form: growth", "three re-form: ends", "other settings",
+    "three re-form: engine", "three re-form: growth", "three re-form: ends", "three form: last call", "three re-form: racks",
+    "three re-form: same ports", "other settings",
 )  # fmt: skip
 """Worlds that `make soak` walks to the end."""
 
@@ -42,7 +43,7 @@ def test_every_guarantee_holds_for_longer(name, record_property):
     assert report.complete or name not in WHOLE, str(report)
 
 
-LATE = {"round number is reused after a restart"}
+LATE = {"round number is reused after a restart", "fence of a restarted server begins at what it is told"}
 """Bugs that are met only after thousands of choices."""
 
 
@@ -68,17 +69,9 @@ def test_the_safe_worlds_of_planted_bugs_hold():
 
 
 def test_every_planted_safety_bug_is_explored():
-    """G5, G6, G7 and T8 are promises about time and disturbance; G10 shows only by what it leads to.
-
-    Explored members never bind a port twice and have no racks, and fences need several restarts that are told of by
-    different members.
-    """
-    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7", "T8", "fences")}
-    unreached = {
-        "last-call age is taken from another machine's clock", "address of the former round is used again",
-        "segments are cut across racks",
-    }  # fmt: skip
-    assert safety - unreached <= set(EXPLORED_BUGS)
+    """G5, G6 and G7 are promises about time and disturbance."""
+    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7")}
+    assert safety <= set(EXPLORED_BUGS)
 
 
 def test_a_story_is_read_as_it_was_told(tmp_path, capsys):

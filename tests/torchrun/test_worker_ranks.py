@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.ports import free_port
+from support.timing import within
 from support.torchrun_jobs import LONG_S, Job, Row, ServeProcess, wait_for
 
 QUICK = {"last_call": 1, "settle": 0.3, "grow_every": 0, "drain_settle": 0.2}
@@ -168,7 +169,7 @@ def test_ranks_are_handed_out_while_the_engine_is_away(job, kind, away_s):
         released_at = time.monotonic()
         training.release("b")
         all_of(training, 4, {"b": 1})
-        assert time.monotonic() - released_at < 20, "it asks nobody"
+        within(time.monotonic() - released_at, 5, "it asks nobody")
         first = [(row.node, row.rank, row.round) for row in training.rows("start")]
         assert sorted(first) == [("a", 0, 1), ("a", 1, 1), ("a", 2, 1), ("b", 3, 1)]
         bring_back()
@@ -225,7 +226,8 @@ def test_under_random_kills_every_worker_is_in_the_world_that_was_sealed(job, en
         found |= {"kills_of_the_server": len(of_servers), "median_of_those_s": statistics.median(of_servers)}
     for name, figure in found.items():
         record_property(name, figure)
-    assert lasts_s < 600 or found["median_s"] < KILLED_IN_S, found
+    if lasts_s >= 600:
+        within(found["median_s"], KILLED_IN_S, found)
     training.finish_all(workers)
 
 

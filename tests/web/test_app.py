@@ -18,6 +18,7 @@ from rdzv.operate import journal
 from rdzv.web import actions, app, feed, serving
 from support.embedded_server import session_to
 from support.staged_runs import StagedRun
+from support.timing import within
 from support.web_pages import Listener, fetch, scene, until
 
 SECRET = "b1946ac92492d2347c6235b4d2611184"
@@ -237,8 +238,9 @@ async def test_a_scrape_of_a_thousand_members_is_cheap(monkeypatch, record_prope
         median_s = statistics.median(cpu_s)
         wall = statistics.median(wall_s)
         record_property("explored", f"a scrape of 1,000 members takes {median_s * 1e3:.1f} ms of CPU and {wall * 1e3:.1f} ms")
-        # 50 ms, and 1 % of a core for a scrape every 15 s, hold by far. How long it takes depends on the machine's load.
-        assert median_s < 0.05
+        # 50 ms, and 1 % of a core for a scrape every 15 s. Both hold by far.
+        within(median_s, 0.05)
+        within(wall, 3 * 0.05)
 
 
 # ---- actions

@@ -154,12 +154,19 @@ def _newcomer(world: SmallWorld, name: str) -> None:
     world.start(name)
 
 
+def _respawn(world: SmallWorld, name: str) -> None:
+    """Start a process again on the host of one that was killed."""
+    world.record("newcomer", "n0")
+    world.start("n0", world.apps[name].node.host)
+
+
 def _order(deed: str, world: SmallWorld, name: str) -> None:
     world.apps[name].command(deed)
 
 
 # When a fault may strike.
-ENGINE, KEY, NEW, HOLDING, REQUEST, REQUEST_OR_QUIET = "engine", "key", "new", "holding", "request", "request or quiet"
+ENGINE, KEY, NEW, DEAD, HOLDING = "engine", "key", "new", "dead", "holding"
+REQUEST, REQUEST_OR_QUIET = "request", "request or quiet"
 
 
 class FaultKind(NamedTuple):
@@ -184,6 +191,7 @@ FAULTS: dict[str, FaultKind] = {
     "gap": FaultKind(ENGINE, _gap),
     "lead astray": FaultKind(HOLDING, _lead_astray),
     "newcomer": FaultKind(NEW, _newcomer),
+    "respawn": FaultKind(DEAD, _respawn),
     **{deed: FaultKind(HOLDING, partial(_order, deed)) for deed in ("fail", "leave", "done", "close", "drain", "give up")},
 }
 """All faults. The last ones are no faults but things that a member's program does while it holds a round."""

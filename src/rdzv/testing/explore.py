@@ -28,10 +28,11 @@ from pathlib import Path
 
 from .checkers import SAFETY_CHECKERS
 from .choices import FAULTS, TARGETS, VERBS, Choice
-from .progress_checkers import G5Progress, G6Notice, G7Cause
+from .fingerprint import PORT
+from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions
 from .small_world import SmallWorld, WorldPlan
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions)
 STATES_MAX = 1 << 21
 CHOICES_MAX = 1 << 23
 WRONG_MAX = 20
@@ -64,6 +65,19 @@ WORLDS = {
                 "growth": ("newcomer", "crash", "expire"),
                 "ends": (*_DEEDS, "crash"),
             }.items()
+        ),
+        WorldPlan(
+            "three form: last call", 3, (*_CRASHES, "expire"), 1, chooses_reads=False,
+            # Part of a last call is over when a new engine has its first head. With a fourth place this one is waited out.
+            options={"last_call": 5.0, "max_nodes": 4},
+        ),
+        WorldPlan(
+            "three re-form: racks", 3, ("newcomer", "crash"), 2, formed=True, chooses_reads=False,
+            options={"segment": 2, "max_nodes": 4}, racks=("a", "b", "a", "b"),
+        ),
+        WorldPlan(
+            "three re-form: same ports", 3, ("crash", "respawn"), 2, formed=True, chooses_reads=False,
+            options={"bootstrap_port": f"{PORT}-{PORT + 3}"},
         ),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),

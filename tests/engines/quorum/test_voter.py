@@ -81,6 +81,7 @@ async def test_a_quorum_on_loopback_forms_restarts_its_etcd_refuses_other_runs_a
     viewer = Settings.make(where, run_id="job", min_nodes=1, max_nodes=1, is_host=False)
     found = [finding async for finding in Doctor(viewer).examine()]
     assert [finding.level for finding in found if finding.topic == "voter"] == ["ok"] * 3
+    assert not [finding for finding in found if finding.topic == "program"], "a client runs none"
     assert len([finding for finding in found if finding.topic == "port"]) == 6, "two ports of each host"
 
     other = open_driver(Settings.make(where, run_id="other", min_nodes=1, max_nodes=1, is_host=False))
@@ -240,12 +241,23 @@ def program(tmp_path: Path, says: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("says", "problem"), [("etcd Version: 3.3.27", "3.4 or later"), ("hello", "is not etcd")]
+    ("says", "problem"),
+    [("etcd Version: 3.3.27", "3.4 or later"), ("hello", "is not etcd: .*prints 'hello'"), ("", "prints nothing")],
 )
 def test_a_program_that_cannot_be_used_is_refused(tmp_path, monkeypatch, says, problem):
-    monkeypatch.setenv("RDZV_ETCD", program(tmp_path, says))
+    monkeypatch.setenv("RDZV_ETCD_BIN", program(tmp_path, says))
     with pytest.raises(SettingsError, match=problem):
         find_program()
+
+
+async def test_the_doctor_says_which_etcd_a_listed_host_would_run_and_what_is_wrong_with_it(tmp_path, monkeypatch):
+    examined = Doctor(Settings.make(endpoint(), run_id="job", min_nodes=1, max_nodes=1))
+    (found,) = [finding async for finding in examined.examine() if finding.topic == "program"]
+    assert (found.level, found.text) == ("ok", f"this host would run etcd {find_program().version} ({find_program().path})")
+    monkeypatch.setenv("RDZV_ETCD_BIN", program(tmp_path, "etcd Version: 3.3.27"))
+    (found,) = [finding async for finding in examined.examine() if finding.topic == "program"]
+    assert (found.level, found.code) == ("problem", "RDZV-P10")
+    assert "3.4 or later" in found.text
 
 
 def test_without_etcd_the_error_says_what_to_install(monkeypatch):

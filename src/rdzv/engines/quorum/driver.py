@@ -133,12 +133,23 @@ class QuorumDriver(EtcdDriver):
             forget = any(voter.pid for voter in last) and await self._stay(last)
             await asyncio.gather(*(voter.stop(forget=forget) for voter in last))
 
+    async def program(self) -> str:
+        """Return the etcd of this machine if it is one of the hosts. Raises SettingsError with what to install."""
+        if self._is_host is False or not await self._here():
+            return ""
+        found = await asyncio.to_thread(find_program)
+        return f"etcd {found.version} ({found.path})"
+
     # ---- voting
+
+    async def _here(self) -> list[tuple[int, str]]:
+        """Return the entries of the list that are this machine, and where each listens ("": at all interfaces)."""
+        found = await asyncio.gather(*(self._own_address(*host) for host in self.quorum.hosts))
+        return [(index, address) for index, address in enumerate(found) if address is not None]
 
     async def _begin(self) -> None:
         """Start the voters of this host: one for each entry of the list that is here."""
-        found = await asyncio.gather(*(self._own_address(*host) for host in self.quorum.hosts))
-        here = [(index, address) for index, address in enumerate(found) if address is not None]
+        here = await self._here()
         if self._is_host and not here:
             raise SettingsError(f"is_host is true, and no host of {self.endpoint} has an address of this machine")
         if not here or self._voters or self._closed:
