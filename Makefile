@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Most tests wait for something, so there are more jobs than cores; one that has no test left takes some of another.
-JOBS ?= 4
+JOBS ?= 6
 # Seconds; a test that hangs is shown with the stacks of all its threads.
 TEST_TIMEOUT ?= 300
 # The torch that is tested, and numpy, without which torch warns. A version and not just the name: the newest one may bring
@@ -21,10 +21,12 @@ BIN := $(VENV)/bin
 USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
-SEEDS := tests/sim/test_seeds.py tests/sim/test_planted_bugs.py tests/sim/test_register_seeds.py tests/sim/test_explore.py
 # Long tests begin first, so that at the end no job is left alone with one. The quick ones fill the gaps.
 LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random_faults.py tests/engines/quorum tests/torchrun \
 	tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
+# The rules, the member and the simulator, and the checks of the source and the pages: they start no process and wait for no clock.
+QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engines/test_reference.py tests/engines/test_memory.py \
+	tests/test_tidy.py tests/test_control_flow.py tests/test_docs.py tests/test_errors.py tests/test_aio.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
@@ -46,10 +48,11 @@ test:
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory gates
 
+# Three jobs: each collects the tests, and these hardly wait.
 quick:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
-	$(PYTEST) -m "not soak" $(QUICK) $(ARGS)
+	$(PYTEST) -n 3 -m "not soak and not no_cover" $(QUICK) $(ARGS)
 
 # What a user has: the demo needs neither torch nor the tools of development.
 $(USABLE): pyproject.toml
@@ -73,7 +76,7 @@ unit: $(STAMP)
 	$(PYTEST) -m "not soak" --cov --cov-report= $(LONG_FIRST) $(ARGS)
 
 seeds: $(STAMP)
-	$(PYTEST) -m "not soak" $(SEEDS) $(ARGS)
+	$(PYTEST) -m "no_cover and not soak" tests/sim $(ARGS)
 
 # The rules are to be covered to the last branch: a branch no test takes is a decision nobody has looked at.
 gates: $(STAMP)
