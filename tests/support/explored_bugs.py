@@ -15,6 +15,7 @@ def _world(name: str, *faults: str, **changes: Any) -> WorldPlan:
 
 
 EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
+    "a lost connection is taken for the end of a process": (_world("two re-form: slow stops", "fail", "reset"), "T8"),
     "address of the former round is used again": (WORLDS["three re-form: same ports"], "G1"),
     "an instant is written": (_world("two form", faults_max=0), "G10"),
     "close ends a later incarnation": (_world("three re-form: losses", "close", "stall"), "no progress"),
@@ -43,6 +44,7 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     "spare disturbs the round": (_world("two form", "newcomer", formed=True, options={"max_nodes": 2}), "G7"),
     "store of the old round is visible": (WORLDS["two use the store"], "G8"),
     "stragglers are taken for dead without asking": (_world("three re-form: losses", "fail", "pause"), "T8"),
+    "stragglers are waited for without end": (_world("two re-form: slow stops", "fail", stop_s=30.0), "G5"),
     "success closes too early": (_world("three re-form: ends", "done"), "G9"),
     "two worlds from two engines": (WORLDS["two engines"], "G8"),
     "watch gap is not re-listed": (_world("two re-form", "gap", "crash", "expire"), "no progress"),
