@@ -44,7 +44,6 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     "spare disturbs the round": (_world("two form", "newcomer", formed=True, options={"max_nodes": 2}), "G7"),
     "store of the old round is visible": (WORLDS["two use the store"], "G8"),
     "stragglers are taken for dead without asking": (_world("three re-form: losses", "fail", "pause"), "T8"),
-    "stragglers are waited for without end": (_world("two re-form: slow stops", "fail", stop_s=30.0), "G5"),
     "success closes too early": (_world("three re-form: ends", "done"), "G9"),
     "two worlds from two engines": (WORLDS["two engines"], "G8"),
     "watch gap is not re-listed": (_world("two re-form", "gap", "crash", "expire"), "no progress"),
