@@ -101,6 +101,16 @@ def test_a_story_that_cannot_happen_is_refused():
         tell(WORLDS["two form"], [Choice("release", "m1")])
 
 
+@pytest.mark.parametrize(
+    ("world", "first"),
+    [("other settings", Choice("serve", "m1")), ("two re-form: slow stops", Choice("fail", "m0"))],
+    ids=["the odd member comes first", "a program fails and has told nobody yet"],
+)
+def test_what_follows_is_walked(world, first):
+    """Once the odd member was taken for one like the others, and a world with a failed program for one at rest."""
+    assert tell(WORLDS[world], [first])[1].outcome == ""
+
+
 def test_a_world_without_a_way_to_rest_is_found():
     """A defect that loses no guarantee at once: nobody is evicted, and the world waits for ever."""
     plan = replace(WORLDS["three re-form: losses"], faults=("hold",), faults_max=0)
