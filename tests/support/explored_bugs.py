@@ -15,6 +15,7 @@ def _world(name: str, *faults: str, **changes: Any) -> WorldPlan:
 
 
 EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
+    "a lost connection is taken for the end of a process": (_world("two re-form: slow stops", "fail", "reset"), "T8"),
     "address of the former round is used again": (WORLDS["three re-form: same ports"], "G1"),
     "an instant is written": (_world("two form", faults_max=0), "G10"),
     "close ends a later incarnation": (_world("three re-form: losses", "close", "stall"), "no progress"),

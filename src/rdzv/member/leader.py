@@ -57,9 +57,10 @@ class _Stale(Exception):
 class Leader:
     """Leads while it runs. `idle` and `progress` tell the heartbeat that it is not stuck."""
 
-    def __init__(self, presence: Presence, founds: bool) -> None:
+    def __init__(self, presence: Presence, made_settings: bool) -> None:
         self._presence = presence
-        self._founds = founds
+        self._made_settings = made_settings
+        """This member put the run's settings when it registered, and they hang on no lease yet."""
         self.session = presence.session
         self._node = presence.node
         self._keys = presence.keys
@@ -117,8 +118,8 @@ class Leader:
     async def _list(self) -> Outcome:
         """List the run at one revision. Settings that this member has just made are put under the run's lease too."""
         presence, everything = self._presence, port.List(self._keys.group)
-        founds, self._founds = self._founds, False
-        if not founds:
+        made_settings, self._made_settings = self._made_settings, False
+        if not made_settings:
             return await self.session.txn(then=[everything])
         settings = Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())
         untouched: list[Compare] = [presence.own_guard, Modified(self._keys.settings, presence.created)]

@@ -267,8 +267,8 @@ class Member:
                 self.task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._node.host}")
             elif type(action) is actions.EndPresence and self._coming is not None:
                 self._coming.end()
-            elif type(action) is actions.Overlook and self.presence is not None:
-                self.presence.overlook()
+            elif type(action) is actions.ForgetShown and self.presence is not None:
+                self.presence.forget_shown()
             elif type(action) is actions.MoveWorld and self.world is not None and self.presence is not None:
                 self.world.moved_to(self.presence)
             elif type(action) is actions.EndWorld and self.world is not None:

@@ -79,11 +79,11 @@ class Presence:
         self._emit = emit
         self._error: BaseException | None = None
         self._ended = Wakeup(node)
-        self._founds = False
+        self._made_settings = False
         self.since = 0
         """The watch has shown everything up to this revision."""
         self._shown: Item | None = None
-        """Own entry in a table, if the watch has shown it since `overlook`: as it is at revision `since`."""
+        """Own entry in a table, if the watch has shown it since `forget_shown`: as it is at revision `since`."""
         self._entry_created = 0
         self._run_renewed_at = node.now()
 
@@ -119,7 +119,7 @@ class Presence:
         if self.created < 0:
             raise await self.why_gone()
         self.predecessor, self.since = found.predecessor, found.revision
-        self._founds = found.founds
+        self._made_settings = found.made_settings
         self._entry_created = self.created
         self.show_head(found.head, found.revision)
         head = self.tracker.head
@@ -179,7 +179,7 @@ class Presence:
     async def _stay_in_line(self) -> None:
         """Follow. Once no earlier member is left, lead as well."""
         await self._follow()
-        self.leader = Leader(self, self._founds)
+        self.leader = Leader(self, self._made_settings)
         self.emit(Leads())
         leading = self._spawn(self._lead, "duty")
         try:
@@ -260,7 +260,7 @@ class Presence:
                     self.since = batch.revision
                     for event in batch.events:
                         if event.key == own and event.item is None:
-                            self.overlook()
+                            self.forget_shown()
                             raise await self.why_gone()
                         self._heed(event)
                     if not self.predecessor and self.leader is None:
@@ -298,7 +298,7 @@ class Presence:
             self.emit(DrainAsked(wire.reason_of(DrainRequest, ask.value)))
         self.predecessor = "" if self.leader is not None else next((item.key for item in seen.reads[3]), "")
         self.since = seen.revision
-        self.overlook()
+        self.forget_shown()
         self.show_head(seen.item(0), seen.revision)
 
     async def read_patiently(self, reads: list[Operation]) -> Outcome:
@@ -384,7 +384,7 @@ class Presence:
         self._entry_created, self.taken_at = look.item.created, look.revision
         self.run_lease = look.item.lease
 
-    def overlook(self) -> None:
+    def forget_shown(self) -> None:
         """Forget what the watch has shown of own entries: only what comes, or another read, gives a round."""
         self._shown = None
 
