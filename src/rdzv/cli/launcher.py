@@ -17,7 +17,7 @@ import msgspec
 from ..aio import AsyncRendezvous, departure_of
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
-from ..errors import Evicted, RdzvError, SettingsError
+from ..errors import Closed, Evicted, RdzvError, SettingsError
 from ..launch.environment import NodeInRound
 from ..launch.failure import Failure
 from ..launch.output import Destinations
@@ -129,7 +129,12 @@ class StopSignal:
 async def join(make: MemberFactory, printer: Printer) -> int:
     """Join every round until a signal, or until the run is over. Return the exit code."""
     with printer.taking_log():
-        return await _join_rounds(make, printer)
+        try:
+            return await _join_rounds(make, printer)
+        except Closed as closed:
+            if closed.success:  # No error is shown for it.
+                printer.over()
+            raise
 
 
 @asynccontextmanager
