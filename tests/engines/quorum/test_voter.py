@@ -17,8 +17,9 @@ pytest.importorskip("grpc", reason="grpcio is not installed: the extra `quorum` 
 import rdzv
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.quorum.agreement import HostRecord
-from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, _voters
+from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, Remaining, _voters
 from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
 from rdzv.engines.quorum.state import StateFolder, prepare
@@ -129,6 +130,49 @@ async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(t
     assert "127.0.0.3" in waiting.value.problem
     await made.close()
     assert left_of(tmp_path / "state", []) == []
+
+
+def leaving(monkeypatch: pytest.MonkeyPatch, *seen: Remaining) -> QuorumDriver:
+    """Return a driver that leaves, and sees this of its run, one after the other; then nothing answers any more."""
+    made = open_driver(Settings.make(endpoint(), run_id="job", min_nodes=1, max_nodes=1))
+    assert isinstance(made, QuorumDriver)
+    looks = iter(seen)
+
+    async def look(_: object) -> Remaining:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise Unreachable("quorum", "no quorum") from None
+
+    class NoSession:
+        async def close(self) -> None: ...
+
+    made._remaining = look
+    monkeypatch.setattr(EtcdDriver, "connect", lambda _: asyncio.sleep(0, NoSession()))
+    monkeypatch.setattr("rdzv.engines.quorum.driver.SILENT_S", 0.5)
+    monkeypatch.setattr("rdzv.engines.quorum.driver.TOLD_S", 0.0)
+    return made
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_host_whose_quorum_falls_silent_keeps_the_data_of_a_run_unless_that_was_closed(monkeypatch, closed):
+    made = leaving(monkeypatch, Remaining(members=1, closed=closed))
+    assert await made._stay([]) is closed
+    await made.close()
+
+
+async def test_a_host_goes_when_all_that_run_etcd_have_seen_the_end_however_long_it_takes(monkeypatch):
+    made = leaving(monkeypatch, *[Remaining(members=0, closed=True)] * 4)
+    late = made.quorum.hosts[2]
+    unaware = [[late], [late], []]
+    made._write_end = lambda *_: asyncio.sleep(0, unaware.pop(0))
+    with socket.create_server(late):
+        assert await made._stay([]) is True
+    assert unaware == [], "it waited for the late one"
+    unaware = [[late], []]
+    assert await made._stay([]) is True
+    assert unaware == [[]], "it waited for no host without etcd"
+    await made.close()
 
 
 async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
