@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ ALL_LOST = (
     "bring the hosts back that have their data; if a majority has lost it, end all agents of the run, remove its folders in "
     "state_dir on the listed hosts, and start it again"
 )
+ALL_NEEDED = "start an agent of the run on each host of the list"
 SILENT_S = 5.0  # A quorum that does not answer a host that leaves for so long has gone.
 
 
@@ -135,7 +136,7 @@ class QuorumDriver(EtcdDriver):
 
     async def program(self) -> str:
         """Return the etcd of this machine if it is one of the hosts. Raises SettingsError with what to install."""
-        if self._is_host is False or not await self._here():
+        if not await self._here():
             return ""
         found = await asyncio.to_thread(find_program)
         return f"etcd {found.version} ({found.path})"
@@ -209,13 +210,14 @@ class QuorumDriver(EtcdDriver):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.connect_timeout_s
         while True:
-            if await self._runs_etcd(list(self.quorum.hosts)):
+            if await self._running(self.quorum.hosts):
                 return
             if loop.time() >= deadline:
                 lost = any(voter.standing is VoterState.CLIENT for voter in self._voters)
                 raise Unreachable(
-                    self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False, remedy=ALL_LOST if lost else ""
-                )
+                    self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False,
+                    remedy=ALL_LOST if lost else ALL_NEEDED,
+                )  # fmt: skip
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def _has_port(self, host: str, port: int) -> bool:
@@ -242,8 +244,8 @@ class QuorumDriver(EtcdDriver):
         """Serve the others until they have gone, and return whether the run is over and its data can be removed.
 
         A host that sees the end of the run writes that down. It goes when all hosts that run etcd have: otherwise the others
-        could lose their majority before they have seen the end, and would keep their data. A host that has seen a closed run,
-        and then hears no more of it, need not keep anything either.
+        could lose their majority before they have seen the end, and would keep their data. If too few run etcd to answer, the
+        others have gone. If enough do and there is no answer, they elect, as they must when the first that goes was the leader.
         """
         loop = asyncio.get_running_loop()
         answered_at, ended_at, closed = loop.time(), math.inf, False
@@ -251,26 +253,31 @@ class QuorumDriver(EtcdDriver):
         session: EtcdSession | None = None
         try:
             while True:
+                answered = False
                 with suppress(RdzvError, EngineReset, asyncio.TimeoutError):
                     if session is None:
                         session = await asyncio.wait_for(super().connect(), SILENT_S)
                     left = await asyncio.wait_for(self._remaining(session), SILENT_S)
-                    answered_at, closed = loop.time(), left.closed
-                    if not left.members and not left.closed:
+                    closed = left.closed
+                    if not left.members and not closed:
                         return False
                     if not left.members:
                         ended_at = min(ended_at, loop.time())
                         unaware = await asyncio.wait_for(self._write_end(session, voters), SILENT_S)
-                        if not unaware or (loop.time() > ended_at + TOLD_S and not await self._runs_etcd(unaware)):
+                        if not unaware or (loop.time() > ended_at + TOLD_S and not await self._running(unaware)):
                             return True
+                    answered, answered_at = True, loop.time()
+                if not answered and await self._running(self.quorum.hosts) <= len(self.quorum.hosts) // 2:
+                    if ended_at < math.inf:
+                        return True
+                    if loop.time() > answered_at + SILENT_S:
+                        return closed
                 if loop.time() >= deadline:
+                    if ended_at < math.inf:
+                        return True
                     text = "stopped its etcd for run %r after %g s, although members are left"
                     logger.warning(text, self.quorum.run_id, self._stay_s)
                     return False
-                if loop.time() > answered_at + LOOK_EVERY_S and ended_at < math.inf:
-                    return True  # The others have gone.
-                if loop.time() > answered_at + SILENT_S:
-                    return closed
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             if session is not None:
@@ -282,9 +289,9 @@ class QuorumDriver(EtcdDriver):
         written = {item.key for item in (await session.txn(then=[*writes, List(ENDS)])).reads[-1]}
         return [host for index, host in enumerate(self.quorum.hosts) if f"{ENDS}{index}" not in written]
 
-    async def _runs_etcd(self, hosts: list[tuple[str, int]]) -> bool:
-        """Whether any of these hosts has an etcd to talk to."""
-        return any(await asyncio.gather(*(self._has_port(*host) for host in hosts)))
+    async def _running(self, hosts: Sequence[tuple[str, int]]) -> int:
+        """Return how many of these hosts have an etcd to talk to."""
+        return sum(await asyncio.gather(*(self._has_port(*host) for host in hosts)))
 
 
 if hasattr(os, "register_at_fork"):
