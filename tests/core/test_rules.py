@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rdzv.core.acts import Evict, Seal, Sweep, WriteHead
+from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
+from rdzv.core.evictions import evict_leader
 from rdzv.core.model import (
     CAUSE_MEMBERS_MAX,
     FLAPS_MAX,
@@ -369,6 +370,41 @@ LATE = "c and d did not stop within 75 s: evicted | evict C D"
 )  # fmt: skip
 def test_which_members_are_evicted_and_when(view, expected):
     assert said(view) == expected
+
+
+def follower(make, people, me="B", **given):
+    """A view of a member that does not lead, on an engine that sees the end of a process."""
+    return make(people, **{"me": me, "linger_s": 2.0, **given})
+
+
+@table(
+    ("T8.6 one that gave up the round asks about the leader", follower(sealed, "a b:ready c:ready"), "2 of 2..4"),
+    ("T8.6 in a broken round, too", follower(broken, "a b:ready c:ready"), "2 of 2..4"),
+    ("T8.6 the oldest of those that gave it up", follower(sealed, "a b c:ready d:ready", me="C"), "2 of 2..4"),
+    ("T8.6 one whose node is unhealthy may ask", follower(sealed, "a b:sick c:ready d:ready"), "2 of 2..4"),
+    ("T8.6 newcomers may make up the quorum", follower(sealed, "a b:ready c d:new"), "2 of 2..4"),
+    ("T8.6 about a leader that is not in the round", follower(sealed, "a:new b:ready c:ready"), "3 of 2..4"),
+    ("T8.6 about a leader that drains", follower(sealed, "a:drains b:ready c:ready"), "2 of 2..4"),
+    ("T8.6 about a leader that was ready before it died", follower(broken, "a:ready b:ready c:ready"), "3 of 2..4"),
+    ("T8.6 which does not count for the quorum", follower(broken, "a:ready b:ready"), None),
+    ("T8.6 not if quorum needs the leader", follower(sealed, "a b:ready c:ready", min=3), None),
+    ("T8.6 nor while too many others run their workers", follower(sealed, "a b:ready c"), None),
+    ("T8.6 never in a round that runs (G7)", follower(sealed, "a b c:new d:new"), None),
+    ("T8.6 nor on the word of others (G7)", follower(sealed, "a b c:ready d:ready"), None),
+    ("T8.6 a second one does not ask", follower(sealed, "a b:ready c:ready", me="C"), None),
+    ("T8.6 the leader does not ask about itself", follower(sealed, "a:ready b:ready c:ready", me="A"), None),
+    ("T8.6 not about a leader that is done", follower(sealed, "a:done b:ready c:ready"), None),
+    ("T8.6 not where the end of a process is not seen", follower(sealed, "a b:ready c:ready", linger_s=0.0), None),
+    ("T8.6 not when the run is closed", follower(closed, "a b:ready c:ready"), None),
+    ("T8.6 not when nobody is there", follower(sealed, "a:lost"), None),
+)  # fmt: skip
+def test_who_asks_whether_the_leader_is_dead(view, expected):
+    verdict = evict_leader(view)
+    if expected is None:
+        assert verdict is None
+    else:
+        text = f"{expected} nodes: waiting for a to lead, unless its process has ended"
+        assert verdict == Verdict(Evict(("A",), 0.5), text)
 
 
 # ---- sealed: losses, restarts, drains

@@ -27,9 +27,10 @@ from ..engines import port
 from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
 from ..errors import Banned, Closed, Evicted, Incompatible, SettingsError, Unreachable
 from ..system.node import Node
-from ..system.timers import Wakeup, sleep
+from ..system.timers import Timer, Wakeup, sleep
 from .head_tracker import HeadTracker
 from .head_write import write_head
+from .heir import Heir
 from .leader import RUN_LEASE_S, Leader
 from .registration import Registration
 
@@ -86,6 +87,10 @@ class Presence:
         """Own entry in a table, if the watch has shown it since `forget_shown`: as it is at revision `since`."""
         self._entry_created = 0
         self._run_renewed_at = node.now()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._gave_up = NO_ROUND
+        """The highest round given up, as far as the engine knows it."""
+        self._heir_due: Timer | None = None
 
     # ---- coming
 
@@ -150,10 +155,10 @@ class Presence:
 
     async def run(self) -> None:
         """Stay until `end` is called. Raises EngineReset, or a defect."""
-        tasks = [self._spawn(self._stay_in_line, "watch")]
+        self._tasks = [self._spawn(self._stay_in_line, "watch")]
         # A timer first, and a task once there is something to renew: thousands may come at once.
         due_s = self.state.renewed_at + self.settings.lease / 3 - self.node.now()
-        first = self.node.call_later(due_s, lambda: tasks.append(self._spawn(self.heartbeat, "heartbeat")))
+        first = self.node.call_later(due_s, lambda: self._tasks.append(self._spawn(self.heartbeat, "heartbeat")))
         try:
             while not self.is_over:
                 await self._ended.wait()
@@ -161,9 +166,11 @@ class Presence:
                 raise self._error
         finally:
             first.cancel()
-            for task in tasks:
+            if self._heir_due is not None:
+                self._heir_due.cancel()
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
         async def watched() -> None:
@@ -398,6 +405,22 @@ class Presence:
             raise await self.why_gone() from None
         if not outcome.succeeded:
             raise await self.why_gone()
+        if self.record.left > self._gave_up:
+            self._gave_up = self.record.left
+            self._expect_leader()
+
+    def _expect_leader(self) -> None:
+        """T8.6: if nobody goes on from the round that was given up, ask in time whether the leader is dead."""
+        # A timer first: nearly always the leader is quicker, and thousands may give up a round at once.
+        if self._heir_due is not None:
+            self._heir_due.cancel()
+        pause_s = Heir(self).pause_s
+        self._heir_due = self.node.call_later(pause_s, self._inherit) if pause_s else None
+
+    def _inherit(self) -> None:
+        heir = Heir(self)
+        if heir.is_needed and not self.is_over:
+            self._tasks = [*(task for task in self._tasks if not task.done()), self._spawn(heir.run, "heir")]
 
     @property
     def own_guard(self) -> Created:

@@ -29,8 +29,8 @@ SMALL = 200
 """Members of a run whose renewals are read at each tick. Those of larger runs are read at every third."""
 INFO_MAX = 300
 
-Row = tuple[str, str, str, str, int, str]
-"""A member: id, name, host, state, rank (-1: none), info."""
+Row = tuple[str, str, str, str, int, str, str]
+"""A member: id, name, host, state, rank (-1: none), info, and why it is unhealthy."""
 
 
 def _event(kind: str, data: object) -> bytes:
@@ -42,7 +42,8 @@ def _rows(status: Status | None) -> dict[str, Row]:
     for member in status.members if status is not None else ():
         info = " ".join(f"{name}={value}" for name, value in member.info.items())[:INFO_MAX]
         # An id can be there twice: lost in the round, and back as a waiting member.
-        rows[f"{member.id}/{member.rank}"] = (member.id, member.name, member.host, member.state, member.rank, info)
+        row = (member.id, member.name, member.host, member.state, member.rank, info, member.problem[:INFO_MAX])
+        rows[f"{member.id}/{member.rank}"] = row
     return rows
 
 
