@@ -49,15 +49,20 @@ def test_a_report_is_small_whatever_the_workers_tell():
 
 
 def test_workers_that_do_not_move_are_a_stall_and_the_last_of_them_are_named():
-    steps = seen((0.0, {0: 5, 1: 7, 2: 5}), (60.0, {0: 5, 1: 7, 2: 6}))
+    steps = seen((0.0, {0: 5, 1: 7, 2: 5}), (1.0, {0: 5, 1: 7, 2: 6}), (60.0, {0: 5, 1: 7, 2: 6, 3: 2}))
     assert steps.stall(99.0, 100.0) is None
     told = steps.stall(100.0, 100.0)
     assert (told.table, told.step, told.ranks, told.for_s) == ("t", 5, (0,), 100.0)
-    assert steps.stall(160.0, 100.0).ranks == (0,)
+    assert steps.stall(159.0, 100.0).ranks == (3,), "it was seen later, and is behind all the same"
     steps.see({1: 7}, 170.0)
     assert (steps.stall(170.0, 100.0).step, steps.stall(170.0, 100.0).ranks) == (7, (1,))
     steps.see({}, 171.0)
     assert steps.stall(999.0, 100.0) is None
+
+
+def test_a_worker_that_is_slower_but_moves_is_not_behind():
+    steps = seen((0.0, {0: 50, 1: 20}), *((at, {0: 50, 1: 20 + at}) for at in range(10, 101, 10)))
+    assert steps.stall(100.0, 100.0).ranks == (0,)
 
 
 def report(low, high=None, slowest=(0,), table="t3", **fields):

@@ -48,7 +48,7 @@ def test_a_worker_that_was_stopped_and_one_that_loops_are_named_with_their_stack
     program.write_text(HANGS)
     command = [
         "run", f"127.0.0.1:{free_port()}", "--run-id", "t", "--nnodes", "1", "--nproc-per-node", "3", *QUICK,
-        "--conf", "stall=2", "--", sys.executable, str(program), str(tmp_path),
+        "--conf", "stall=3", "--", sys.executable, str(program), str(tmp_path),
     ]  # fmt: skip
     with running(*command) as agent:
         log = agent.communicate(timeout=LONG_S)[1]
@@ -63,7 +63,7 @@ def test_a_worker_that_was_stopped_and_one_that_loops_are_named_with_their_stack
     assert re.search(r"no progress for \d+ s: ranks 1, 2 at step 9", log), log
     first_stack, broken = log.index("in was_stopped"), log.index("no progress for")
     assert first_stack < broken, "the stacks are shown before the round is broken"
-    assert (tmp_path / "2-11-0").exists()
+    assert any(tmp_path.glob("*-11-0"))
 
 
 def test_the_example_of_the_page_shows_its_progress_in_the_status(tmp_path):

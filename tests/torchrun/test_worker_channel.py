@@ -26,7 +26,7 @@ dist.destroy_process_group()
 def test_a_deadlocked_collective_is_named_with_the_stacks_of_all_ranks_and_the_next_round_succeeds(job, tmp_path):
     program = tmp_path / "deadlock.py"
     program.write_text(DEADLOCK)
-    training = job("2", last_call=5, stall=3)
+    training = job("2", last_call=5, stall=6)
     agents = training.start("a", "b", program=[str(program)])
     training.check_success("ab")
     for agent in agents:

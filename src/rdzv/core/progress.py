@@ -54,14 +54,16 @@ class WorkerSteps:
         )  # fmt: skip
 
     def stall(self, now: float, limit_s: float) -> StallReport | None:
-        """Return which workers have not moved for `limit_s`, and where the last of them stands; None: all move."""
-        still = {rank: step for rank, step in self._steps.items() if now - self._changed_at[rank] >= limit_s}
-        if not still:
+        """Return where the last workers stand if any has not moved for `limit_s`; None: all move."""
+        still_s = {rank: now - self._changed_at[rank] for rank in self._steps}
+        if max(still_s.values(), default=-1.0) < limit_s:
             return None
-        step = min(still.values())
-        ranks = tuple(sorted(rank for rank, one in still.items() if one == step)[:BEHIND_MAX])
-        for_s = max(now - self._changed_at[rank] for rank in ranks)
-        return StallReport(table=self.table, step=step, ranks=ranks, for_s=round(for_s, 1))
+        # Workers stop one after the other, and the one that all wait for may be seen last. But one that is merely slower is
+        # not behind: it moves.
+        steps = {rank: step for rank, step in self._steps.items() if still_s[rank] >= limit_s / 2}
+        step = min(steps.values())
+        ranks = tuple(sorted(rank for rank, one in steps.items() if one == step)[:BEHIND_MAX])
+        return StallReport(table=self.table, step=step, ranks=ranks, for_s=round(max(still_s[rank] for rank in ranks), 1))
 
     def _ranks_at(self, step: int) -> tuple[int, ...]:
         return tuple(sorted(rank for rank, one in self._steps.items() if one == step)[:BEHIND_MAX])

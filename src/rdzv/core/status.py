@@ -102,7 +102,7 @@ class Status(msgspec.Struct, frozen=True):
     changed_s: float | None = None
     """The same for the last change."""
     progress: RunProgress | None = None
-    """None: no worker of the round tells how far it is."""
+    """How far the workers of the round are; None: none of them tells."""
 
     def of(self, state: str) -> tuple[MemberStatus, ...]:
         """Return the members in that state."""

@@ -38,7 +38,7 @@ class RunMirror:
         self.asked: dict[str, str] = {}
         self.banned: dict[str, str] = {}
         self.progress: dict[str, ProgressReport] = {}
-        """What members tell of their workers, if the caller has read or watched that."""
+        """How far the workers of each member are, if the caller has read or watched that."""
         for item in items:
             self._apply(item.key, item)
 

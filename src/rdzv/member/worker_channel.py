@@ -42,7 +42,7 @@ class ConnectedWorker:
         self.round = hello.round
         self.signal = hello.signal
         self.pid = pid
-        """As the kernel tells it; 0: it does not."""
+        """The process, as the kernel tells it; 0: it does not."""
         self._page = page
         self._writer = writer
 
@@ -79,7 +79,7 @@ class WorkerChannel:
         self.path = ""
         """Where workers connect, once it was opened."""
         self.workers: dict[int, ConnectedWorker] = {}
-        """By rank."""
+        """Connected workers by rank."""
         self.came = asyncio.Event()
         """Set when a worker has said hello."""
         self._folder: Path | None = None

@@ -18,7 +18,7 @@ from .worker_channel import ConnectedWorker
 WAIT_S = 5.0
 """How long a worker may take to write its stacks."""
 QUIET_S = 0.2
-"""They are complete when nothing was added for so long."""
+"""Stacks are complete when nothing was added for so long."""
 STOPPED = ("T", "t")
 
 
