@@ -165,6 +165,14 @@ def test_the_client_needs_the_standard_library_and_msgspec_only():
     assert {name for name in done.stdout.split() if not name.startswith("_")} - {"typing_extensions"} == {"msgspec", "rdzv"}
 
 
+async def test_an_agent_that_can_make_no_socket_says_so_and_goes_on(monkeypatch, caplog):
+    async with Party(1, 1) as party:
+        ((member,), _) = await party.form("here")
+        monkeypatch.setattr(worker_channel, "_make_folder", lambda: Path("/nowhere"))
+        assert await member.serve_workers() == ""
+        assert "no socket could be made" in caplog.text
+
+
 @pytest.mark.parametrize("step", [-1, 2**62, "7", 1.5, None])
 def test_a_step_that_is_none_is_refused(step):
     with pytest.raises((ValueError, TypeError)):

@@ -221,7 +221,7 @@ class Rendezvous:
     def serve_workers(self) -> str:
         """Open the channel for this member's workers, and return the path for their variable `RDZV_WORKER`.
 
-        It stays open until the member leaves. Raises OSError if there is no folder for the socket.
+        It stays open until the member leaves. The path is empty if no socket could be made; the log says why.
         """
         return self._handle.run(self._aio.serve_workers())
 

@@ -18,51 +18,66 @@ def seen(*looks):
     return steps
 
 
+def stand_still(steps, told, begin, end):
+    """Look every ten seconds, and always see the same."""
+    for at in range(begin, end + 1, 10):
+        steps.see(told, float(at))
+    return steps
+
+
 def test_a_member_tells_lowest_and_highest_step_the_slowest_ranks_and_the_rate():
-    steps = seen((0.0, {4: 10, 5: 10, 6: 10}), (10.0, {4: 50, 5: 30, 6: 30}))
-    told = steps.report(12.0)
+    told = seen((0.0, {4: 10, 5: 10, 6: 10}), (10.0, {4: 50, 5: 30, 6: 30}), (12.0, {4: 50, 5: 30, 6: 30})).report()
     assert (told.low, told.high, told.slowest, told.workers) == (30, 50, (5, 6), 3)
-    assert (told.rate, told.since_s) == (2.0, 2.0)
+    assert (told.rate, told.since_s) == (1.667, 2.0)
 
 
 def test_nothing_is_told_before_the_first_step():
-    assert seen((1.0, {})).report(2.0) is None
+    assert seen((1.0, {})).report() is None
 
 
 def test_a_worker_that_ended_does_not_count_any_more():
-    told = seen((0.0, {0: 5, 1: 9}), (1.0, {1: 9})).report(1.0)
+    told = seen((0.0, {0: 5, 1: 9}), (1.0, {1: 9})).report()
     assert (told.low, told.high, told.slowest) == (9, 9, (1,))
 
 
 def test_the_rate_begins_anew_when_the_steps_do():
-    told = seen((0.0, {0: 1000}), (10.0, {0: 0}), (20.0, {0: 30})).report(20.0)
+    told = seen((0.0, {0: 1000}), (10.0, {0: 0}), (20.0, {0: 30})).report()
     assert told.rate == 3.0
 
 
 def test_a_report_is_small_whatever_the_workers_tell():
-    steps = seen(
-        (0.0, dict.fromkeys(range(10_000), STEP_MAX - 2)), (1.0, dict.fromkeys(range(10_000), STEP_MAX - 1))
-    )
-    told = steps.report(1e9)
+    steps = seen(*((at, dict.fromkeys(range(10_000), STEP_MAX - 2 + at)) for at in (0, 1)))
+    told = steps.report()
     assert len(told.slowest) == BEHIND_MAX
     assert len(wire.encode(told)) < 400
 
 
 def test_workers_that_do_not_move_are_a_stall_and_the_last_of_them_are_named():
-    steps = seen((0.0, {0: 5, 1: 7, 2: 5}), (1.0, {0: 5, 1: 7, 2: 6}), (60.0, {0: 5, 1: 7, 2: 6, 3: 2}))
-    assert steps.stall(99.0, 100.0) is None
-    told = steps.stall(100.0, 100.0)
+    steps = seen((0.0, {0: 5, 1: 7, 2: 5}), (1.0, {0: 5, 1: 7, 2: 6}))
+    stand_still(steps, {0: 5, 1: 7, 2: 6}, 10, 50)
+    stand_still(steps, {0: 5, 1: 7, 2: 6, 3: 2}, 60, 90)
+    assert steps.stall(100.0) is None
+    steps.see({0: 5, 1: 7, 2: 6, 3: 2}, 100.0)
+    told = steps.stall(100.0)
     assert (told.table, told.step, told.ranks, told.for_s) == ("t", 5, (0,), 100.0)
-    assert steps.stall(159.0, 100.0).ranks == (3,), "it was seen later, and is behind all the same"
-    steps.see({1: 7}, 170.0)
-    assert (steps.stall(170.0, 100.0).step, steps.stall(170.0, 100.0).ranks) == (7, (1,))
-    steps.see({}, 171.0)
-    assert steps.stall(999.0, 100.0) is None
+    steps.see({0: 5, 1: 7, 2: 6, 3: 2}, 110.0)
+    assert steps.stall(100.0).ranks == (3,), "it was seen to stop later, and is behind all the same"
+    steps.see({1: 7}, 111.0)
+    assert (steps.stall(100.0).step, steps.stall(100.0).ranks) == (7, (1,))
+    steps.see({}, 112.0)
+    assert steps.stall(100.0) is None
 
 
 def test_a_worker_that_is_slower_but_moves_is_not_behind():
-    steps = seen((0.0, {0: 50, 1: 20}), *((at, {0: 50, 1: 20 + at}) for at in range(10, 101, 10)))
-    assert steps.stall(100.0, 100.0).ranks == (0,)
+    steps = seen(*((float(at), {0: 50, 1: 20 + at // 10}) for at in range(0, 101, 10)))
+    assert steps.stall(100.0).ranks == (0,)
+
+
+def test_a_machine_that_stood_still_for_an_hour_has_no_stalled_workers():
+    steps = seen((0.0, {0: 5}), (1.0, {0: 5}), (3600.0, {0: 5}))
+    assert steps.stall(100.0) is None
+    stand_still(steps, {0: 5}, 3610, 3700)
+    assert steps.stall(100.0).for_s == 116.0
 
 
 def report(low, high=None, slowest=(0,), table="t3", **fields):

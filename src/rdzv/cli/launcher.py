@@ -221,7 +221,7 @@ async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path
                     reason = world.reason or reason
                 held = True
                 node = NodeInRound.of(world, options.workers, options.role, reason, restarts, options.max_restarts)
-                node = msgspec.structs.replace(node, channel=await _serve_workers(rendezvous))
+                node = msgspec.structs.replace(node, channel=await rendezvous.serve_workers())
                 # The worker with rank 0 binds the port itself.
                 world.bootstrap.release()
                 workers = WorkerGroup(node, output, scratch, options.stop_s)
@@ -243,15 +243,6 @@ async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path
             if failure is not None:
                 restarts += 1
                 logger.warning("%s; restart %d of %d", failure.sentence, restarts, options.max_restarts)
-
-
-async def _serve_workers(rendezvous: AsyncRendezvous) -> str:
-    """Return where workers tell how far they are; empty: nowhere, which must not keep them from working."""
-    try:
-        return await rendezvous.serve_workers()
-    except OSError as error:
-        logger.warning("workers cannot tell how far they are: no socket could be made: %s", error)
-        return ""
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -241,7 +241,7 @@ class Member:
     async def serve_workers(self) -> str:
         """Open the channel for this member's workers, and return the path for their variable `RDZV_WORKER`.
 
-        It stays open until the member leaves. Raises OSError if there is no folder for the socket.
+        It stays open until the member leaves. The path is empty if no socket could be made; the log says why.
         """
         if self._workers is None:
             self._workers = WorkerWatch(self._node, lambda: (self.world, self.presence), self._settings.stall)

@@ -56,9 +56,14 @@ class WorkerWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Begin, and return the path of the socket. Raises OSError."""
+        """Begin, and return the path of the socket; empty: none could be made, which must not keep workers from working."""
         if self._task is None:
-            await self.channel.open()
+            try:
+                await self.channel.open()
+            except OSError as error:
+                logger.warning("workers cannot tell how far they are, because no socket could be made: %s", error)
+                self.channel.close()
+                return ""
             self._task = asyncio.get_running_loop().create_task(self._run(), name="rdzv workers")
         return self.channel.path
 
@@ -90,7 +95,7 @@ class WorkerWatch:
 
     async def _tell(self, world: AsyncWorld, presence: Presence) -> None:
         now = self._node.now()
-        report = self._steps.report(now)
+        report = self._steps.report()
         if report is None or now - self._told_at < max(REPORT_S, world.size / REPORTS_PER_S):
             return
         if self._told is not None and _facts(report) == _facts(self._told):
@@ -103,7 +108,7 @@ class WorkerWatch:
     async def _tell_stall(self, presence: Presence) -> None:
         """Show the stacks of workers that have stopped moving, and then let the leader know."""
         if self._stall is None and self._stall_s:
-            self._stall = self._steps.stall(self._node.now(), self._stall_s)
+            self._stall = self._steps.stall(self._stall_s)
             if self._stall is not None:
                 await self._show_stacks(self._stall)
         if self._stall is not None and self._stall_told_by != presence.id:

@@ -217,7 +217,7 @@ class Handler(RendezvousHandler):
                 world.bootstrap.release()
         os.environ.update(
             RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_FENCE=str(world.fence), RDZV_REASON=reason,
-            RDZV_WORKER=self._serve_workers(),
+            RDZV_WORKER=self._rendezvous.serve_workers(),
         )
         text = f"round {world.round}: rank {world.rank} of {world.size}"
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))
@@ -225,14 +225,6 @@ class Handler(RendezvousHandler):
         store = InfoStore(AgentStore(world, self), world.store)
         self._stores.append(store)
         return RendezvousInfo(store, world.rank, world.size, info)
-
-    def _serve_workers(self) -> str:
-        """Return where workers tell how far they are; empty: nowhere, which must not keep them from working."""
-        try:
-            return self._rendezvous.serve_workers()
-        except OSError as error:
-            logger.warning("workers cannot tell how far they are: no socket could be made: %s", error)
-            return ""
 
     def _raise(self, error: RdzvError) -> NoReturn:
         """Raise torch's error for ours. End cleanly instead if this agent was a spare or was drained."""
