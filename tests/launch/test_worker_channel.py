@@ -87,7 +87,7 @@ def test_the_example_of_the_page_shows_its_progress_in_the_status(tmp_path):
         str(program),
     ]
     pattern = re.compile(
-        r"^progress: steps? \d+(?: to \d+)?, [\d.]+ per second, \d+ s ago \(2 workers tell\)", re.MULTILINE
+        r"^progress: steps? \d+(?: to \d+)?, [\d.]+ per second, \d+ s ago, told by 2 workers", re.MULTILINE
     )
     assert pattern.match(shown)
     with running(*command) as agent:

@@ -107,7 +107,8 @@ def steps(told: RunProgress) -> str:
     step = f"step {told.step}" if told.step == told.furthest else f"steps {told.step} to {told.furthest}"
     age = f", {duration(told.age_s)} ago" if told.age_s is not None else ""
     behind = f"; behind: rank {', '.join(map(str, told.behind))}" if told.furthest > told.step + 1 else ""
-    return f"progress: {step}, {told.rate:.3g} per second{age} ({told.workers} workers tell){behind}"
+    by = f"told by {told.workers} worker{'s' if told.workers > 1 else ''}"
+    return f"progress: {step}, {told.rate:.3g} per second{age}, {by}{behind}"
 
 
 def change(one: RunChange) -> str:

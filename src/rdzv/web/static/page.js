@@ -213,7 +213,7 @@ function drawProgress() {
   const step = told.step === told.furthest ? `Step ${told.step}` : `Steps ${told.step} to ${told.furthest}`;
   const age = glance.progress_age_s === null ? "" : `, ${seconds(glance.progress_age_s + clock() - seenAt)} ago`;
   const behind = told.furthest > told.step + 1 ? `; behind: rank ${told.behind.join(", ")}` : "";
-  setText($("progress"), `${step}, ${Number(told.rate.toPrecision(3))} per second${age} (${plural(told.workers, "worker")} told)${behind}`);
+  setText($("progress"), `${step}, ${Number(told.rate.toPrecision(3))} per second${age}, told by ${plural(told.workers, "worker")}${behind}`);
 }
 
 // ---- members
