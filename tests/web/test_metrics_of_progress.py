@@ -35,7 +35,7 @@ def test_the_page_is_told_of_the_progress_and_its_age_alone_is_no_news():
     told = feed.glance(Follower(RunProgress(80, 95, 2.5, 16, (3,), 31.0)), 2.0)
     later = feed.glance(Follower(RunProgress(80, 95, 2.5, 16, (3,), 40.0)), 2.0)
     assert told["progress"] == later["progress"] == {
-        "step": 80, "furthest": 95, "rate": 2.5, "workers": 16, "behind": [3], "age_s": None
+        "step": 80, "furthest": 95, "rate": 2.5, "workers": 16, "behind": (3,), "age_s": None
     }  # fmt: skip
     assert (told["progress_age_s"], later["progress_age_s"]) == (31.0, 40.0)
     assert feed.glance(Follower(None), 2.0)["progress"] is None
