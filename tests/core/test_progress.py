@@ -59,7 +59,7 @@ def test_workers_that_do_not_move_are_a_stall_and_the_last_of_them_are_named():
     assert steps.stall(100.0) is None
     steps.see({0: 5, 1: 7, 2: 6, 3: 2}, 100.0)
     told = steps.stall(100.0)
-    assert (told.table, told.step, told.ranks, told.for_s) == ("t", 5, (0,), 100.0)
+    assert (told.table, told.step, told.ranks, told.for_s, told.furthest) == ("t", 5, (0,), 100.0, 7)
     steps.see({0: 5, 1: 7, 2: 6, 3: 2}, 110.0)
     assert steps.stall(100.0).ranks == (3,), "it was seen to stop later, and is behind all the same"
     steps.see({1: 7}, 111.0)

@@ -429,6 +429,9 @@ def lost(people, text, about, **given):
      f"round 3 broken: no progress for 600 s: rank 3 at step 10 (b) | {BROKEN}=stalled(b)"),
     ("T7.15 the ranks at the lowest step are named", stalled("a b c:done d", {"a": (11, 0, 1), "b": (10, 3), "d": (10, 6, 7)}),
      f"round 3 broken: no progress for 600 s: ranks 3, 6, 7 at step 10, others at 11 (b and d) | {BROKEN}=stalled(b d)"),
+    ("T7.15 so are others of the same member", sealed("a b", stall=600.0, stall_age=5.0, records={
+        "b": {"stalled": StallReport(table="t3", step=9, ranks=(3,), for_s=600.0, furthest=10)}}),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 9, others at 10 (b) | {BROKEN}=stalled(b)"),
     ("T7.15 a stall of an earlier round does not count",
      sealed("a b", stall=600.0, records={"b": {"stalled": StallReport(table="t2", step=1, ranks=(0,), for_s=9.0)}}), RUNS),
     ("T7.1 T7.15 a loss goes first: the others may have stalled for it", stalled("a b:lost c", {"a": (10, 0)}),

@@ -35,7 +35,7 @@ FULL: list[model.Record] = [
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
         info={"gpus": "8"}, boot="10.0.0.7:29500", same_port=True, left=RoundId(ERA, 2), role="trainer", workers=8,
         drain="SIGTERM", unhealthy="the check failed with exit code 1",
-        stalled=model.StallReport(table="t1", step=9, ranks=(3,), for_s=600.0),
+        stalled=model.StallReport(table="t1", step=9, ranks=(3,), for_s=600.0, furthest=10),
         done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
     ),
     model.RankEntry(

@@ -60,7 +60,7 @@ def test_a_worker_that_was_stopped_and_one_that_loops_are_named_with_their_stack
     assert re.search(r"rank 1: .*program\.py.* in was_stopped", log), log
     assert re.search(r"rank 2: .*program\.py.* in loops", log), log
     assert "rank 0 (pid" not in log, "it is further, and only waits"
-    assert re.search(r"no progress for \d+ s: ranks 1, 2 at step 9", log), log
+    assert re.search(r"no progress for \d+ s: ranks 1, 2 at step 9, others at 10", log), log
     first_stack, broken = log.index("in was_stopped"), log.index("no progress for")
     assert first_stack < broken, "the stacks are shown before the round is broken"
     assert any(tmp_path.glob("*-11-0"))

@@ -46,7 +46,7 @@ def stall(view: View) -> Cause | None:
     told = [(live, live.record.stalled) for live in view.stalled if live.record.stalled is not None]
     if not told:
         return None
-    step, furthest = min(one.step for _, one in told), max(one.step for _, one in told)
+    step, furthest = min(one.step for _, one in told), max(max(one.step, one.furthest) for _, one in told)
     last = [(live, one) for live, one in told if one.step == step]
     ranks = sorted(rank for _, one in last for rank in one.ranks)
     named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:BEHIND_MAX]))}"

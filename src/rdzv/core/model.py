@@ -194,6 +194,8 @@ class StallReport(Record, frozen=True, kw_only=True):
     """Ranks of those at that step, at most BEHIND_MAX."""
     for_s: float
     """How long they have been there, by the member's own clock."""
+    furthest: int = 0
+    """The highest step of the member's workers."""
 
 
 class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):

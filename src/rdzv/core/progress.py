@@ -74,7 +74,8 @@ class WorkerSteps:
         steps = {rank: step for rank, step in self._steps.items() if still_s[rank] >= limit_s / 2}
         step = min(steps.values())
         ranks = _ranks_at(step, steps)
-        return StallReport(table=self.table, step=step, ranks=ranks, for_s=round(max(still_s[rank] for rank in ranks), 1))
+        for_s = round(max(still_s[rank] for rank in ranks), 1)
+        return StallReport(table=self.table, step=step, ranks=ranks, for_s=for_s, furthest=max(self._steps.values()))
 
 
 def _ranks_at(step: int, steps: Mapping[int, int]) -> tuple[int, ...]:
