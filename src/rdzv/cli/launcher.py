@@ -238,6 +238,7 @@ async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path
                     reason = world.reason or reason
                 held = True
                 node = NodeInRound.of(world, options.workers, options.role, reason, restarts, options.max_restarts)
+                node = msgspec.structs.replace(node, channel=await rendezvous.serve_workers())
                 # The worker with rank 0 binds the port itself.
                 world.bootstrap.release()
                 workers = WorkerGroup(node, output, scratch, options.stop_s)

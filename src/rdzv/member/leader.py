@@ -68,6 +68,7 @@ class Leader:
         self._pending: deque[port.Batch] = deque()
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
+        self._stalls_at: float | None = None
         self._quorum_at: float | None = None
         self._away_asked_at = -math.inf
         self._listed_at = 0.0
@@ -211,12 +212,14 @@ class Leader:
             self._quorum_at = self._node.now() if self._quorum_at is None else self._quorum_at
             return msgspec.structs.replace(view, quorum_age_s=self._node.now() - self._quorum_at)
         self._quorum_at = None
-        if not view.drains:
-            self._drains_at = None
+        now = self._node.now()
+        self._drains_at = (self._drains_at if self._drains_at is not None else now) if view.drains else None
+        self._stalls_at = (self._stalls_at if self._stalls_at is not None else now) if view.stalled else None
+        if self._drains_at is None and self._stalls_at is None:
             return view
-        if self._drains_at is None:
-            self._drains_at = self._node.now()
-        return msgspec.structs.replace(view, drain_age_s=self._node.now() - self._drains_at)
+        drain_s = 0.0 if self._drains_at is None else now - self._drains_at
+        stall_s = 0.0 if self._stalls_at is None else now - self._stalls_at
+        return msgspec.structs.replace(view, drain_age_s=drain_s, stall_age_s=stall_s)
 
     # ---- acts
 

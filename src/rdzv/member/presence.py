@@ -22,7 +22,18 @@ from ..core.acts import close_head, journal_line
 from ..core.keys import Keys
 from ..core.member_events import DrainAsked, HeadSeen, KeyGone, Leads, MemberEvent, RenewalFailed, Renewed
 from ..core.member_state import MemberState
-from ..core.model import NO_ROUND, Cause, DrainRequest, Head, MemberRecord, Phase, RankEntry, RoundId, RoundReport
+from ..core.model import (
+    NO_ROUND,
+    Cause,
+    DrainRequest,
+    Head,
+    MemberRecord,
+    Phase,
+    ProgressReport,
+    RankEntry,
+    RoundId,
+    RoundReport,
+)
 from ..engines import port
 from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
 from ..errors import Banned, Closed, Evicted, Incompatible, SettingsError, Unreachable
@@ -398,9 +409,17 @@ class Presence:
     async def put_record(self, **changes: Any) -> None:
         """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
         self.record = msgspec.structs.replace(self.record, **changes)
-        put = Put(self.keys.member(self.id), wire.encode(self.record), self.lease)
+        await self._put_own(self.keys.member(self.id), wire.encode(self.record))
+
+    async def put_progress(self, report: ProgressReport) -> None:
+        """Tell how far the workers are, beside what the leader watches. Raises Evicted, Unreachable, EngineReset."""
+        stamped = msgspec.structs.replace(report, stamp=self.node.stamp())
+        await self._put_own(self.keys.progress_of(self.id), wire.encode(stamped))
+
+    async def _put_own(self, key: str, value: bytes) -> None:
+        """Write a key of this member alone, which goes with it."""
         try:
-            outcome = await self.session.txn([self.own_guard], [put])
+            outcome = await self.session.txn([self.own_guard], [Put(key, value, self.lease)])
         except LeaseGone:
             raise await self.why_gone() from None
         if not outcome.succeeded:
