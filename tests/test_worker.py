@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import stat
@@ -17,7 +18,7 @@ import pytest
 
 from rdzv import worker as client
 from rdzv.core import wire
-from rdzv.core.model import ProgressReport
+from rdzv.core.model import CauseKind, ProgressReport
 from rdzv.core.worker_messages import LINE_MAX, SAID_MAX, WorkerHello, encode
 from rdzv.engines.port import Get
 from rdzv.member import worker_channel, worker_watch
@@ -177,6 +178,41 @@ async def test_an_agent_that_can_make_no_socket_says_so_and_goes_on(monkeypatch,
 def test_a_step_that_is_none_is_refused(step):
     with pytest.raises((ValueError, TypeError)):
         client.progress(step)
+
+
+# ---- stalls
+
+
+async def test_a_stall_on_two_nodes_names_the_rank_that_is_behind_and_shows_the_stacks_of_both_first(caplog):
+    program = """
+def stands(): sys.stdin.read()
+worker.progress(9 + int(os.environ['RANK']))
+stands()
+"""
+    async with Party(2, 2, stall=2) as party:
+        members, worlds = await party.form("a", "b")
+        ranks = {member: world.rank for member, world in zip(members, worlds, strict=True)}
+        first, second = sorted(members, key=ranks.__getitem__)
+        paths = [await member.serve_workers() for member in (first, second)]
+        async with worker(paths[0], program, 0), worker(paths[1], program, 1):
+            changes = await asyncio.wait_for(asyncio.gather(*(member.wait_changed() for member in members)), LONG_S)
+        behind = first.state.me.name
+        wanted = rf"no progress for \d+ s: rank 0 at step 9, others at 10 \({behind}\)"
+        assert all(re.fullmatch(wanted, change.reason) for change in changes), changes
+        head = await party.head()
+        assert (head.cause.kind, head.cause.members) == (CauseKind.STALLED, (behind,))
+        assert first.presence.record.stalled.table == head.table
+    for rank in (0, 1):
+        assert f"rank {rank} (pid" in caplog.text
+        assert re.search(rf"rank {rank}: .* in stands", caplog.text)
+
+
+async def test_a_stall_is_not_reported_without_the_setting():
+    async with agent() as (_, member, path, told), worker(path, "worker.progress(3)\nsys.stdin.read()\n"):
+        await until(told, "a report")
+        await asyncio.sleep(0.3)
+        assert member.presence.record.stalled is None
+        assert member.changed is None
 
 
 # ---- limits
