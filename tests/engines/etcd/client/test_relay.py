@@ -7,10 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.etcd.client import cluster as cluster_module
+from rdzv.engines.etcd.client import relay as relay_module
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.port import Get, Put
@@ -43,6 +45,32 @@ async def test_a_helper_that_dies_is_replaced_and_watches_go_on():
         assert (await anext(watch)).events[0].item.value == b"v"
         await session.close()
         assert helpers() == []
+
+
+async def test_a_call_that_is_made_while_the_helper_ends_is_told_of_its_end(monkeypatch):
+    """It waited for ever: it was given to a helper that was dead, and whose end had been told already."""
+    real, made = relay_module.reap, []
+
+    async def reap(child) -> None:
+        made.append(channel.unary_unary("/none")(b"", timeout=60.0, metadata=None))
+        await real(child)
+
+    monkeypatch.setattr(relay_module, "reap", reap)
+    channel = relay_module.RelayChannel(relay_module.Relay(None), "127.0.0.1:1")
+    call = channel.stream_stream("/none")(metadata=None)
+    while not helpers():  # noqa: ASYNC110  A process has no event.
+        await asyncio.sleep(0.01)
+    os.kill(helpers()[0], signal.SIGKILL)
+    for waiting in (call.read(), made_soon(made)):
+        with pytest.raises(grpc.aio.AioRpcError, match="has ended"):
+            await asyncio.wait_for(waiting, 30.0)
+    await channel.close()
+
+
+async def made_soon(made):
+    while not made:  # noqa: ASYNC110  The test has no event.
+        await asyncio.sleep(0.01)
+    return await made[0]
 
 
 async def test_an_etcd_that_is_gone_is_an_outage_and_a_cancelled_call_leaves_the_rest_alone():

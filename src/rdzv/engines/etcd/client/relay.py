@@ -103,10 +103,13 @@ class Relay:
         finally:
             writing.cancel()
             writer.close()
-            for call in self._calls.values():
-                call.receive("end", list(_GONE))
-            self._calls.clear()
-            await reap(process)
+            try:
+                await reap(process)
+            finally:
+                # Last, without a pause before this task ends: a call that is made meanwhile was given to the dead helper, too.
+                for call in self._calls.values():
+                    call.receive("end", list(_GONE))
+                self._calls.clear()
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
