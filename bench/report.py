@@ -117,8 +117,10 @@ def verdicts(rows: Rows) -> list[tuple[str, str, str]]:
     racks = rows.find("racks", "rule_s").get(1000)
     table.append(below("ranks by racks, n=1,000 over 32 racks, 20 lost: the rule takes under 20 ms", racks, 0.02))
     table.append(times("recover: at least 8 times faster than torch's shrink", shrunk["torch"], shrunk["ours"], 3, 8))
-    stays = {part: rows.find("stay", f"{part}_s", mode="linger 1 s").get(3) for part in ("shrunk", "grown", "drained")}
+    parts = ("shrunk", "beheaded", "grown", "drained")
+    stays = {part: rows.find("stay", f"{part}_s", mode="linger 1 s").get(3) for part in parts}
     table.append(below("processes that stay: kill -9 until the next all-reduce, at most 0.5 s", stays["shrunk"], 0.5))
+    table.append(below("processes that stay: the same for the one that leads, at most 0.5 s", stays["beheaded"], 0.5))
     table.append(below("processes that stay: a newcomer interrupts the others for at most 0.1 s", stays["grown"], 0.1))
     table.append(below("processes that stay: a drained one interrupts the others for at most 0.1 s", stays["drained"], 0.1))
     table += [survival(rows, "torch's idle job notices no loss", "idle", "shrunk_s")]

@@ -2,7 +2,8 @@
 
 python bench/stay.py [--linger 1 0.1] [--repeat 5] [--out bench/results]
 
-  shrunk    SIGKILL of one process, until both survivors have completed an all-reduce in the next round
+  shrunk    SIGKILL of a process that follows, until both survivors have completed an all-reduce in the next round
+  beheaded  the same with the process that leads the run
   grown     a newcomer is let in: longest time between two all-reduces of a survivor, from one round to the next
   drained   one of four processes gets SIGTERM: the same
 """
@@ -10,7 +11,9 @@ python bench/stay.py [--linger 1 0.1] [--repeat 5] [--out bench/results]
 from __future__ import annotations
 
 import argparse
+import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +25,7 @@ from common import Book
 
 from support.staying import StayingJob, StayingProcess
 
-PARTS = ("shrunk", "grown", "drained")
+PARTS = ("shrunk", "beheaded", "grown", "drained")
 CALM_S = 1.0
 """Time between two events, so that each finds a round that runs."""
 
@@ -37,23 +40,33 @@ def interruption_s(survivors: list[StayingProcess], size: int, after: float) -> 
     return max(gaps)
 
 
+def leader_of(job: StayingJob, living: list[StayingProcess]) -> StayingProcess:
+    command = [sys.executable, "-m", "rdzv", "status", job.server.endpoint, "--run-id", "job", "--json"]
+    status = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    return next(one for one in living if status["leader"].endswith(f"/{one.name}"))
+
+
 def play(folder: Path, linger_s: float, repeat: int) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {part: [] for part in PARTS}
     settings = {"linger": linger_s, "drain_settle": 0.1}
     with StayingJob(folder, (2, 4), only_reduce=True, settings=settings) as job:
         living = job.begin("abc")
         for turn in range(repeat):
-            time.sleep(CALM_S)
-            killed_at = time.monotonic()
-            living.pop(turn % 3).kill()
-            took["shrunk"].append(max(one.until("step", size=2, after=killed_at).at for one in living) - killed_at)
-            for size in (3, 4):
+            for part in ("shrunk", "beheaded"):
                 time.sleep(CALM_S)
-                begun_at = time.monotonic()
-                newcomer = job.start(f"n{turn}{size}")
-                took["grown"].append(interruption_s(living, size, begun_at))
-                living.append(newcomer)
-                newcomer.until("step", size=size)
+                leader = leader_of(job, living)
+                killed = leader if part == "beheaded" else next(one for one in living if one is not leader)
+                living.remove(killed)
+                killed_at = time.monotonic()
+                killed.kill()
+                took[part].append(max(one.until("step", size=2, after=killed_at).at for one in living) - killed_at)
+                for size in (3, 4) if part == "beheaded" else (3,):
+                    time.sleep(CALM_S)
+                    begun_at = time.monotonic()
+                    newcomer = job.start(f"n{turn}{part[0]}{size}")
+                    took["grown"].append(interruption_s(living, size, begun_at))
+                    living.append(newcomer)
+                    newcomer.until("step", size=size)
             time.sleep(CALM_S)
             told_at = time.monotonic()
             drained = living.pop(turn % 4)

@@ -80,6 +80,20 @@ def test_the_reason_of_a_close_is_shown_once():
     assert error.startswith("rdzv: run 't' is closed: enough")
 
 
+def test_a_spare_is_told_that_the_run_has_succeeded(tmp_path):
+    words = ["--run-id", "t", "--nnodes", "1", *QUICK]
+    until_finished = ["--", "sh", "-c", f"echo trains; until [ -e {tmp_path}/finish ]; do sleep 0.1; done"]
+    with served() as place, running("run", place, *words, "--conf", "slot=a", *until_finished) as a:
+        assert a.stdout.readline() == "trains\n"
+        with running("join", place, *words, "--conf", "slot=b") as spare:
+            next(line for line in spare.stdout if "runs without this node" in line)
+            (tmp_path / "finish").touch()
+            shown, error = spare.communicate(timeout=LIMIT_S)
+            assert (spare.returncode, error) == (0, "")
+            assert shown.count("the run is closed: the only member of round 1 is done") == 1, shown
+        assert a.wait(LIMIT_S) == 0
+
+
 def test_an_unreachable_engine_is_reported_at_once():
     with joining("no-such-host.invalid:29400", "a", "2") as a:
         assert json.loads(a.stdout.readline())["kind"] == "joining"

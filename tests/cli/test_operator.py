@@ -46,9 +46,11 @@ def test_an_operator_sees_drains_bans_lets_in_again_and_closes():
         worlds(a, lambda said: said["size"] == 2)
         worlds(b, lambda said: said["size"] == 2)
 
-        assert asked("ban", HOST, place, "--reason", "bad memory")["done"] == "banned"
+        endless = rdzv("ban", HOST, place, *RUN, "--for", "for ever")
+        assert (endless.returncode, "is no duration" in endless.stderr) == (2, True)
+        assert asked("ban", HOST, place, "--reason", "bad memory", "--for", "2h")["for_s"] == 7200
         assert [one.wait(LIMIT_S) for one in (a, b)] == [6, 6]
-        assert "is banned from run 't': bad memory; `rdzv unban` lets it in again" in a.stderr.read()
+        assert "is banned from run 't': bad memory (for 2 h); `rdzv unban` lets it in again" in a.stderr.read()
         assert asked("unban", HOST, place)["done"] == "unbanned"
         again = rdzv("unban", HOST, place, *RUN)
         assert (again.returncode, "is not banned from it" in again.stderr) == (7, True)

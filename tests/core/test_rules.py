@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rdzv.core.acts import Evict, Seal, Sweep, WriteHead
+from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
+from rdzv.core.evictions import evict_leader
 from rdzv.core.model import (
     CAUSE_MEMBERS_MAX,
     FLAPS_MAX,
@@ -20,6 +21,7 @@ from rdzv.core.model import (
     Head,
     Phase,
     RankEntry,
+    StallReport,
     WorkerRanks,
 )
 from rdzv.core.ranks import digest
@@ -35,6 +37,14 @@ BAD = "bad memory"
 BEGINS = "the run begins | run=fresh era=1.fresh next_era=1.fresh"
 BROKEN = "phase=broken call=regroup cause"
 RUNS = "round 3 runs with 2 nodes"
+
+
+def stalled(people, told, for_s=600.0, **given):
+    """A view in which members tell of a stall: step and ranks by name."""
+    reports = {
+        name: {"stalled": StallReport(table="t3", step=step, ranks=ranks, for_s=for_s)} for name, (step, *ranks) in told.items()
+    }
+    return sealed(people, **{"stall": 600.0, "records": reports, **given})
 
 
 def table(*rows):
@@ -371,6 +381,41 @@ def test_which_members_are_evicted_and_when(view, expected):
     assert said(view) == expected
 
 
+def follower(make, people, me="B", **given):
+    """A view of a member that does not lead, on an engine that sees the end of a process."""
+    return make(people, **{"me": me, "linger_s": 2.0, **given})
+
+
+@table(
+    ("T8.6 one that gave up the round asks about the leader", follower(sealed, "a b:ready c:ready"), "2 of 2..4"),
+    ("T8.6 in a broken round, too", follower(broken, "a b:ready c:ready"), "2 of 2..4"),
+    ("T8.6 the oldest of those that gave it up", follower(sealed, "a b c:ready d:ready", me="C"), "2 of 2..4"),
+    ("T8.6 one whose node is unhealthy may ask", follower(sealed, "a b:sick c:ready d:ready"), "2 of 2..4"),
+    ("T8.6 newcomers may make up the quorum", follower(sealed, "a b:ready c d:new"), "2 of 2..4"),
+    ("T8.6 about a leader that is not in the round", follower(sealed, "a:new b:ready c:ready"), "3 of 2..4"),
+    ("T8.6 about a leader that drains", follower(sealed, "a:drains b:ready c:ready"), "2 of 2..4"),
+    ("T8.6 about a leader that was ready before it died", follower(broken, "a:ready b:ready c:ready"), "3 of 2..4"),
+    ("T8.6 which does not count for the quorum", follower(broken, "a:ready b:ready"), None),
+    ("T8.6 not if quorum needs the leader", follower(sealed, "a b:ready c:ready", min=3), None),
+    ("T8.6 nor while too many others run their workers", follower(sealed, "a b:ready c"), None),
+    ("T8.6 never in a round that runs (G7)", follower(sealed, "a b c:new d:new"), None),
+    ("T8.6 nor on the word of others (G7)", follower(sealed, "a b c:ready d:ready"), None),
+    ("T8.6 a second one does not ask", follower(sealed, "a b:ready c:ready", me="C"), None),
+    ("T8.6 the leader does not ask about itself", follower(sealed, "a:ready b:ready c:ready", me="A"), None),
+    ("T8.6 not about a leader that is done", follower(sealed, "a:done b:ready c:ready"), None),
+    ("T8.6 not where the end of a process is not seen", follower(sealed, "a b:ready c:ready", linger_s=0.0), None),
+    ("T8.6 not when the run is closed", follower(closed, "a b:ready c:ready"), None),
+    ("T8.6 not when nobody is there", follower(sealed, "a:lost"), None),
+)  # fmt: skip
+def test_who_asks_whether_the_leader_is_dead(view, expected):
+    verdict = evict_leader(view)
+    if expected is None:
+        assert verdict is None
+    else:
+        text = f"{expected} nodes: waiting for a to lead, unless its process has ended"
+        assert verdict == Verdict(Evict(("A",), 0.5), text)
+
+
 # ---- sealed: losses, restarts, drains
 
 
@@ -412,6 +457,26 @@ def lost(people, text, about, **given):
      f"round 3 broken: c lost | {BROKEN}=lost(c)"),
     ("T7.3 only survivors restart", sealed("a b c:drains", records={"c": {"left": ROUND}}),
      "round 3: c draining, gathering others @ 1"),
+    ("T7.15 stalls are gathered", stalled("a b c", {"b": (10, 3)}, stall_age=2.0),
+     "round 3: no progress for 600 s: rank 3 at step 10 (b), gathering others @ 3"),
+    ("T7.15 not for long", stalled("a b c", {"b": (10, 3)}, stall_age=5.0),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 10 (b) | {BROKEN}=stalled(b)"),
+    ("T7.15 nor for longer than a stall takes", stalled("a b c", {"b": (10, 3)}, stall=2.0, stall_age=2.0),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 10 (b) | {BROKEN}=stalled(b)"),
+    ("T7.15 the ranks at the lowest step are named", stalled("a b c:done d", {"a": (11, 0, 1), "b": (10, 3), "d": (10, 6, 7)}),
+     f"round 3 broken: no progress for 600 s: ranks 3, 6, 7 at step 10, others at 11 (b and d) | {BROKEN}=stalled(b d)"),
+    ("T7.15 so are others of the same member", sealed("a b", stall=600.0, stall_age=5.0, records={
+        "b": {"stalled": StallReport(table="t3", step=9, ranks=(3,), for_s=600.0, furthest=10)}}),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 9, others at 10 (b) | {BROKEN}=stalled(b)"),
+    ("T7.15 a stall of an earlier round does not count",
+     sealed("a b", stall=600.0, records={"b": {"stalled": StallReport(table="t2", step=1, ranks=(0,), for_s=9.0)}}), RUNS),
+    ("T7.1 T7.15 a loss goes first: the others may have stalled for it", stalled("a b:lost c", {"a": (10, 0)}),
+     f"round 3 broken: b lost | {BROKEN}=lost(b)"),
+    ("T7.15 T7.4 and drains come later", stalled("a b c:drains", {"a": (10, 0)}, stall_age=5.0, drain_age=9.0),
+     f"round 3 broken: no progress for 600 s: rank 0 at step 10 (a) | {BROKEN}=stalled(a)"),
+    ("T7.15 many ranks are counted", stalled("a b", {"a": (9, *range(8)), "b": (9, 8)}, for_s=9.0),
+     ("round 3 broken: no progress for 9 s: ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more at step 9 (a and b) "
+      f"| {BROKEN}=stalled(a b)")),
     ("T7.4 drains are gathered", sealed("a b c:drains", drain_age=0.25), "round 3: c draining, gathering others @ 0.75"),
     ("T7.4 and break the round", sealed("a b c:drains d:drains", drain_age=1.0),
      f"round 3 broken: c and d draining: SIGTERM | {BROKEN}=drained(c d)"),

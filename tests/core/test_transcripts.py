@@ -63,6 +63,14 @@ class Teller:
         for name in names:
             self.story.kill(name)
 
+    def sick(self, reason: str, *names: str) -> None:
+        """`sick 'bad disk' a`: the check of its node fails, before it says ready or as it comes."""
+        for name in names:
+            if name not in self.story.people:
+                self.story.join(name, unhealthy=reason)
+            else:
+                self.story.ready(name, unhealthy=reason)
+
     def drain(self, reason: str, *names: str) -> None:
         """`drain SIGTERM a b`: they say that they are about to go."""
         for name in names:
@@ -107,6 +115,16 @@ class Teller:
         for view, verdict in self.story.rest():
             lines += _shown(view, verdict)
         return lines or ["nobody leads"]
+
+    def inherit(self, *names: str) -> list[str]:
+        """`inherit b c`: each of them asks whether the leader is dead, as members do that nobody leads."""
+        lines: list[str] = []
+        for name in names:
+            before, view = set(self.story.members), self.story.view()
+            verdict = self.story.inherit(name)
+            lines += [f"{name} asks nothing"] if verdict is None else [f"{name}: {_shown(view, verdict)[0]}"]
+            lines += [f"  {view.members[id].record.name} is gone" for id in before - set(self.story.members)]
+        return lines
 
     def wait(self, seconds: str) -> list[str]:
         """`wait 30`: time passes, and the leader looks whenever it said it would."""

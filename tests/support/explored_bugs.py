@@ -15,6 +15,7 @@ def _world(name: str, *faults: str, **changes: Any) -> WorldPlan:
 
 
 EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
+    "a lost connection is taken for the end of a process": (_world("two re-form: slow stops", "fail", "reset"), "T8"),
     "address of the former round is used again": (WORLDS["three re-form: same ports"], "G1"),
     "an instant is written": (_world("two form", faults_max=0), "G10"),
     "close ends a later incarnation": (_world("three re-form: losses", "close", "stall"), "no progress"),
@@ -29,6 +30,7 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     "ghost is sealed in": (_world("two form", "expire", "crash"), "G4"),
     "last-call age is taken from another machine's clock": (_world("three form: last call", "crash"), "no progress"),
     "late writer reaches the store": (WORLDS["two use the store"], "G8"),
+    "leader is taken for dead without asking": (_world("three miss their leader", "fail", "pause"), "T8"),
     "leader's gap is not re-listed": (_world("two re-form", "gap", "crash", "newcomer"), "no progress"),
     "loss is not published": (_world("three re-form: losses", "crash"), "no progress"),
     "one who came later is watched": (_world("three re-form: losses", "crash", "gap"), "no progress"),

@@ -19,16 +19,17 @@ import msgspec
 
 from rdzv.config import settings as settings_module
 from rdzv.core import choice, member, member_events, ranks, recovery, rules, topology, view, wire
-from rdzv.core.acts import Verdict, close_head
+from rdzv.core.acts import Evict, Verdict, close_head
 from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
-from rdzv.core.model import Head, Phase, RankEntry, WorkerRanks
+from rdzv.core.model import Head, MemberRecord, Phase, RankEntry, WorkerRanks
 from rdzv.core.view import View
 from rdzv.engines.leases import Leases
 from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
-from rdzv.member import registration
+from rdzv.member import heir, registration
 from rdzv.member.head_tracker import HeadTracker
+from rdzv.member.heir import Heir
 from rdzv.member.leader import Leader
 from rdzv.member.member import Member
 from rdzv.member.presence import Look, Presence
@@ -48,12 +49,14 @@ class PlantedBug(NamedTuple):
 
     breaks: str
     patches: list[Patch]
+    in_broken_rounds: bool = False
+    """The bug is looked for in the scenarios of `--broken`: only these have it."""
 
 
 # The right functions, which some of the wrong ones call.
 _right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, Presence.write_head
 _right_restored_head, _right_away_s, _right_changes = recovery.restored_head, member.away_s, Leader.changes
-_right_hang_up = Leases.hang_up
+_right_hang_up, _right_stays = Leases.hang_up, View.stays
 _right_close_run, _right_look_again, _right_examine = Presence.close_run, Presence.look_again, Presence.examine
 
 
@@ -187,6 +190,16 @@ def _close_hastily(view: View) -> Verdict | None:
     return rules.close_after_failure(msgspec.structs.replace(view, settings=settings))
 
 
+def _well(record: MemberRecord) -> MemberRecord:
+    return msgspec.structs.replace(record, unhealthy="")
+
+
+def _evict_leader_anyway(view: View) -> Verdict:
+    """Whether this member has given up the round or not."""
+    leader = min(view.members.values(), key=lambda live: live.created)
+    return Verdict(Evict((leader.id,), view.linger_s / 4), "it may be dead")
+
+
 _hung_up: set[int] = set()
 """Leases whose connection was lost once."""
 
@@ -275,6 +288,14 @@ BUGS: dict[str, PlantedBug] = {
         (Leases, "away_s", lambda _self, lease: 9.9 if lease in _hung_up else -1.0),
         (Leases, "hang_up", _hang_up_and_note),
     ]),
+    "unhealthy member is sealed in": PlantedBug("G4", [
+        (View, "stays", lambda self, live: _right_stays(self, msgspec.structs.replace(live, record=_well(live.record))))
+    ], in_broken_rounds=True),
+    "leader is taken for dead without asking": PlantedBug("T8", [(Heir, "is_away", lambda _self, _key, _act: [])]),
+    "leader of a running round is evicted": PlantedBug("T8", [
+        (heir, "is_left_alone", lambda _head, _left: True),
+        (heir, "evict_leader", _evict_leader_anyway),
+    ], in_broken_rounds=True),
     "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
 }
 
@@ -303,7 +324,7 @@ def first_caught(name: str, seeds: int, *, steered: bool = False) -> tuple[int, 
     """Return the first seed that catches the bug, and the checkers that fire; None: none of them does."""
     with planted(name):
         for seed in range(seeds):
-            wrong = simulate(seed, steered=steered).wrong
+            wrong = simulate(seed, steered=steered, broken=BUGS[name].in_broken_rounds and not steered).wrong
             if wrong:
                 names = {one.partition(" ")[0] for one in wrong}
                 # One report is no checker's: that the run did not come to an end.
@@ -318,7 +339,8 @@ def explored(name: str) -> str:
     with planted(name):
         report = explore(EXPLORED_BUGS[name][0], choices_max=20_000)
     problem = report.wrong[0][0] if report.wrong else "none"
-    return f"{report.states:,} states: {', '.join(sorted(set(re.findall(r'(?:^|; )([GT][0-9]+) ', problem)))) or problem}"
+    checkers = sorted(set(re.findall(r"(?:^|; )([GT][0-9]+|fences) ", problem)))
+    return f"{report.states:,} states: {', '.join(checkers) or problem}"
 
 
 def table_row(seeds: int, name: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from rdzv.core import model
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
+from rdzv.core.evictions import evict_leader
 from rdzv.core.member_rules import TakeResult, change_for, report, still_ours, take_result, worth_examining
 from rdzv.core.model import NO_ROUND, CauseKind, Head, MemberRecord, Phase, RankEntry, RoundReport, RunSettings
 from rdzv.core.rules import lead
@@ -75,8 +76,8 @@ class Story:
         person = self.people[name] = Person(name, self._new_id(name))
         self._put(person, member(name, **{"boot": self._bind(name), **record}))
 
-    def ready(self, name: str) -> None:
-        """T4: the member's workers have stopped."""
+    def ready(self, name: str, unhealthy: str = "") -> None:
+        """T4: the member's workers have stopped. `unhealthy`: why the check of its node fails (T4.6)."""
         person = self.people[name]
         if person.holds is not None:
             person.left = max(person.left, person.holds.round)
@@ -84,7 +85,8 @@ class Story:
         record = self.members[person.id].record
         heard = record.heard or record.holds
         boot = self._bind(name)
-        self._put(person, msgspec.structs.replace(record, left=person.left, boot=boot, holds=None, heard=heard, done=False))
+        given = {"left": person.left, "boot": boot, "holds": None, "heard": heard, "done": False, "unhealthy": unhealthy}
+        self._put(person, msgspec.structs.replace(record, **given))
 
     def put(self, name: str, **record: Any) -> None:
         """Change the member's record: drain, done."""
@@ -228,6 +230,14 @@ class Story:
         self.revision += 1
         return view, verdict
 
+    def inherit(self, name: str) -> Verdict | None:
+        """T8.6: a follower asks whether the leader is dead."""
+        verdict = evict_leader(msgspec.structs.replace(self.view(), me=self.people[name].id))
+        if verdict is not None and isinstance(verdict.act, Evict):
+            for id in self._evictable(verdict.act):
+                del self.members[id]
+        return verdict
+
     def _evictable(self, act: Evict) -> list[str]:
         if act.away_s is None:
             return list(act.ids)
@@ -237,9 +247,9 @@ class Story:
         return away[:1]
 
     def rest(self) -> list[tuple[View, Verdict]]:
-        """Look until there is nothing to do; without members nobody looks."""
+        """Look until there is nothing to do; without members, or while the leader is dead, nobody looks."""
         looks: list[tuple[View, Verdict]] = []
-        while self.members:
+        while self.members and min(self.members.values(), key=lambda live: live.created).id not in self.killed:
             looks.append(self.look())
             if looks[-1][1].act is None:
                 break

@@ -80,6 +80,23 @@ async def test_runs_are_told_as_json():
         assert (await fetch(made.port, "/events?run=other"))[0] == 404
 
 
+async def test_an_unhealthy_member_is_told_with_the_reason():
+    async with scene() as made:
+        made.go("a", "b")
+        made.go("c", check="sh -c 'echo row remapping failed; exit 1'")
+        await made.until_round(1, 2)
+
+        def why():
+            status = made.run().model.status
+            return [one.problem for one in status.members if one.problem.endswith("failed")]
+
+        await until(why, "its check has failed")
+        run = json.loads((await fetch(made.port, "/api/run?id=job"))[2])
+        members = {row[1]: (row[3], row[6]) for row in run["members"]}
+        assert members["c"] == ("unhealthy", "the check failed with exit code 1: row remapping failed")
+        assert members["a"] == ("in", "")
+
+
 async def test_a_listener_gets_all_and_then_changes():
     async with scene() as made:
         all_runs = await Listener.open(made.port, "/events")

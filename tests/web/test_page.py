@@ -166,6 +166,7 @@ async def test_a_thousand_members_are_rendered_quickly(chromium, record_property
 async def test_text_of_members_is_never_taken_for_html(chromium):
     async with scene() as made:
         made.go(f"{EVIL}a", f"<img src=x onerror=alert(1)>{EVIL}", nodes=(2, 2), run_id=EVIL, info={EVIL: "<b>bold</b>"})
+        made.go("sick", nodes=(2, 2), run_id=EVIL, check="sh -c 'echo \"<b>bad disk</b>\"; exit 1'")
         await made.until_round(1, 2, EVIL)
         tab = Tab(chromium, made.port)
         await tab.open("/")
@@ -177,6 +178,8 @@ async def test_text_of_members_is_never_taken_for_html(chromium):
         assert f"{EVIL}a" in shown
         assert "<img src=x onerror=alert(1)>" in shown
         assert "<b>bold</b>" in shown
+        sees = "return document.getElementById('members').innerText.includes('exit code 1: <b>bad disk</b>')"
+        await tab.until(sees, "why the third is unhealthy")
         assert await tab.run("return document.querySelectorAll('main script, table b, main img[src=x]').length") == 0
         assert await tab.run("return document.getElementById('run-title').innerText") == EVIL
         assert await tab.errors() == []

@@ -17,7 +17,7 @@ import msgspec
 from ..aio import AsyncRendezvous, departure_of
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
-from ..errors import Evicted, RdzvError, SettingsError
+from ..errors import Closed, Evicted, RdzvError, SettingsError
 from ..launch.environment import NodeInRound
 from ..launch.failure import Failure
 from ..launch.output import Destinations
@@ -129,7 +129,12 @@ class StopSignal:
 async def join(make: MemberFactory, printer: Printer) -> int:
     """Join every round until a signal, or until the run is over. Return the exit code."""
     with printer.taking_log():
-        return await _join_rounds(make, printer)
+        try:
+            return await _join_rounds(make, printer)
+        except Closed as closed:
+            if closed.success:  # No error is shown for it.
+                printer.over()
+            raise
 
 
 @asynccontextmanager
@@ -233,6 +238,7 @@ async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path
                     reason = world.reason or reason
                 held = True
                 node = NodeInRound.of(world, options.workers, options.role, reason, restarts, options.max_restarts)
+                node = msgspec.structs.replace(node, channel=await rendezvous.serve_workers())
                 # The worker with rank 0 binds the port itself.
                 world.bootstrap.release()
                 workers = WorkerGroup(node, output, scratch, options.stop_s)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..config.duration import read_duration, show_duration
 from ..config.settings import Settings
 from ..core.keys import Keys
 from ..engines.port import Get, Session
@@ -23,6 +24,24 @@ from .output import json_text, say
 
 Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
 ASKED = "asked for by an operator"
+BAN_MAX_S = 30 * 86_400.0
+
+
+def _ban_time(text: str) -> float:
+    """Return the seconds of `--for`."""
+    try:
+        seconds = read_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not 1 <= seconds <= BAN_MAX_S:
+        raise typer.BadParameter(f"{text!r} must be from 1 s to {show_duration(BAN_MAX_S)}; without --for the ban has no end")
+    return seconds
+
+
+Expires = Annotated[
+    float | None,
+    typer.Option("--for", parser=_ban_time, metavar="DURATION", help="let the host in again after 90s, 15m, 2h or 1d"),
+]
 
 Answer = tuple[str, str, dict[str, Any]]
 """A word for the field `done`, a sentence for people, and further fields for programs."""
@@ -85,15 +104,18 @@ async def drain(
 
 
 @_operator_command
-async def ban(session: Session, settings: Settings, host: options.Host, reason: Reason = ASKED) -> Answer:
-    """Keep a host out of a run, for as long as the run lives. Its members are evicted at once.
+async def ban(
+    session: Session, settings: Settings, host: options.Host, reason: Reason = ASKED, expires: Expires = None
+) -> Answer:
+    """Keep a host out of a run, for as long as the run lives or for a time. Its members are evicted at once.
 
     Exit code 7: there is no such run.
     """
     await _require_run(session, settings)
-    await commands.ban(session, settings.run_id, host, reason)
-    text = f"host {host!r} is banned from run {settings.run_id!r}; `rdzv unban` lets it in again"
-    return "banned", text, {"host": host, "reason": reason}
+    await commands.ban(session, settings.run_id, host, reason, expires)
+    how_long = "" if expires is None else f" for {show_duration(expires)}"
+    text = f"host {host!r} is banned from run {settings.run_id!r}{how_long}; `rdzv unban` lets it in again"
+    return "banned", text, {"host": host, "reason": reason, "for_s": expires}
 
 
 @_operator_command

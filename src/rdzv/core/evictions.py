@@ -1,15 +1,19 @@
-"""T8: the rules by which a leader evicts members. Their order among the others is in `rules.RULES`."""
+"""T8: the rules by which a leader evicts members, and a follower a dead leader. Their order is in `rules.RULES`."""
 
 from __future__ import annotations
 
 import math
 
 from .acts import Evict, Verdict
-from .model import Call, Head, Phase
-from .view import LiveMember, View, names
+from .model import Call, Head, Phase, RoundId
+from .view import LiveMember, View, name_of, names
 
 AWAY_MAX = 3
 """Stragglers that are asked about at once. While there are more, the next round could not be sealed anyway."""
+HEIRS_MAX = 3
+"""Members that may ask whether the leader is away: the next to come after it. Otherwise a crowd would list the run at once."""
+QUESTIONS = 4
+"""Quarters of the linger at whose ends such a member asks. By then the linger itself has decided."""
 
 
 def evict_banned(view: View) -> Verdict | None:
@@ -60,6 +64,29 @@ def away_wait_s(view: View) -> float:
     # Four questions: after the first linger, the connections that ended before the break are decided.
     over = view.call_age_s + max(wait_s, 0.0) >= view.linger_s + pause_s
     return math.inf if not pause_s or over or not view.fits(view.ready) else wait_s
+
+
+def is_left_alone(head: Head | None, left: RoundId) -> bool:
+    """Whether the head still stands at a round that this member has given up: a leader that lives would go on from there."""
+    return head is not None and head.phase in (Phase.SEALED, Phase.BROKEN) and head.round == left
+
+
+def evict_leader(view: View) -> Verdict | None:
+    """T8: a follower that has given up the round evicts the leader, if its process has ended."""
+    # Nobody leads until the key of a dead leader is gone. So nobody breaks the round that its death has ended, and nobody
+    # asks as `evict_away` does. One follower may ask instead, and the engine judges as for any straggler.
+    # It has given up the round itself, so the round is over: a leader that lived would break it (T7.3). That others only
+    # say that their collectives fail would not do, because evicting from a running round breaks G7.
+    # Only the oldest such follower asks. A leader that is done is left alone: its key is all that says so (W9).
+    leader = min(view.members.values(), key=lambda live: live.created, default=None)
+    heir = min((one for one in view.restarted if one is not leader), key=lambda live: live.created, default=None)
+    if leader is None or heir is None or heir.id != view.me or not is_left_alone(view.head, heir.record.left):
+        return None
+    others = [live for live in view.ready if live is not leader]
+    if leader.record.done or not view.linger_s or not view.fits(others):
+        return None
+    text = f"{view.here}: waiting for {name_of(leader)} to lead, unless its process has ended"
+    return Verdict(Evict((leader.id,), view.linger_s / 4), text)
 
 
 def _eviction_order(view: View, lives: list[LiveMember]) -> tuple[str, ...]:

@@ -22,14 +22,26 @@ from ..core.acts import close_head, journal_line
 from ..core.keys import Keys
 from ..core.member_events import DrainAsked, HeadSeen, KeyGone, Leads, MemberEvent, RenewalFailed, Renewed
 from ..core.member_state import MemberState
-from ..core.model import NO_ROUND, Cause, DrainRequest, Head, MemberRecord, Phase, RankEntry, RoundId, RoundReport
+from ..core.model import (
+    NO_ROUND,
+    Cause,
+    DrainRequest,
+    Head,
+    MemberRecord,
+    Phase,
+    ProgressReport,
+    RankEntry,
+    RoundId,
+    RoundReport,
+)
 from ..engines import port
 from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
 from ..errors import Banned, Closed, Evicted, Incompatible, SettingsError, Unreachable
 from ..system.node import Node
-from ..system.timers import Wakeup, sleep
+from ..system.timers import Timer, Wakeup, sleep
 from .head_tracker import HeadTracker
 from .head_write import write_head
+from .heir import Heir
 from .leader import RUN_LEASE_S, Leader
 from .registration import Registration
 
@@ -79,13 +91,17 @@ class Presence:
         self._emit = emit
         self._error: BaseException | None = None
         self._ended = Wakeup(node)
-        self._founds = False
+        self._made_settings = False
         self.since = 0
         """The watch has shown everything up to this revision."""
         self._shown: Item | None = None
-        """Own entry in a table, if the watch has shown it since `overlook`: as it is at revision `since`."""
+        """Own entry in a table, if the watch has shown it since `forget_shown`: as it is at revision `since`."""
         self._entry_created = 0
         self._run_renewed_at = node.now()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._gave_up = NO_ROUND
+        """The highest round given up, as far as the engine knows it."""
+        self._heir_due: Timer | None = None
 
     # ---- coming
 
@@ -119,7 +135,7 @@ class Presence:
         if self.created < 0:
             raise await self.why_gone()
         self.predecessor, self.since = found.predecessor, found.revision
-        self._founds = found.founds
+        self._made_settings = found.made_settings
         self._entry_created = self.created
         self.show_head(found.head, found.revision)
         head = self.tracker.head
@@ -150,10 +166,10 @@ class Presence:
 
     async def run(self) -> None:
         """Stay until `end` is called. Raises EngineReset, or a defect."""
-        tasks = [self._spawn(self._stay_in_line, "watch")]
+        self._tasks = [self._spawn(self._stay_in_line, "watch")]
         # A timer first, and a task once there is something to renew: thousands may come at once.
         due_s = self.state.renewed_at + self.settings.lease / 3 - self.node.now()
-        first = self.node.call_later(due_s, lambda: tasks.append(self._spawn(self.heartbeat, "heartbeat")))
+        first = self.node.call_later(due_s, lambda: self._tasks.append(self._spawn(self.heartbeat, "heartbeat")))
         try:
             while not self.is_over:
                 await self._ended.wait()
@@ -161,9 +177,11 @@ class Presence:
                 raise self._error
         finally:
             first.cancel()
-            for task in tasks:
+            if self._heir_due is not None:
+                self._heir_due.cancel()
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
         async def watched() -> None:
@@ -179,7 +197,7 @@ class Presence:
     async def _stay_in_line(self) -> None:
         """Follow. Once no earlier member is left, lead as well."""
         await self._follow()
-        self.leader = Leader(self, self._founds)
+        self.leader = Leader(self, self._made_settings)
         self.emit(Leads())
         leading = self._spawn(self._lead, "duty")
         try:
@@ -260,7 +278,7 @@ class Presence:
                     self.since = batch.revision
                     for event in batch.events:
                         if event.key == own and event.item is None:
-                            self.overlook()
+                            self.forget_shown()
                             raise await self.why_gone()
                         self._heed(event)
                     if not self.predecessor and self.leader is None:
@@ -298,7 +316,7 @@ class Presence:
             self.emit(DrainAsked(wire.reason_of(DrainRequest, ask.value)))
         self.predecessor = "" if self.leader is not None else next((item.key for item in seen.reads[3]), "")
         self.since = seen.revision
-        self.overlook()
+        self.forget_shown()
         self.show_head(seen.item(0), seen.revision)
 
     async def read_patiently(self, reads: list[Operation]) -> Outcome:
@@ -384,20 +402,44 @@ class Presence:
         self._entry_created, self.taken_at = look.item.created, look.revision
         self.run_lease = look.item.lease
 
-    def overlook(self) -> None:
+    def forget_shown(self) -> None:
         """Forget what the watch has shown of own entries: only what comes, or another read, gives a round."""
         self._shown = None
 
     async def put_record(self, **changes: Any) -> None:
         """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
         self.record = msgspec.structs.replace(self.record, **changes)
-        put = Put(self.keys.member(self.id), wire.encode(self.record), self.lease)
+        await self._put_own(self.keys.member(self.id), wire.encode(self.record))
+
+    async def put_progress(self, report: ProgressReport) -> None:
+        """Tell how far the workers are, beside what the leader watches. Raises Evicted, Unreachable, EngineReset."""
+        stamped = msgspec.structs.replace(report, stamp=self.node.stamp())
+        await self._put_own(self.keys.progress_of(self.id), wire.encode(stamped))
+
+    async def _put_own(self, key: str, value: bytes) -> None:
+        """Write a key of this member alone, which goes with it."""
         try:
-            outcome = await self.session.txn([self.own_guard], [put])
+            outcome = await self.session.txn([self.own_guard], [Put(key, value, self.lease)])
         except LeaseGone:
             raise await self.why_gone() from None
         if not outcome.succeeded:
             raise await self.why_gone()
+        if self.record.left > self._gave_up:
+            self._gave_up = self.record.left
+            self._expect_leader()
+
+    def _expect_leader(self) -> None:
+        """T8.6: if nobody goes on from the round that was given up, ask in time whether the leader is dead."""
+        # A timer first: nearly always the leader is quicker, and thousands may give up a round at once.
+        if self._heir_due is not None:
+            self._heir_due.cancel()
+        pause_s = Heir(self).pause_s
+        self._heir_due = self.node.call_later(pause_s, self._inherit) if pause_s else None
+
+    def _inherit(self) -> None:
+        heir = Heir(self)
+        if heir.is_needed and not self.is_over:
+            self._tasks = [*(task for task in self._tasks if not task.done()), self._spawn(heir.run, "heir")]
 
     @property
     def own_guard(self) -> Created:

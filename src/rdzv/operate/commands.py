@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
+from ..config.duration import show_duration
 from ..core import wire
 from ..core.acts import because, close_head, journal_line
 from ..core.keys import Keys
@@ -45,12 +46,19 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
     return sorted(asked.values())
 
 
-async def ban(session: Session, run_id: str, host: str, reason: str) -> None:
-    """Keep a host out of a run, and evict its members."""
+async def ban(session: Session, run_id: str, host: str, reason: str, for_s: float | None = None) -> None:
+    """Keep a host out of a run, and evict its members: for as long as the run lives, or for `for_s` seconds."""
     keys = Keys(run_id)
-    settings = (await session.txn(then=[Get(keys.settings)])).item(0)
-    lease = settings.lease if settings is not None else 0
-    await session.txn(then=[Put(keys.ban(host), wire.encode(Ban(reason=clip(reason, REASON_MAX // 2))), lease)])
+    text = clip(reason, REASON_MAX // 2)
+    if for_s is None:
+        settings = (await session.txn(then=[Get(keys.settings)])).item(0)
+        lease = settings.lease if settings is not None else 0
+    else:
+        # The engine's clock alone ends the ban. A leader that counted would begin anew after each change of leaders, and
+        # an instant would be one of this machine.
+        lease = await session.grant(for_s)
+        text += f" (for {show_duration(for_s)})"
+    await session.txn(then=[Put(keys.ban(host), wire.encode(Ban(reason=text)), lease)])
 
 
 async def unban(session: Session, run_id: str, host: str) -> bool:

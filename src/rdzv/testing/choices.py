@@ -45,6 +45,13 @@ def _lose_answer(world: SmallWorld, name: str) -> None:
         world.loop.call_soon(connection.reset, context=world.loop.outside)
 
 
+def _reset(world: SmallWorld, name: str) -> None:
+    """Break the member's connection, also while no request is under way."""
+    world.record("reset", name)
+    for connection in world.network.of(name):
+        connection.reset()
+
+
 def _hold(world: SmallWorld, name: str) -> None:
     """Hold the request back: it may arrive long after the member has given it up."""
     world.record("cut requests", name, lasts=True)
@@ -182,6 +189,7 @@ FAULTS: dict[str, FaultKind] = {
     "hold": FaultKind(REQUEST, _hold),
     "crash late": FaultKind(REQUEST, _crash_late),
     "crash": FaultKind(REQUEST_OR_QUIET, _crash),
+    "reset": FaultKind(REQUEST_OR_QUIET, _reset),
     "pause": FaultKind(REQUEST_OR_QUIET, _pause),
     "stall": FaultKind(REQUEST_OR_QUIET, _stall),
     "expire": FaultKind(KEY, _expire),

@@ -79,6 +79,15 @@ WORLDS = {
             "three re-form: same ports", 3, ("crash", "respawn"), 2, formed=True, chooses_reads=False,
             options={"bootstrap_port": f"{PORT}-{PORT + 3}"},
         ),
+        WorldPlan(
+            "two re-form: slow stops", 2, ("fail", "reset", "crash"), 2, formed=True, stop_s=2.0,
+            options={"min_nodes": 1, "max_nodes": 2},
+        ),
+        # T8.6: one gives up the round, and the leader is killed, slow, or back after a lost connection.
+        WorldPlan(
+            "three miss their leader", 3, ("fail", *_CRASHES, *_MESSAGES, "pause"), 2, formed=True, chooses_reads=False,
+            options={"min_nodes": 1},
+        ),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),
         WorldPlan("other settings", 2, ("restart", "expire", "crash"), 1, odd={"last_call": 2.0}),

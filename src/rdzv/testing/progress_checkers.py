@@ -208,7 +208,7 @@ _HARMLESS = _BLIPS | {
 }  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
-_WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "refused", "closed"})
+_WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "stalled", "refused", "closed"})
 """Acts by which a member of a round breaks it."""
 _ANYBODY = frozenset({"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"})
 """Causes whose victims are not all named in the history."""
@@ -328,7 +328,10 @@ class G7Cause(Checker):
 
 @dataclass(eq=False)
 class T8Evictions(Checker):
-    """A leader evicts a member before `regroup` is over only if its host is banned or its process was killed."""
+    """A member is evicted before `regroup` is over only if its host is banned, or its process was killed in a broken round.
+
+    A round that the evicting member has given up counts as broken: no leader may be there to say so (T8.6).
+    """
 
     # A connection that is reset is back within a linger of one second. A node that lost its power says nothing to anybody.
 
@@ -357,8 +360,14 @@ class T8Evictions(Checker):
             if node == commit.actor or banned or late:
                 continue
             self.evicted += 1
-            if node not in self._killed or head.phase is not Phase.BROKEN:
+            if node not in self._killed:
                 self.report(commit.at, f"{commit.actor} evicted {node}, which lives, {age_s:.2f} s after the break")
+            if head.phase is not Phase.BROKEN and not self._gave_up(commit.actor, state):
+                self.report(commit.at, f"{commit.actor} evicted {node} from round {head.number}, which runs")
+
+    def _gave_up(self, actor: str, state: State) -> bool:
+        """Whether the actor was in the head's round and has given it up."""
+        return any(state.has_left(one) and self.context.owner(state, one.id) == actor for one in state.seated.values())
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)

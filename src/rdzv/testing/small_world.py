@@ -72,6 +72,8 @@ class WorldPlan:
     """Settings that differ from `OPTIONS`."""
     odd: dict[str, Any] = field(default_factory=dict)
     """Settings of the last member that differ from those of the others."""
+    stop_s: float = 0.05
+    """How long the workers of a member take to stop."""
     racks: tuple[str, ...] = ()
     """Rack of each member, in the order in which they start; empty: they name none."""
 
@@ -149,7 +151,7 @@ class SmallWorld:
         options = dict(self.plan.odd) if index == self.plan.members - 1 else {}
         if self.plan.racks:
             options["topology"] = self.plan.racks[index % len(self.plan.racks)]
-        app = self.apps[name] = _Application(self, NodePlan(name, 0.0, 1e6, 0.05, options=options), node)
+        app = self.apps[name] = _Application(self, NodePlan(name, 0.0, 1e6, self.plan.stop_s, options=options), node)
         self._new.append(name)
         self.context.owners[node.host, node.pid] = name
         self.context.agreed[name] = app.settings.agreed()
@@ -272,7 +274,8 @@ class SmallWorld:
         alive, head = self.alive(), self.head
         if not alive or (head is not None and head.phase is Phase.CLOSED):
             return not alive
-        if {app.node.name for app in alive} != self.leases().keys():
+        # A member whose program has failed stops its workers before it tells anybody.
+        if {app.node.name for app in alive} != self.leases().keys() or not all(app.rests for app in alive):
             return False
         if head is None or head.phase is not Phase.SEALED:
             return self._usable(alive) < int(self.options["min_nodes"])

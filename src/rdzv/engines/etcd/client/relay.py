@@ -56,18 +56,18 @@ class Relay:
         self._calls: dict[int, UnaryCall | StreamCall] = {}
         self._number = 0
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self._serves = False
+        self._serving: asyncio.Task[None] | None = None
+        """The task of the helper that calls are sent to."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """One per helper: the one that serves, and those that wait for the end of a former one."""
+        """This one, and those that wait for the end of a former helper."""
 
     def start(self, call: UnaryCall | StreamCall) -> int:
         """Register a call, and return its number."""
-        if not self._serves:
-            self._serves = True
+        if self._serving is None:
             self._outbox = asyncio.Queue()
-            task = asyncio.get_running_loop().create_task(self._run(), name="rdzv relays gRPC")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._serving = asyncio.get_running_loop().create_task(self._run(), name="rdzv relays gRPC")
+            self._tasks.add(self._serving)
+            self._serving.add_done_callback(self._tasks.discard)
         self._number += 1
         self._calls[self._number] = call
         return self._number
@@ -82,8 +82,8 @@ class Relay:
 
     async def close(self) -> None:
         """End the helper."""
-        for task in self._tasks:
-            task.cancel()
+        if self._serving is not None:
+            self._serving.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
@@ -109,7 +109,7 @@ class Relay:
             writing.cancel()
             writer.close()
             # Before the process is waited for: the calls that end here are made again at once, and need another helper.
-            self._serves = False
+            self._serving = None
             ended, self._calls = self._calls, {}
             for call in ended.values():
                 call.receive("end", list(_GONE))
