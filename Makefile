@@ -30,7 +30,7 @@ QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engi
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
-.PHONY: help test quick lint types unit seeds gates soak demo bench bench-peers clean
+.PHONY: help test quick lint types collect unit seeds seeds-beside gates soak demo bench bench-peers clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
@@ -44,15 +44,15 @@ help:
 
 test:
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory --jobs=2 types collect
+	@$(MAKE) --no-print-directory --jobs=2 unit seeds-beside
 	@$(MAKE) --no-print-directory gates
 
 # Three jobs: each collects the tests, and these hardly wait.
 quick:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
-	$(PYTEST) -n 3 -m "not soak and not no_cover" $(QUICK) $(ARGS)
+	$(PYTEST) -n 3 -m "not soak and not seeds" $(QUICK) $(ARGS)
 
 # What a user has: the demo needs neither torch nor the tools of development.
 $(USABLE): pyproject.toml
@@ -70,13 +70,21 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy --strict src
 
-# The simulator's seeds are marked `no_cover`: tracing makes them several times slower, and they reach no line that the others
-# should not reach too. They run among the tests that wait.
-unit: $(STAMP)
-	$(PYTEST) -m "not soak" --cov --cov-report= $(LONG_FIRST) $(ARGS)
+# A test that cannot be imported fails here, in seconds. And pytest compiles each file once, not in every job.
+collect: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only --quiet --quiet > $(VENV)/collected 2>&1 || { cat $(VENV)/collected; exit 1; }
 
+unit: $(STAMP)
+	$(PYTEST) -m "not soak and not seeds" --cov --cov-report= $(LONG_FIRST) $(ARGS)
+
+# Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too. Exploration
+# forks at every choice, which costs several times more in a process that has imported torch: so these have processes of their own.
 seeds: $(STAMP)
-	$(PYTEST) -m "no_cover and not soak" tests/sim $(ARGS)
+	$(PYTEST) -m "seeds and not soak" tests/sim $(ARGS)
+
+# They only compute: they get the time that the other tests wait, and are no hindrance to those.
+seeds-beside: $(STAMP)
+	@nice -n 10 $(MAKE) --no-print-directory seeds JOBS=2 > $(VENV)/seeds 2>&1; code=$$?; cat $(VENV)/seeds; exit $$code
 
 # The rules are to be covered to the last branch: a branch no test takes is a decision nobody has looked at.
 gates: $(STAMP)

@@ -80,7 +80,6 @@ def loud():
     logger.level, logger.propagate = before
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("members", [100, pytest.param(1_000, marks=pytest.mark.soak)])
 def test_all_sinks_together_cost_the_engine_at_most_a_tenth_more(loud, members):
     """Logging, journal, observer and torch's events, against none of them."""

@@ -6,7 +6,7 @@ import pytest
 
 from rdzv.testing.sim import main, simulate
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.seeds
 
 SEEDS = 60
 

@@ -12,7 +12,7 @@ from rdzv.testing.explore import WORLDS, explore, main, read_story, tell
 from support.explored_bugs import EXPLORED_BUGS
 from support.planted_bugs import BUGS, planted
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.seeds
 
 CHOICES_MAX = 300
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""

@@ -7,7 +7,7 @@ import pytest
 from rdzv.testing.sim import simulate
 from support.planted_bugs import BUGS, planted, table_row
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.seeds
 
 SEEDS_MAX = 300
 

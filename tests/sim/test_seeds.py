@@ -9,7 +9,7 @@ import pytest
 
 from rdzv.testing.sim import simulate
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.seeds
 
 SEEDS = int(os.environ.get("RDZV_SEEDS", "1000"))
 FIRST = int(os.environ.get("RDZV_FIRST_SEED", "0"))

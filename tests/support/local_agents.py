@@ -55,14 +55,6 @@ def fail() -> None:
     raise RuntimeError("on purpose")
 
 
-def fail_together(folder: str) -> None:
-    """Fail as soon as both workers run."""
-    (Path(folder) / os.environ["RANK"]).touch()
-    while len(list(Path(folder).iterdir())) < 2:
-        time.sleep(0.05)
-    fail()
-
-
 def fail_once_on_rank_1() -> tuple[str, str]:
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     if os.environ["RDZV_ROUND"] == "1":
@@ -102,17 +94,17 @@ class Group(NamedTuple):
 
 def run_agent(
     group: Group, function: Callable[..., Any], args: tuple[Any, ...] = (), workers: int = 1, restarts: int = 0,
-    look_s: float = 0.05,
+    before_leaving: Callable[[], object] = lambda: None,
 ) -> Any:  # fmt: skip
     """Run an agent to its end. Returns the workers' results by global rank, or the name of the final state."""
     conf = {"last_call": "1", "lease": "3", "grow_every": "0", "join_timeout": "50", "slot": str(os.getpid())}
     given = RendezvousParameters("etcd-v3", group.endpoint, group.run_id, group.low, group.high, "127.0.0.1", **conf)
     handler = create_etcd_v3(given)
-    limits = {"max_restarts": restarts, "monitor_interval": look_s}
-    spec = WorkerSpec("worker", workers, handler, entrypoint=function, args=args, **limits)
+    spec = WorkerSpec("worker", workers, handler, entrypoint=function, args=args, max_restarts=restarts, monitor_interval=0.05)
     logs = DefaultLogsSpecs(tempfile.mkdtemp(prefix="agents-"))
     try:
         result = LocalElasticAgent(spec, logs, start_method="fork", exit_barrier_timeout=20).run()
+        before_leaving()
         return result.state.name if result.is_failed() else result.return_values
     finally:
         handler.shutdown()
@@ -173,9 +165,9 @@ def two_agents_reduce(group: Group) -> Any:
 
 
 def two_agents_fail(group: Group) -> Any:
-    """Each agent looks so rarely that it sees the failure of its own worker before it hears that the other agent has left."""
-    with tempfile.TemporaryDirectory() as folder:
-        return merged([Agent(group, fail_together, (folder,), look_s=3.0) for _ in range(2)])
+    """If one left before the other's worker has failed, the other would form the next round, and wait for a second node."""
+    both_failed = fork.Barrier(2, timeout=LONG_S)
+    return merged([Agent(group, fail, before_leaving=both_failed.wait) for _ in range(2)])
 
 
 def a_failure_restarts_both(group: Group) -> Any:
