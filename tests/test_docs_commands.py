@@ -94,7 +94,7 @@ ON_A_RUN = {
     "rdzv journal node1:29400 --run-id job": "round 1 sealed with 2 nodes",
     "rdzv drain node7 node1:29400 --run-id job --reason maintenance": f"asked to drain: {HOST}/b",
     "rdzv ban node7 node1:29400 --run-id job --reason 'bad memory'": "is banned from run 'job'",
-    "rdzv ban node7 node1:29400 --run-id job --reason 'bad memory' --for 2h": "is banned from run 'job' for 2h",
+    "rdzv ban node7 node1:29400 --run-id job --reason 'bad memory' --for 2h": "is banned from run 'job' for 2 h",
     "rdzv unban node7 node1:29400 --run-id job": "may join run 'job' again",
     "rdzv close node1:29400 --run-id job --reason 'superseded by job-2'": "run 'job' is closed: superseded by job-2",
     "rdzv adopt node2:29400 --run-id job --force": "members of run 'job' may follow to",
