@@ -14,21 +14,27 @@ TORCHFT ?= torchft
 # Extra words for every pytest, such as ARGS="-k wire".
 ARGS ?=
 
+# The tests start hundreds of processes. Without bytecode, which some environments forbid, each compiles the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := $(VENV)/bin
 USABLE := $(VENV)/usable
 STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
-SEEDS := tests/sim/test_seeds.py tests/sim/test_planted_bugs.py tests/sim/test_register_seeds.py tests/sim/test_explore.py
 # Long tests begin first, so that at the end no job is left alone with one. The quick ones fill the gaps.
 LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random_faults.py tests/engines/quorum tests/torchrun \
 	tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
+# The rules, the member and the simulator, and the checks of the source and the pages: they start no process and wait for no clock.
+QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engines/test_reference.py tests/engines/test_memory.py \
+	tests/test_tidy.py tests/test_control_flow.py tests/test_docs.py tests/test_errors.py tests/test_aio.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
-.PHONY: help test lint types unit seeds gates soak demo bench bench-peers clean
+.PHONY: help test quick lint types collect unit seeds seeds-beside gates soak demo bench bench-peers clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
+	@echo "make quick  lint, types, and the tests that start no process: under a minute"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
 	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
@@ -38,10 +44,15 @@ help:
 
 test:
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory --jobs=2 types collect
+	@$(MAKE) --no-print-directory --jobs=2 unit seeds-beside
 	@$(MAKE) --no-print-directory gates
-	@$(MAKE) --no-print-directory seeds
+
+# Three jobs: each collects the tests, and these hardly wait.
+quick:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	$(PYTEST) -n 3 -m "not soak and not seeds" $(QUICK) $(ARGS)
 
 # What a user has: the demo needs neither torch nor the tools of development.
 $(USABLE): pyproject.toml
@@ -59,12 +70,21 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy --strict src
 
-# Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too.
-unit: $(STAMP)
-	$(PYTEST) -m "not soak" --cov --cov-report= $(addprefix --ignore=,$(SEEDS)) $(LONG_FIRST) $(ARGS)
+# A test that cannot be imported fails here, in seconds. And pytest compiles each file once, not in every job.
+collect: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only --quiet --quiet > $(VENV)/collected 2>&1 || { cat $(VENV)/collected; exit 1; }
 
+unit: $(STAMP)
+	$(PYTEST) -m "not soak and not seeds" --cov --cov-report= $(LONG_FIRST) $(ARGS)
+
+# Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too. Exploration
+# forks at every choice, which costs several times more in a process that has imported torch: so these have processes of their own.
 seeds: $(STAMP)
-	$(PYTEST) -m "not soak" $(SEEDS) $(ARGS)
+	$(PYTEST) -m "seeds and not soak" tests/sim $(ARGS)
+
+# They only compute: they get the time that the other tests wait, and are no hindrance to those.
+seeds-beside: $(STAMP)
+	@nice -n 10 $(MAKE) --no-print-directory seeds JOBS=2 > $(VENV)/seeds 2>&1; code=$$?; cat $(VENV)/seeds; exit $$code
 
 # The rules are to be covered to the last branch: a branch no test takes is a decision nobody has looked at.
 gates: $(STAMP)

@@ -114,6 +114,8 @@ def verdicts(rows: Rows) -> list[tuple[str, str, str]]:
     etcd = {what: rows.find("engines", "took_s", engine="etcd", **more) for what, more in ETCD.items()}
     ratio = etcd["ours"][1000] / etcd["floor"][1000] if 1000 in etcd["ours"] and 1000 in etcd["floor"] else None
     table.append(below("form on etcd, n=1,000: at most 3 times what bare etcd takes", ratio, 3, plain))
+    racks = rows.find("racks", "rule_s").get(1000)
+    table.append(below("ranks by racks, n=1,000 over 32 racks, 20 lost: the rule takes under 20 ms", racks, 0.02))
     table.append(times("recover: at least 8 times faster than torch's shrink", shrunk["torch"], shrunk["ours"], 3, 8))
     parts = ("shrunk", "beheaded", "grown", "drained")
     stays = {part: rows.find("stay", f"{part}_s", mode="linger 1 s").get(3) for part in parts}

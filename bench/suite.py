@@ -24,6 +24,7 @@ STEPS = {
     "notice": ["notice.py"],
     "steady": ["steady.py"],
     "store": ["store.py"],
+    "racks": ["racks.py"],
     "recover": ["recover.py", "--backend", "rdzv"],
     "stay": ["stay.py"],
 }
@@ -38,6 +39,7 @@ QUICK = {
     "notice": ["--members", "3", "--repeat", "1"],
     "steady": ["--members", "10", "--idle", "3"],
     "store": ["--operations", "50", "--agents", "20", "--repeat", "1"],
+    "racks": ["--members", "100", "--repeat", "1"],
     "recover": ["--mode", "idle"],
     "stay": ["--linger", "0.1", "--repeat", "1"],
 }

@@ -128,6 +128,7 @@ NOT_RUN = {
     'rdzv run node1:29400 --run-id job --nnodes 4:5 --conf check="/opt/site/node-check --quick" -- python train.py':
         "a check of your site; tests/member/test_gate.py runs others",
     "rdzv serve --http": "names an option",
+    "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
     "rdzv --verbose COMMAND": "COMMAND stands for any",
     "rdzv --install-completion": "changes the user's shell; what it would write is shown by --show-completion",

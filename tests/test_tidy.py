@@ -44,6 +44,7 @@ IMPORTS = {
     "errors": "printable",
     "_version": "",
     "core": "errors printable",
+    "worker": "core",
     "system": "errors",
     "config": "core errors",
     "engines": "errors",
@@ -73,6 +74,7 @@ IMPORTS = {
 """The architecture, as who may import whom. A package is a folder; a module of the top level is one by itself.
 
     __main__   cli   torchrun.rendezvous   torch   testing          commands, torch's names, workers that stay, the simulator
+     worker                                                         for training programs: needs the core only
                           torchrun                                  torch's launcher
                            web                                      metrics and a page about runs
                          operate                                    what people do with a run from outside

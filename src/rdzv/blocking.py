@@ -218,6 +218,13 @@ class Rendezvous:
         """
         return self._handle.run(self._aio.status())
 
+    def serve_workers(self) -> str:
+        """Open the channel for this member's workers, and return the path for their variable `RDZV_WORKER`.
+
+        It stays open until the member leaves. The path is empty if no socket could be made; the log says why.
+        """
+        return self._handle.run(self._aio.serve_workers())
+
     def done(self, timeout_s: float | None = None) -> None:
         """Say that the work here succeeded, and stay. When all of the round are done, the run closes with success.
 

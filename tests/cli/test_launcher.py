@@ -14,6 +14,8 @@ import pytest
 
 from rdzv.cli import launcher
 from support.cli_commands import LIMIT_S, QUICK, rdzv, running, served, worlds
+from support.processes import is_alive
+from support.torchrun_jobs import children_of, wait_for
 
 
 def joining(place, name, nnodes="2:3"):
@@ -66,6 +68,30 @@ async def test_a_signal_that_a_wrapper_sends_twice_is_one(monkeypatch):
     monkeypatch.setattr(launcher, "IMPATIENT_S", 0.0)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.ensure_future(leaving())
+
+
+def test_the_reason_of_a_close_is_shown_once():
+    with served() as place, running("join", place, "--run-id", "t", "--nnodes", "1", *QUICK) as member:
+        next(line for line in member.stdout if "round 1: rank 0 of 1" in line)
+        assert rdzv("close", place, "--run-id", "t", "--reason", "enough").returncode == 0
+        shown, error = member.communicate(timeout=LIMIT_S)
+    assert member.returncode == 4
+    assert (shown + error).count("enough") == 1, shown
+    assert error.startswith("rdzv: run 't' is closed: enough")
+
+
+def test_a_spare_is_told_that_the_run_has_succeeded(tmp_path):
+    words = ["--run-id", "t", "--nnodes", "1", *QUICK]
+    until_finished = ["--", "sh", "-c", f"echo trains; until [ -e {tmp_path}/finish ]; do sleep 0.1; done"]
+    with served() as place, running("run", place, *words, "--conf", "slot=a", *until_finished) as a:
+        assert a.stdout.readline() == "trains\n"
+        with running("join", place, *words, "--conf", "slot=b") as spare:
+            next(line for line in spare.stdout if "runs without this node" in line)
+            (tmp_path / "finish").touch()
+            shown, error = spare.communicate(timeout=LIMIT_S)
+            assert (spare.returncode, error) == (0, "")
+            assert shown.count("the run is closed: the only member of round 1 is done") == 1, shown
+        assert a.wait(LIMIT_S) == 0
 
 
 def test_an_unreachable_engine_is_reported_at_once():
@@ -128,6 +154,24 @@ def test_sigterm_stops_the_program_and_the_member():
         a.stdout.readline()
         a.send_signal(signal.SIGTERM)
         assert a.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+def test_no_worker_and_no_child_of_one_outlives_a_launcher_that_is_killed():
+    """SIGTERM to the whole job comes first, as from a batch system: whatever kills the workers later must not end on it."""
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    child = f"import os, signal, time; {ignores}; print(os.getpid(), flush=True); time.sleep(60)"
+    words = ["run", "memory://", "--run-id", "t", "--nnodes", "1", "--conf", "last_call=0", "--nproc-per-node", "2"]
+    with running(*words, "--", "sh", "-c", f"{sys.executable} -c '{child}' & wait") as launcher:
+        children = [int(launcher.stdout.readline().split()[-1]) for _ in range(2)]
+        family = [launcher.pid]
+        for pid in family:
+            family += children_of(pid)
+        assert set(children) < set(family)
+        for pid in set(family) - {launcher.pid}:
+            os.kill(pid, signal.SIGTERM)
+        launcher.kill()
+        launcher.wait(LIMIT_S)
+        wait_for(lambda: not any(map(is_alive, family)), "all have ended")
 
 
 SHOW = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')))"

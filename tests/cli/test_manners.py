@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -52,7 +53,7 @@ def test_the_endpoint_of_every_command_may_be_in_the_environment():
         (["memory://", "--run-id", "t", "--nnodes", "1", "--"], "rdzv run needs a program"),
         (["memory://", "--run-id", "t", "--nnodes", "two", "--", "true"], "--nnodes is 'two': it must be a number or min:max"),
         (["--run-id", "t", "--nnodes", "2", "--", "true"],
-         "endpoint is '', and no variable names the first node (looked for PET_MASTER_ADDR, MASTER_ADDR, SLURM_STEP_NODELIST"),
+         "no endpoint is given, and no variable names the first node (looked for PET_MASTER_ADDR, MASTER_ADDR, "),
         (["memory://", "--run-id", "t", "--nnodes", "1", "--nproc-per-node", "many", "--", "true"],
          "--nproc-per-node is 'many': it must be a number from 1 to 1024, or auto, gpu or cpu"),
         (["memory://", "--run-id", "t", "--nnodes", "1", "--tee", "--", "true"], "--tee is given without --log-dir"),
@@ -63,6 +64,16 @@ def test_a_mistake_before_the_program_is_an_error_and_not_the_program(words, sen
     done = invoke("run", *words)
     assert done.exit_code == 2
     assert sentence in re.sub(r"[\s│]+", " ", done.stderr)
+
+
+def test_a_node_without_a_folder_for_temporary_files_is_told_what_to_do(monkeypatch):
+    def refuse(**_):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("rdzv.cli.launcher.TemporaryDirectory", refuse)
+    done = invoke("run", "memory://", "--run-id", "t", "--nnodes", "1", "--", "true")
+    assert done.exit_code == 2
+    assert "no temporary folder can be made: No usable temporary directory found in ['/tmp']; set TMPDIR" in done.stderr
 
 
 def test_help_groups_the_commands_and_names_every_kind_of_endpoint():

@@ -69,9 +69,11 @@ def test_a_value_that_names_no_host_is_refused_with_its_variable(environ, proble
     assert caught.value.sentence.startswith(problem)
 
 
-def test_without_any_variable_the_refusal_names_what_was_looked_for():
+@pytest.mark.parametrize(("given", "said"), [("auto", "endpoint is 'auto', and"), ("", "no endpoint is given, and")])
+def test_without_any_variable_the_refusal_names_what_was_looked_for(given, said):
     with pytest.raises(SettingsError) as caught:
-        resolve("auto", "job", {}, several=True)
+        resolve(given, "job", {}, several=True)
+    assert caught.value.sentence.startswith(said)
     for name in HOST_ENV:
         assert name in caught.value.sentence
     assert "'host:29400'" in caught.value.sentence

@@ -54,10 +54,10 @@ def test_what_is_no_list_is_refused_with_the_part_that_is_wrong(nodelist, proble
 
 
 def test_the_first_of_very_many_costs_nothing():
-    began = time.perf_counter()
+    began_s = time.process_time()
     assert next(expand("n[0-999999999999]")) == "n0"
     assert next(expand(",".join(f"host{index}" for index in range(50_000)))) == "host0"
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began_s < 1.0
 
 
 words = st.text("abz.-_", max_size=4)

@@ -101,6 +101,7 @@ ORDER = {
     "T5.5": "keep_waiting",
     "T7.1": "break_round",
     "T7.3": "break_round",
+    "T7.15": "break_for_stall",
     "T7.4": "break_for_drains",
     "T7.7": "grow",
     "T11.5": "stay_closed",

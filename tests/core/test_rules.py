@@ -21,6 +21,7 @@ from rdzv.core.model import (
     Head,
     Phase,
     RankEntry,
+    StallReport,
     WorkerRanks,
 )
 from rdzv.core.ranks import digest
@@ -36,6 +37,14 @@ BAD = "bad memory"
 BEGINS = "the run begins | run=fresh era=1.fresh next_era=1.fresh"
 BROKEN = "phase=broken call=regroup cause"
 RUNS = "round 3 runs with 2 nodes"
+
+
+def stalled(people, told, for_s=600.0, **given):
+    """A view in which members tell of a stall: step and ranks by name."""
+    reports = {
+        name: {"stalled": StallReport(table="t3", step=step, ranks=ranks, for_s=for_s)} for name, (step, *ranks) in told.items()
+    }
+    return sealed(people, **{"stall": 600.0, "records": reports, **given})
 
 
 def table(*rows):
@@ -448,6 +457,26 @@ def lost(people, text, about, **given):
      f"round 3 broken: c lost | {BROKEN}=lost(c)"),
     ("T7.3 only survivors restart", sealed("a b c:drains", records={"c": {"left": ROUND}}),
      "round 3: c draining, gathering others @ 1"),
+    ("T7.15 stalls are gathered", stalled("a b c", {"b": (10, 3)}, stall_age=2.0),
+     "round 3: no progress for 600 s: rank 3 at step 10 (b), gathering others @ 3"),
+    ("T7.15 not for long", stalled("a b c", {"b": (10, 3)}, stall_age=5.0),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 10 (b) | {BROKEN}=stalled(b)"),
+    ("T7.15 nor for longer than a stall takes", stalled("a b c", {"b": (10, 3)}, stall=2.0, stall_age=2.0),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 10 (b) | {BROKEN}=stalled(b)"),
+    ("T7.15 the ranks at the lowest step are named", stalled("a b c:done d", {"a": (11, 0, 1), "b": (10, 3), "d": (10, 6, 7)}),
+     f"round 3 broken: no progress for 600 s: ranks 3, 6, 7 at step 10, others at 11 (b and d) | {BROKEN}=stalled(b d)"),
+    ("T7.15 so are others of the same member", sealed("a b", stall=600.0, stall_age=5.0, records={
+        "b": {"stalled": StallReport(table="t3", step=9, ranks=(3,), for_s=600.0, furthest=10)}}),
+     f"round 3 broken: no progress for 600 s: rank 3 at step 9, others at 10 (b) | {BROKEN}=stalled(b)"),
+    ("T7.15 a stall of an earlier round does not count",
+     sealed("a b", stall=600.0, records={"b": {"stalled": StallReport(table="t2", step=1, ranks=(0,), for_s=9.0)}}), RUNS),
+    ("T7.1 T7.15 a loss goes first: the others may have stalled for it", stalled("a b:lost c", {"a": (10, 0)}),
+     f"round 3 broken: b lost | {BROKEN}=lost(b)"),
+    ("T7.15 T7.4 and drains come later", stalled("a b c:drains", {"a": (10, 0)}, stall_age=5.0, drain_age=9.0),
+     f"round 3 broken: no progress for 600 s: rank 0 at step 10 (a) | {BROKEN}=stalled(a)"),
+    ("T7.15 many ranks are counted", stalled("a b", {"a": (9, *range(8)), "b": (9, 8)}, for_s=9.0),
+     ("round 3 broken: no progress for 9 s: ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more at step 9 (a and b) "
+      f"| {BROKEN}=stalled(a b)")),
     ("T7.4 drains are gathered", sealed("a b c:drains", drain_age=0.25), "round 3: c draining, gathering others @ 0.75"),
     ("T7.4 and break the round", sealed("a b c:drains d:drains", drain_age=1.0),
      f"round 3 broken: c and d draining: SIGTERM | {BROKEN}=drained(c d)"),

@@ -249,6 +249,28 @@ def large(lost=20, spares=40, seed=1, size=1000):
     return msgspec.structs.replace(view, head=head, members=members, entries=entries, me=next(iter(members)))
 
 
+def racks_by_rank(entries):
+    """Return the racks in the order of their ranks, one for each row of ranks that stand side by side."""
+    return [rack for rack, _ in groupby(neighbourhood(one.topology) for one in sorted(entries, key=lambda one: one.rank))]
+
+
+def test_a_thousand_members_form_with_the_ranks_of_each_of_32_racks_side_by_side():
+    view = large(spares=0)
+    members = {id: live(one.name, one.created, topology=one.topology, host=one.host) for id, one in view.entries.items()}
+    seal = lead(opened("", max=1000, min=1, members=members, me=next(iter(members)))).act
+    assert len(seal.entries) == 1000
+    racks = racks_by_rank(seal.entries.values())
+    assert len(racks) == len(set(racks)) == 32
+    blocks = [block for block, _ in groupby(rack.partition("/")[0] for rack in racks)]
+    assert len(blocks) == len(set(blocks)) == 4
+
+
+def test_twenty_of_a_thousand_are_lost_and_no_rack_is_split_where_each_has_spares():
+    for seed in range(3):
+        seal = lead(large(seed=seed, spares=400)).act  # More in each rack than it lost.
+        assert len(racks_by_rank(seal.entries.values())) == 32
+
+
 def test_a_thousand_members_over_32_racks_keep_their_racks_whole():
     """R1, R2, T6.7: no rack is split that has enough spares of its own, and nobody moves."""
     for seed in range(5):

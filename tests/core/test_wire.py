@@ -35,6 +35,7 @@ FULL: list[model.Record] = [
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
         info={"gpus": "8"}, boot="10.0.0.7:29500", same_port=True, left=RoundId(ERA, 2), role="trainer", workers=8,
         drain="SIGTERM", unhealthy="the check failed with exit code 1",
+        stalled=model.StallReport(table="t1", step=9, ranks=(3,), for_s=600.0, furthest=10),
         done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
     ),
     model.RankEntry(
@@ -43,10 +44,13 @@ FULL: list[model.Record] = [
     ),
     model.RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, segment=2,
-        grow_every=5.5, replace_wait=6.5, drain_settle=7.5, on_failure="wait", closed_for=8.5,
+        grow_every=5.5, replace_wait=6.5, drain_settle=7.5, stall=9.5, on_failure="wait", closed_for=8.5,
     ),
     DrainRequest(reason="maintenance"),
     Ban(reason="bad memory"),
+    model.ProgressReport(
+        table="t1", low=9, high=10, rate=0.5, slowest=(3,), workers=8, since_s=1.5, stamp="2026-01-01T00:00:00Z"
+    ),
     model.JournalEntry(
         seq=6, run="r1", era=ERA, number=3, phase=Phase.BROKEN, size=2, call=Call.REGROUP, by="node1", reason="node7 was lost",
         cause=CAUSE, came=("node8",), gone=("node7",), lasted_s=1.5, stamp="2026-01-01T00:00:00Z",
@@ -105,6 +109,7 @@ STRATEGIES = {
     Call: st.sampled_from(Call),
     model.CauseKind: st.sampled_from(model.CauseKind),
     tuple[str, ...]: st.lists(texts, max_size=8).map(tuple),
+    tuple[int, ...]: st.lists(counts, max_size=8).map(tuple),
     dict[str, str]: st.dictionaries(texts, texts, max_size=4),
     dict[str, int]: st.dictionaries(texts, counts, max_size=4),
 }
@@ -118,6 +123,7 @@ def any_of(kind):
 STRATEGIES[Cause | None] = st.none() | any_of(Cause)
 STRATEGIES[model.RoundReport | None] = st.none() | any_of(model.RoundReport)
 STRATEGIES[model.WorkerRanks | None] = st.none() | st.builds(model.WorkerRanks, counts, counts, counts, counts)
+STRATEGIES[model.StallReport | None] = st.none() | any_of(model.StallReport)
 records = st.one_of(*map(any_of, KINDS))
 
 
@@ -351,9 +357,8 @@ def test_the_limit_is_exact_on_both_sides(kind):
 @each
 def test_the_limit_of_each_kind_holds_on_both_sides(record):
     size_max = wire.SIZES_MAX[type(record)]
-    text_field = {"head": "run", "member": "name", "entry": "name", "settings": "grow", "journal": "run"}.get(
-        type(record).__struct_config__.tag, "reason"
-    )
+    fields = {"head": "run", "member": "name", "entry": "name", "settings": "grow", "journal": "run", "progress": "table"}
+    text_field = fields.get(type(record).__struct_config__.tag, "reason")
     with pytest.raises(LimitExceeded):
         wire.encode(msgspec.structs.replace(record, **{text_field: "x" * size_max}))
     assert f"at most {size_max} are allowed" in refusal(type(record), b" " * (size_max + 1))

@@ -11,10 +11,12 @@ import time
 import pytest
 
 from support.member_processes import LONG_S, ProcessSet, is_change, is_notice, is_world, listens, wrong_worlds
+from support.timing import within
 
 TURNS = 20
 TOLD_S = 2.0
 """How long it may take until all others are told of a kill."""
+LEASE_S = 60
 turns = pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.soak) for turn in range(1, TURNS + 1))])
 
 
@@ -26,8 +28,8 @@ def processes():
 
 
 def told_s(turn: int) -> float:
-    """`make test` asks for a third of what it says, because the machine may be busy with other tests."""
-    return TOLD_S if turn else 3 * TOLD_S
+    """In `make test` the machine may be busy with other tests: there it counts that nobody waits for the lease to end."""
+    return TOLD_S if turn else LEASE_S / 2
 
 
 def formed(processes, place, count, nnodes, *settings):
@@ -46,7 +48,7 @@ def all_told(others, at, round, limit_s):
     """Each is told, in time, that the round is broken."""
     for member in others:
         line = member.until(is_notice("broken", after=round - 1), f"round {round} is broken")
-        assert line["at"] - at < limit_s, f"{member.name} was told only after {line['at'] - at:.2f} s\n{member.report()}"
+        within(line["at"] - at, limit_s, f"{member.name} was told so late\n{member.report()}")
 
 
 # ---- members
@@ -55,7 +57,7 @@ def all_told(others, at, round, limit_s):
 @turns
 def test_all_others_are_told_of_a_kill_in_time(processes, turn):
     _, place = processes.serve()
-    members, round = formed(processes, place, 5, "2:5")
+    members, round = formed(processes, place, 5, "2:5", f"lease={LEASE_S}")
     for victim in (members[-1], members[0], members[2]):
         at = victim.kill()
         members.remove(victim)
@@ -106,7 +108,7 @@ def test_one_that_was_paused_for_less_than_its_lease_is_not_missed(processes, tu
 @turns
 def test_a_server_that_is_killed_and_restarted_disturbs_nobody(processes, turn):
     server, place = processes.serve()
-    members, round = formed(processes, place, 4, "2:4")
+    members, round = formed(processes, place, 4, "2:4", f"lease={LEASE_S}")
     for _ in range(2 if turn else 1):
         server.kill()
         server, again = processes.serve(place)
@@ -132,7 +134,7 @@ def test_a_member_lost_while_the_server_was_away_is_noticed(processes, turn):
     processes.serve(place)
     at = time.monotonic()  # How long a server takes to start is not the question.
     # The members are given three seconds to come back, by one who needs half a second itself.
-    all_told(members, at, round, 5.0 if turn else 15.0)
+    all_told(members, at, round, 5.0 if turn else LONG_S)
     for member in members:
         assert member.world(3)["round"] == round + 1
 
@@ -167,7 +169,7 @@ def test_an_agent_that_serves_and_is_killed_is_replaced_by_another_of_its_host(p
     serving = [member for member in members if listens(member.pid, port)]
     assert serving == members[:1]
     at = members.pop(0).kill()
-    all_told(members, at, round, 5.0 if turn else 15.0)
+    all_told(members, at, round, 5.0 if turn else LONG_S)
     assert {member.world(3)["round"] for member in members} == {round + 1}
     assert sum(listens(member.pid, port) for member in members) == 1
 

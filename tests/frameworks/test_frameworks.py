@@ -29,6 +29,8 @@ LINES = (
 )
 ACCELERATE, LIGHTNING, TORCHX, DEEPSPEED, VLLM, SGLANG = LINES
 """The beginnings of all commands of the page."""
+LAUNCHER = "rdzv run --nnodes 1 --nproc-per-node 2 -- python"
+"""Starts any program of the page, as docs/launcher.md says."""
 LONG_S = 600.0
 """A busy machine needs many seconds to import a framework, and minutes to compile what DeepSpeed needs."""
 TRAIN = """
@@ -161,6 +163,8 @@ def test_accelerate_launches_on_two_machines_and_without_elasticity_waits_for_a_
     (made.folder / "train_accelerate.py").write_text(program("train_accelerate.py"))
     line = command(ACCELERATE)
     first = made.start(line)
+    # It must be the one that serves: on one machine, Accelerate would find the port of another in use.
+    wait_for(lambda: "serving run" in first.text, "the first serves", LONG_S, made.report)
     lost = made.start(line.replace("--machine_rank 0", "--machine_rank 1"))
     wait_for(lambda: "round 1: rank" in first.text and "round 1: rank" in lost.text, "a round", LONG_S, made.report)
     lost.kill()
@@ -174,6 +178,10 @@ def test_accelerate_launches_on_two_machines_and_without_elasticity_waits_for_a_
     alone = made.start(elastic)
     succeed([alone], made.report)
     assert "rank 0 of 1, all: [0]" in alone.text
+
+    launched = made.start(f"{LAUNCHER} train_accelerate.py")
+    succeed([launched], made.report)
+    assert launched.text.count("of 2, all: [0, 1]") == 2, made.report()
 
     refused = made.start(line.replace("accelerate launch", "accelerate launch --same_network"))
     assert refused.ends() != 0
@@ -194,6 +202,10 @@ def test_lightning_goes_on_with_fewer_nodes_from_its_checkpoint(nodes):
     alone = [int(epoch) for epoch in re.findall(r"epoch (\d+): rank 0 of 1", first.text)]
     assert alone[0] >= 2, "it went on from its checkpoint"
     assert alone[-1] == 13, made.report()
+
+    launched = made.start(f"{LAUNCHER} train_lightning.py", EPOCHS="16")
+    succeed([launched], made.report)
+    assert sorted(re.findall(r"epoch 15: rank (\d) of 2", launched.text)) == ["0", "1"], made.report()
 
 
 @pytest.mark.soak

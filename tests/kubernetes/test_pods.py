@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from support.kubernetes import DOMAIN, Cluster, documents, made_by
 from support.torchrun_jobs import wait_for
 
+logger = logging.getLogger(__name__)
 SECRETS = {"rdzv": {"token": "5f0c1e6a9b7d42e8a3c4d5f60718293a4b5c6d7e8f90a1b2c3d4e5f607182930"}}
 PROGRAM = """
 import os, time
@@ -26,6 +29,24 @@ deadline = time.monotonic() + 120
 while not os.path.exists("finish") and time.monotonic() < deadline:
     time.sleep(0.05)
 """
+COLLECTIVES = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+get = os.environ.get
+trained = torch.zeros(2)
+while not trained[1]:
+    time.sleep(0.05)
+    trained = torch.tensor([1.0, float(dist.get_rank() == 0 and os.path.exists("finish"))])
+    dist.all_reduce(trained)
+    if get("RDZV_ROUND"):
+        assert trained[0] == dist.get_world_size()
+        round = os.environ.pop("RDZV_ROUND")
+        print("trained at", time.monotonic(), flush=True)
+        print("rank", get("RANK"), "of", get("WORLD_SIZE"), "round", round, "at", get("MASTER_ADDR"), flush=True)
+dist.destroy_process_group()
+"""
+"""Trains by collectives, and says so after the first one."""
+WITHIN_S = 10.0
 ENVIRON = {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"}
 
 
@@ -135,11 +156,37 @@ def test_the_others_follow_pod_0_to_another_machine(cluster):
 
 
 @pytest.mark.soak
+def test_torchrun_follows_pod_0_from_machine_to_machine(cluster):
+    """The workers of the others fail in their collectives when pod 0 goes. Then their agents have nobody to ask."""
+    pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+    (cluster.folder / "train.py").write_text(COLLECTIVES)
+    first, second = two_of(made_by(documents("jobset.yaml")))
+    pods = start(cluster, [first, second])
+    now, re_formed_s, trained_s = trains(pods, 2), [], []
+    for _ in range(3):
+        missed = pods[1].text.count("engine away")
+        cluster.delete(pods[0])
+        wait_for(lambda missed=missed: pods[1].text.count("engine away") > missed, "pod 0 is missed", report=report(pods))
+        started_at = time.monotonic()
+        pods[:1] = start(cluster, [first])
+        now = trains(pods, 2, after=now)
+        re_formed_s += map(float, re.findall(r"rank \d of 2, formed in (\S+) s", pods[0].text))
+        trained = [float(re.findall(r"^trained at (\S+)$", one.text, re.MULTILINE)[-1]) for one in pods]
+        trained_s.append(max(trained) - started_at)
+    logger.info("re-formed %s s after the new agent's join; trained %s s after the new pod's start", re_formed_s, trained_s)
+    # The rest is the time that Python takes to import torch in the agent and then in the workers, which depends on the load.
+    assert len(re_formed_s) == 3
+    assert max(re_formed_s) < WITHIN_S, re_formed_s
+    finish(cluster, pods)
+
+
+@pytest.mark.soak
 def test_without_a_declared_place_the_others_refuse_a_new_pod_0_until_a_person_says_that_the_former_is_gone(cluster):
     first, second = two_of(made_by(documents("job.yaml")))
+    assert "--conf=place=job-0" in first.container["args"]
     for pod in (first, second):
         (container,) = pod.spec["containers"]
-        container["args"].remove("--conf=place=job-0")
+        container["args"] = [word for word in container["args"] if word != "--conf=place=job-0"]
     pods = start(cluster, [first, second])
     trains(pods, 2)
     cluster.delete(pods[0])

@@ -17,7 +17,8 @@ from support.ports import free_port
 from support.torchrun_jobs import children_of, wait_for
 
 pytestmark = pytest.mark.soak
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "elastic_jax.py"
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "elastic_jax.py"
 INSTALL_S = 600.0
 LIMIT_S = 120.0
 
@@ -105,6 +106,16 @@ def test_three_processes_train_one_is_killed_and_the_job_goes_on_from_its_checkp
             assert node.process.wait(LIMIT_S) == 0, report()
     assert float(re.search(r"done at step 400 in a world of 3, loss ([\d.]+)", first.said)[1]) < 0.001
     assert "did not stop within" not in report()
+
+
+def test_the_program_of_the_page_runs_on_two_nodes(start, tmp_path):
+    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "jax.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    nodes = [start(name, "--nnodes", "2", "--", sys.executable, str(tmp_path / "train.py")) for name in "ab"]
+    assert [node.process.wait(LIMIT_S) for node in nodes] == [0, 0], "\n".join(node.said for node in nodes)
+    assert sorted(re.findall(r"^process .*", "".join(node.said for node in nodes), re.MULTILINE)) == [
+        "process 0 of 2", "process 1 of 2",
+    ]  # fmt: skip
 
 
 def test_jax_itself_finds_the_launcher_even_in_a_job_of_slurm(start):

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from rdzv.launch import stacks
 from rdzv.launch.environment import NodeInRound
 from rdzv.launch.output import Destinations
 from rdzv.launch.workers import WorkerGroup
+from support.processes import is_alive
 
 LIMIT_S = 30.0
 NODE = NodeInRound(
@@ -54,14 +54,15 @@ async def text(path, holds=""):
     return path.read_text()
 
 
+async def until(holds):
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
 def log(folder, rank, ending="out"):
     return folder / "job" / "round-2" / f"rank-{rank}.{ending}"
-
-
-def is_alive(pid):
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 async def test_all_workers_succeed_together_each_with_its_own_rank_and_log(tmp_path):
@@ -146,10 +147,23 @@ async def test_the_children_of_a_worker_end_with_it(tmp_path):
     made = await started(tmp_path, program)
     child = int(await text(log(tmp_path, 4), "\n"))
     assert await ended(made) is None
-    deadline = time.monotonic() + LIMIT_S
-    while is_alive(child):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    await until(lambda: not is_alive(child))
+
+
+async def test_no_shell_is_left_when_the_workers_have_ended(tmp_path):
+    made = await started(tmp_path, "pass")
+    shell = made._orphans._shell.pid
+    assert is_alive(shell)
+    assert await ended(made) is None
+    assert not is_alive(shell)
+
+
+async def test_workers_run_on_a_machine_without_a_shell(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = await started(tmp_path, "print('trains')")
+    assert await ended(made) is None
+    assert log(tmp_path, 4).read_text() == "trains\n"
+    assert "no shell could be started" in caplog.text
 
 
 async def test_a_stop_that_is_cancelled_leaves_no_worker_behind(tmp_path):

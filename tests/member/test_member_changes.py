@@ -16,6 +16,7 @@ from rdzv.member.notices import Notice
 from rdzv.system.node import LocalNode
 from rdzv.system.timers import Wakeup
 from support.memory_members import LONG_S, Party, assert_one_world, kill, run, until
+from support.timing import within
 
 
 async def is_present(party: Party, host: str) -> bool:
@@ -38,7 +39,8 @@ async def test_a_join_that_times_out_says_who_is_here_who_is_missing_and_what_ho
             "[min_nodes=4 max_nodes=4 join_timeout=600 last_call=0.2 regroup=75 lease=1 settle=0.1 grow_every=0 "
             "drain_settle=0.1 closed_for=5]; start the missing nodes"
         )
-        assert 0.3 <= late.value.waited_s < 2
+        assert late.value.waited_s >= 0.3
+        within(late.value.waited_s, 2)
         await b.leave()
         with pytest.raises(LeftAlready):
             await waiting
@@ -135,7 +137,9 @@ async def test_a_killed_member_is_gone_after_its_lease_and_not_before():
         began_at = asyncio.get_running_loop().time()
         await kill(b)
         assert await a.wait_changed(LONG_S)
-        assert 0.6 < asyncio.get_running_loop().time() - began_at < 4
+        took_s = asyncio.get_running_loop().time() - began_at
+        assert took_s > 0.6
+        within(took_s, 4)
 
 
 # ---- leaving

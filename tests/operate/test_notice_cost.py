@@ -1,4 +1,4 @@
-"""The cost of all notices for the engine: a thousand members with all sinks, and with none."""
+"""The cost of all notices for the engine: many members with all sinks, and with none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rdzv.core.keys import Keys
 from rdzv.engines.port import Put
 from rdzv.testing.driver import SimDriver, SimSession
 
-MEMBERS = 1_000
 ALLOWED = 1.1
 JOURNAL = Keys("bench").journal
 
@@ -48,9 +47,9 @@ class Session(SimSession):
 Driver.session_type = Session
 
 
-def cost(engine, observer=None):
+def cost(members, engine, observer=None):
     """Requests, operations within them, messages received and bytes, of all members together."""
-    counters, *_ = form(MEMBERS, engine.driver, observer)
+    counters, *_ = form(members, engine.driver, observer)
     sent = {what: sum(getattr(one, of) for one in counters.values()) for what, of in
             (("requests", "operations"), ("received", "received"), ("bytes", "bytes"))}  # fmt: skip
     return {**sent, "operations": engine.operations}
@@ -81,12 +80,13 @@ def loud():
     logger.level, logger.propagate = before
 
 
-def test_all_sinks_together_cost_the_engine_at_most_a_tenth_more(loud):
+@pytest.mark.parametrize("members", [100, pytest.param(1_000, marks=pytest.mark.soak)])
+def test_all_sinks_together_cost_the_engine_at_most_a_tenth_more(loud, members):
     """Logging, journal, observer and torch's events, against none of them."""
     logging.disable()
     try:
         silent = Engine(journal=False)
-        without = cost(silent)
+        without = cost(members, silent)
     finally:
         logging.disable(logging.NOTSET)
     assert loud == []
@@ -97,10 +97,10 @@ def test_all_sinks_together_cost_the_engine_at_most_a_tenth_more(loud):
         events(notice)
 
     engine = Engine(journal=True)
-    with_all = cost(engine, observe)
+    with_all = cost(members, engine, observe)
     assert engine.lines == silent.lines > 0, "both wrote a journal, and one was kept"
-    assert len(told) >= 3 * MEMBERS
-    assert len(loud) >= 3 * MEMBERS
+    assert len(told) >= 3 * members
+    assert len(loud) >= 3 * members
     for what, least in without.items():
         assert with_all[what] <= ALLOWED * least, (what, with_all, without)
     assert with_all != without, "the journal is seen in the count"

@@ -12,11 +12,14 @@ from rdzv.testing.explore import WORLDS, explore, main, read_story, tell
 from support.explored_bugs import EXPLORED_BUGS
 from support.planted_bugs import BUGS, planted
 
-CHOICES_MAX = 400
+pytestmark = pytest.mark.seeds
+
+CHOICES_MAX = 300
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
 WHOLE = (
     "two form", "two form on etcd", "three form", "three re-form", "three re-form: losses", "three re-form: messages",
-    "three re-form: engine", "three re-form: growth", "three re-form: ends", "other settings",
+    "three re-form: engine", "three re-form: growth", "three re-form: ends", "three form: last call", "three re-form: racks",
+    "three re-form: same ports", "two re-form: slow stops", "other settings",
 )  # fmt: skip
 """Worlds that `make soak` walks to the end."""
 
@@ -40,7 +43,7 @@ def test_every_guarantee_holds_for_longer(name, record_property):
     assert report.complete or name not in WHOLE, str(report)
 
 
-LATE = {"round number is reused after a restart"}
+LATE = {"round number is reused after a restart", "fence of a restarted server begins at what it is told"}
 """Bugs that are met only after thousands of choices."""
 
 
@@ -62,21 +65,16 @@ def test_planted_bug_is_found(bug):
 def test_the_safe_worlds_of_planted_bugs_hold():
     """Otherwise the bug would not be what is found."""
     for plan, _ in EXPLORED_BUGS.values():
-        assert not explore(plan, choices_max=40).wrong
+        assert not explore(plan, choices_max=30).wrong
 
 
 def test_every_planted_safety_bug_is_explored():
-    """G5, G6, G7 and T8 are promises about time and disturbance; G10 shows only by what it leads to.
+    """G5, G6 and G7 are promises about time and disturbance.
 
-    Explored members never bind a port twice and have no racks and no checks, and fences need several restarts that are told
-    of by different members.
+    Explored members have no checks, and an heir that asks too early only hastens the end of a leader that is dead.
     """
-    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7", "T8", "fences")}
-    unreached = {
-        "last-call age is taken from another machine's clock", "address of the former round is used again",
-        "segments are cut across racks", "unhealthy member is sealed in",
-    }  # fmt: skip
-    assert safety - unreached <= set(EXPLORED_BUGS)
+    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7")}
+    assert safety - set(EXPLORED_BUGS) == {"unhealthy member is sealed in", "leader of a running round is evicted"}
 
 
 def test_a_story_is_read_as_it_was_told(tmp_path, capsys):
@@ -106,6 +104,16 @@ def test_a_file_that_is_no_story_is_refused_with_a_sentence(tmp_path, capsys):
 def test_a_story_that_cannot_happen_is_refused():
     with pytest.raises(ValueError, match="release m1 cannot happen here; what can: serve m0"):
         tell(WORLDS["two form"], [Choice("release", "m1")])
+
+
+@pytest.mark.parametrize(
+    ("world", "first"),
+    [("other settings", Choice("serve", "m1")), ("two re-form: slow stops", Choice("fail", "m0"))],
+    ids=["the odd member comes first", "a program fails and has told nobody yet"],
+)
+def test_what_follows_is_walked(world, first):
+    """Once the odd member was taken for one like the others, and a world with a failed program for one at rest."""
+    assert tell(WORLDS[world], [first])[1].outcome == ""
 
 
 def test_a_world_without_a_way_to_rest_is_found():

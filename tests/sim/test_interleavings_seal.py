@@ -182,7 +182,7 @@ async def test_a_round_is_taken_as_it_is_shown_also_if_its_lines_came_ahead(hand
 
 
 def what_was_shown_counts_for_ever():
-    return [(Presence, "overlook", lambda _presence: None)]
+    return [(Presence, "forget_shown", lambda _presence: None)]
 
 
 @by_hand(min_nodes=2, max_nodes=3, catches={what_was_shown_counts_for_ever: "was given a round of the past"})
@@ -296,8 +296,8 @@ async def test_h05_a_member_is_not_given_the_round_of_its_former_life(hands):
 def a_new_leader_starts_the_timer_anew():
     right = Leader.__init__
 
-    def init(self, presence, founds):
-        right(self, presence, founds)
+    def init(self, presence, made_settings):
+        right(self, presence, made_settings)
         presence.tracker._call_at = presence.node.now()
 
     return [(Leader, "__init__", init)]

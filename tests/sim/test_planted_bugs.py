@@ -7,6 +7,8 @@ import pytest
 from rdzv.testing.sim import simulate
 from support.planted_bugs import BUGS, planted, table_row
 
+pytestmark = pytest.mark.seeds
+
 SEEDS_MAX = 300
 
 FIRST_TO_TRY = {

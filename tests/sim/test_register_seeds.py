@@ -16,6 +16,8 @@ from rdzv.testing.register import RegisterServer, SimRegister
 from rdzv.testing.scenario import FaultPlan, draw
 from rdzv.testing.sim import check, main, simulate
 
+pytestmark = pytest.mark.seeds
+
 SEEDS = int(os.environ.get("RDZV_REGISTER_SEEDS", "160"))
 CHUNK = 20
 REGRESSIONS = {

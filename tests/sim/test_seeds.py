@@ -9,6 +9,8 @@ import pytest
 
 from rdzv.testing.sim import simulate
 
+pytestmark = pytest.mark.seeds
+
 SEEDS = int(os.environ.get("RDZV_SEEDS", "1000"))
 FIRST = int(os.environ.get("RDZV_FIRST_SEED", "0"))
 CHUNK = 25

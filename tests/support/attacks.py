@@ -229,7 +229,6 @@ async def hoard(port, ends):
         other.writer.transport.abort()
     one.writer.transport.abort()
     await clean_up(port, "d/", "e/")
-    await asyncio.sleep(3.0)  # Until the leases have ended.
 
 
 async def requests(port, ends):

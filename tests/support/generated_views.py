@@ -21,7 +21,7 @@ CALLS = {
 }
 """The timers that can run in each phase: views are drawn with these, and verdicts must keep to them."""
 
-AGES = ("known_s", "call_age_s", "sealed_age_s", "grown_age_s", "drain_age_s", "away_asked_s")
+AGES = ("known_s", "call_age_s", "sealed_age_s", "grown_age_s", "drain_age_s", "stall_age_s", "away_asked_s")
 
 # Most parts are picked from lists that are made once, by chance but the same each time: to draw every field of every
 # record anew is slow, and most of what comes of it looks alike to the rules.

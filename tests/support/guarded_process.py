@@ -22,6 +22,7 @@ from typing import Any
 import rdzv
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from rdzv.engines.etcd.sentinel_process import NAME
 from support.etcd_cluster import until
 
 SRC = Path(rdzv.__file__).parent.parent
@@ -40,6 +41,7 @@ class GuardedProcess:
         self.pid = self.process.pid
         self.children: list[int] = []
         self.lease, self.sentinel = self._read()
+        until(lambda: guards(self.sentinel), "the sentinel guards the lease", SOON_S)
 
     def __enter__(self):
         return self
@@ -79,20 +81,23 @@ def shown_of(pid: int, file: str) -> bytes:
     return until(lambda: Path(f"/proc/{pid}/{file}").read_bytes(), f"process {pid} has begun", SOON_S)
 
 
+def guards(pid: int) -> bool:
+    """Whether a process is a sentinel that has been told of a lease: then it has its name."""
+    return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+
+
 def pid_of_sentinel(pid: int) -> int:
-    """Wait for the sentinel of another process, and return its process id."""
+    """Wait until another process has a sentinel that guards a lease, and return its process id."""
 
     def look() -> int:
         with suppress(FileNotFoundError, ProcessLookupError):  # A thread or a child ended while it was read.
             listed = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
             for child in " ".join(listed).split():
-                if b"sentinel_process.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if guards(int(child)):
                     return int(child)
         return 0
 
-    found = until(look, f"process {pid} has a sentinel", SOON_S)
-    time.sleep(0.2)  # Its orders are written right after its start.
-    return found
+    return until(look, f"process {pid} has a sentinel", SOON_S)
 
 
 def is_running(pid: int) -> bool:

@@ -93,8 +93,9 @@ class Group(NamedTuple):
 
 
 def run_agent(
-    group: Group, function: Callable[..., Any], args: tuple[Any, ...] = (), workers: int = 1, restarts: int = 0
-) -> Any:
+    group: Group, function: Callable[..., Any], args: tuple[Any, ...] = (), workers: int = 1, restarts: int = 0,
+    before_leaving: Callable[[], object] = lambda: None,
+) -> Any:  # fmt: skip
     """Run an agent to its end. Returns the workers' results by global rank, or the name of the final state."""
     conf = {"last_call": "1", "lease": "3", "grow_every": "0", "join_timeout": "50", "slot": str(os.getpid())}
     given = RendezvousParameters("etcd-v3", group.endpoint, group.run_id, group.low, group.high, "127.0.0.1", **conf)
@@ -103,6 +104,7 @@ def run_agent(
     logs = DefaultLogsSpecs(tempfile.mkdtemp(prefix="agents-"))
     try:
         result = LocalElasticAgent(spec, logs, start_method="fork", exit_barrier_timeout=20).run()
+        before_leaving()
         return result.state.name if result.is_failed() else result.return_values
     finally:
         handler.shutdown()
@@ -163,7 +165,9 @@ def two_agents_reduce(group: Group) -> Any:
 
 
 def two_agents_fail(group: Group) -> Any:
-    return merged([Agent(group, fail) for _ in range(2)])
+    """If one left before the other's worker has failed, the other would form the next round, and wait for a second node."""
+    both_failed = fork.Barrier(2, timeout=LONG_S)
+    return merged([Agent(group, fail, before_leaving=both_failed.wait) for _ in range(2)])
 
 
 def a_failure_restarts_both(group: Group) -> Any:

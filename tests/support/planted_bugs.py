@@ -339,7 +339,8 @@ def explored(name: str) -> str:
     with planted(name):
         report = explore(EXPLORED_BUGS[name][0], choices_max=20_000)
     problem = report.wrong[0][0] if report.wrong else "none"
-    return f"{report.states:,} states: {', '.join(sorted(set(re.findall(r'(?:^|; )([GT][0-9]+) ', problem)))) or problem}"
+    checkers = sorted(set(re.findall(r"(?:^|; )([GT][0-9]+|fences) ", problem)))
+    return f"{report.states:,} states: {', '.join(checkers) or problem}"
 
 
 def table_row(seeds: int, name: str) -> str:

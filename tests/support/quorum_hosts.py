@@ -172,7 +172,8 @@ class QuorumHosts:
             if member.lives:
                 member.wait()
         until(lambda: not any(pids_of(host) for host in self.hosts.values()), "no process is left on any host")
-        assert list(self.state.iterdir()) == []
+        left = [path.name for path in self.state.iterdir()]
+        assert not left, "\n".join([f"left behind: {left}", *(member.report() for member in self.members.values())])
 
 
 def pids_of(host: Host) -> list[int]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from support.member_processes import listens
 from support.ports import free_port
+from support.timing import TooSlow
 
 PROGRAMS = Path(__file__).parent / "torchrun_programs"
 AGENT, WORKER = PROGRAMS / "agent.py", PROGRAMS / "worker.py"
@@ -31,12 +32,14 @@ T = TypeVar("T")
 
 def wait_for(look: Callable[[], T | None], what: str = "it", timeout_s: float = LONG_S, report: Callable[[], str] = str) -> T:
     """Poll for the first true result. If none comes, fail with the text that `report` returns."""
-    deadline = time.monotonic() + timeout_s
+    began_at = time.monotonic()
     while True:
         result = look()
         if result:
             return result
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{report()}"
+        if time.monotonic() - began_at > timeout_s:
+            problem = TooSlow if timeout_s < LONG_S else AssertionError
+            raise problem(f"{what}: not within {timeout_s:g} s\n{report()}")
         time.sleep(0.02)
 
 
@@ -66,6 +69,7 @@ class AgentForker:
         )
         self._lock = threading.Condition()
         self._forked: list[int] = []
+        self._is_ready = False
         self.codes: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -75,11 +79,18 @@ class AgentForker:
         for line in self._process.stdout:
             said = json.loads(line)
             with self._lock:
-                if "code" in said:
+                if "ready" in said:
+                    self._is_ready = True
+                elif "code" in said:
                     self.codes[said["pid"]] = said["code"]
                 else:
                     self._forked.append(said["pid"])
                 self._lock.notify_all()
+
+    def wait_ready(self) -> None:
+        """Wait until torch is imported, so that a measurement does not contain that."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: self._is_ready, LONG_S), "torch could not be imported"
 
     def fork(self, **request: object) -> int:
         assert self._process.stdin is not None

@@ -67,7 +67,10 @@ def settings(min: int = 2, max: int = 4, **others: Any) -> RunSettings:
 
 _SETTINGS = {"min", "max", *RunSettings.__struct_fields__}
 _HEAD = set(Head.__struct_fields__)
-_AGES = {"age": "call_age_s", "sealed_age": "sealed_age_s", "grown_age": "grown_age_s", "drain_age": "drain_age_s"}
+_AGES = {
+    "age": "call_age_s", "sealed_age": "sealed_age_s", "grown_age": "grown_age_s", "drain_age": "drain_age_s",
+    "stall_age": "stall_age_s",
+}  # fmt: skip
 
 
 def view(phase: Phase | None, people: str = "", **given: Any) -> View:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from support.timing import within
 from support.torchrun_jobs import Job, children_of, wait_for
 
 TOGETHER = {"last_call": 10}
-TOLD_S = 3 * 2.0
+TOLD_S = 20.0
+"""Less than the 30 s after which torch ends workers that ignore SIGTERM."""
 
 
 def form(training: Job, nodes, **options):
@@ -29,7 +31,7 @@ def test_the_others_hear_of_sigterm_while_the_workers_ignore_it(job):
     sent_at = training.agents[going].signal(signal.SIGTERM)
     for node in others:
         told = training.row("told", node, after=sent_at, timeout_s=TOLD_S)
-        assert told.at - sent_at < TOLD_S
+        within(told.at - sent_at, TOLD_S)
     assert training.agents[going].code is None, "it is still stopping its workers"
 
 
@@ -95,7 +97,7 @@ def test_the_other_of_two_is_told_which_rank_failed_or_goes_on_if_one_is_enough(
     assert training.agents[failing].ends() == 1
     if nnodes == "2:2":
         assert training.agents[left].ends(3 * 10) == 1
-        assert time.monotonic() - failed_at < 3 * 10
+        within(time.monotonic() - failed_at, 3 * 10)
         assert f"rank {rows[failing].rank} failed: exit code 17" in training.agents[left].out
     else:
         assert training.world([left], 1, after=failed_at)[left].restarts == 0

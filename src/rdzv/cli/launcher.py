@@ -17,7 +17,7 @@ import msgspec
 from ..aio import AsyncRendezvous, departure_of
 from ..core.member_rules import Change, ChangeKind
 from ..core.model import Phase
-from ..errors import Closed, Evicted, RdzvError
+from ..errors import Closed, Evicted, RdzvError, SettingsError
 from ..launch.environment import NodeInRound
 from ..launch.failure import Failure
 from ..launch.output import Destinations
@@ -41,6 +41,7 @@ class Printer:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
+        self._close = ""
 
     @contextmanager
     def taking_log(self) -> Iterator[None]:
@@ -55,9 +56,16 @@ class Printer:
             log.logger.setLevel(level)
 
     def _take(self, record: logging.LogRecord) -> bool:
-        if not self._as_json:
+        if getattr(record, "rdzv_kind", "") == Phase.CLOSED.value:
+            self._close = record.getMessage()
+        elif not self._as_json:
             say(record.getMessage())
         return False
+
+    def over(self) -> None:
+        """Print that the run is over, for a member whose work is. To any other it is an error, which says the same."""
+        if self._close and not self._as_json:
+            say(self._close)
 
     def world(self, world: AsyncWorld) -> None:
         """Print a world, with all fields that a reader needs to compare it with the worlds of other members."""
@@ -121,7 +129,12 @@ class StopSignal:
 async def join(make: MemberFactory, printer: Printer) -> int:
     """Join every round until a signal, or until the run is over. Return the exit code."""
     with printer.taking_log():
-        return await _join_rounds(make, printer)
+        try:
+            return await _join_rounds(make, printer)
+        except Closed as closed:
+            if closed.success:  # No error is shown for it.
+                printer.over()
+            raise
 
 
 @asynccontextmanager
@@ -156,11 +169,10 @@ async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
                 world.bootstrap.release()
                 change = await stop.run_until(_changed_or_over(rendezvous, over))
                 if change is None:
+                    printer.over()
                     break
-                if change.kind is ChangeKind.CLOSED:
-                    complain(f"{change.reason} [{Closed.code}]")
-                    return ExitCode.CLOSED
-                printer.changed(world.round, change)
+                if change.kind is not ChangeKind.CLOSED:  # The next join raises that.
+                    printer.changed(world.round, change)
             except Evicted as evicted:
                 printer.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
     return ExitCode.OK
@@ -196,7 +208,12 @@ async def run(make: MemberFactory, options: RunOptions) -> int:
 
     stdout is the program's. The log of the member goes to stderr, as that of torchrun.
     """
-    with log.taken_over(), TemporaryDirectory(prefix="rdzv-run-") as scratch:
+    try:
+        folder = TemporaryDirectory(prefix="rdzv-run-")
+    except OSError as error:  # Such as in a container whose file system is read-only.
+        problem = error.strerror or error
+        raise SettingsError(f"no temporary folder can be made: {problem}; set TMPDIR to a folder that can be written") from None
+    with log.taken_over(), folder as scratch:
         log.set_up()
         return await _run_in_rounds(make, options, Path(scratch))
 
@@ -221,6 +238,7 @@ async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path
                     reason = world.reason or reason
                 held = True
                 node = NodeInRound.of(world, options.workers, options.role, reason, restarts, options.max_restarts)
+                node = msgspec.structs.replace(node, channel=await rendezvous.serve_workers())
                 # The worker with rank 0 binds the port itself.
                 world.bootstrap.release()
                 workers = WorkerGroup(node, output, scratch, options.stop_s)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..core.status import RunChange, Status
+from ..core.status import RunChange, RunProgress, Status
 from ..operate.runs import SeenRun
 from ..printable import shown
 from .output import say
@@ -50,14 +50,16 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def member_rows(status: Status, since: Mapping[str, str] | None = None) -> tuple[list[str], list[list[str]]]:
     """Return titles and one row per member, those with problems first. `since`: the time of each in its state, by id."""
-    titles = ["member", "host", "rank", "state", *(["for"] if since is not None else []), "info"]
+    steps = [] if status.progress is None else ["step"]
+    titles = ["member", "host", "rank", "state", *(["for"] if since is not None else []), *steps, "info"]
     names, rows = status.titles(), []
     for one in sorted(status.members, key=lambda one: (one.state not in _URGENT, one.rank, one.name)):
         name = f"{names[one.id]} (leads)" if one.here and one.id == status.leader_id else names[one.id]
         age = [since.get(one.id, "")] if since is not None else []
         info = " ".join(f"{key}={value}" for key, value in one.info.items())
         state = f"{one.state}: {one.problem}" if one.problem else one.state
-        rows.append([name, one.host, str(one.rank) if one.rank >= 0 else "", state, *age, info])
+        step = [str(one.progress.low) if one.progress is not None else ""] if steps else []
+        rows.append([name, one.host, str(one.rank) if one.rank >= 0 else "", state, *age, *step, info])
     return titles, rows
 
 
@@ -92,11 +94,21 @@ def story(status: Status) -> list[str]:
         lines.append(f"last change: {ago}{change(status.events.last)}")
         if status.events.broken is not None:
             lines.append(f"before that: {change(status.events.broken)}")
+    lines += [steps(status.progress)] if status.progress is not None else []
     facts = [f"served by {status.served_by}" if status.served_by else ""]
     facts += [f"led by {status.titles().get(status.leader_id, status.leader)}" if status.leader else ""]
     facts += [f"began {duration(status.age_s)} ago" if status.age_s is not None else ""]
     told = "; ".join(fact for fact in facts if fact)
     return [*lines, *([told] if told else []), *(f"quorum  {line}" for line in status.engine)]
+
+
+def steps(told: RunProgress) -> str:
+    """Return how far the workers are, in one line."""
+    step = f"step {told.step}" if told.step == told.furthest else f"steps {told.step} to {told.furthest}"
+    age = f", {duration(told.age_s)} ago" if told.age_s is not None else ""
+    behind = f"; behind: rank {', '.join(map(str, told.behind))}" if told.furthest > told.step + 1 else ""
+    by = f"told by {told.workers} worker{'s' if told.workers > 1 else ''}"
+    return f"progress: {step}, {told.rate:.3g} per second{age}, {by}{behind}"
 
 
 def change(one: RunChange) -> str:

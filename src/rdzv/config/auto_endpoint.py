@@ -124,9 +124,10 @@ def resolve(
     if choice is None and not several:
         return "", run_id
     if choice is None:
+        given = f"endpoint is {text!r}" if text else "no endpoint is given"
         raise SettingsError(
-            f"endpoint is {text!r}, and no variable names the first node (looked for {', '.join(HOST_ENV)}): "
-            f"it must name the host that serves, as in 'host:{PORT}'"
+            f"{given}, and no variable names the first node (looked for {', '.join(HOST_ENV)}): "
+            f"give the host that serves, as in 'host:{PORT}'"
         )
     if run_id in ("", UNNAMED):
         run_id = choice.run_id or UNNAMED

@@ -112,6 +112,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "wait for a replacement before shrinking", "a loss that is not replaced costs this long", zero=True)] = 0.0
     drain_settle: Annotated[float, seconds(
         "gather members that drain, to break the round once", "less of their notice is left", zero=True)] = 1.0
+    stall: Annotated[float, seconds(
+        "break the round when the step of a worker has not changed for this long, if workers tell their steps; 0: never",
+        "a job that hangs is noticed later", zero=True)] = 0.0
     on_failure: Annotated[str, choice(
         "when a member that gave up puts quorum out of reach: close the run with its reason, or wait for others",
         "'wait' keeps idle nodes until join_timeout if nobody restarts agents", words=("close", "wait"))] = "close"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .acts import because
-from .model import BACK_S, Call, Cause, CauseKind
+from .model import BACK_S, BEHIND_MAX, Call, Cause, CauseKind
 from .view import View, name_of, names
 
 _WANTED = ": a new round is wanted"
@@ -39,6 +39,22 @@ def restart(view: View) -> Cause | None:
         return None
     text = f"the workers of {names(view.restarted)} stopped{_WANTED}"
     return because(CauseKind.RESTARTED, text, map(name_of, view.restarted))
+
+
+def stall(view: View) -> Cause | None:
+    """The cause that workers get no further: those at the lowest step, for which the others wait."""
+    told = [(live, live.record.stalled) for live in view.stalled if live.record.stalled is not None]
+    if not told:
+        return None
+    step, furthest = min(one.step for _, one in told), max(max(one.step, one.furthest) for _, one in told)
+    last = [(live, one) for live, one in told if one.step == step]
+    ranks = sorted(rank for _, one in last for rank in one.ranks)
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:BEHIND_MAX]))}"
+    named += f" and {len(ranks) - BEHIND_MAX} more" if len(ranks) > BEHIND_MAX else ""
+    others = f", others at {furthest}" if furthest > step else ""
+    text = f"no progress for {max(one.for_s for _, one in last):.0f} s: {named} at step {step}{others}"
+    lives = [live for live, _ in last]
+    return because(CauseKind.STALLED, f"{text} ({names(lives)})", map(name_of, lives))
 
 
 def root(view: View) -> Cause | None:

@@ -2,7 +2,8 @@
 
 # All that the leader must see lies under one prefix, `group/`. One watch on it shows the run in the order of revisions,
 # so every view is the run at one revision, on every engine. With several watches a view could mix two moments. Busy or
-# large data (the rounds' stores, the journal) lies beside that prefix, so that it does not wake the leader.
+# large data (the rounds' stores, the journal, the progress of workers) lies beside that prefix, so that it does not wake
+# the leader.
 
 from __future__ import annotations
 
@@ -27,12 +28,17 @@ class Keys:
         self.asks = self.group + "asks/"
         self.bans = self.group + "ban/"
         self.adopt = self.run + "adopt"
+        self.progress = self.run + "progress/"
         self.journal = self.run + "journal/"
         self.notes = self.journal + "notes/"
 
     def member(self, member_id: str) -> str:
         """Return the key of one member's presence."""
         return self.members + member_id
+
+    def progress_of(self, member_id: str) -> str:
+        """Return the key that says how far the workers of one member are."""
+        return self.progress + member_id
 
     def table(self, table: str) -> str:
         """Return the prefix of a rank table."""

@@ -243,7 +243,7 @@ def _lose_touch(state: MemberState, trouble: str, now: float) -> Actions:
 
 def _join(state: MemberState, event: events.Join, now: float) -> Actions:
     """T4: give up the round that is held, and be present."""
-    actions: Actions = [do.Overlook()]
+    actions: Actions = [do.ForgetShown()]
     state.role, state.workers = event.role, event.workers
     running = state.standing in (AWAY, PRESENT)
     if state.holds is not None:

@@ -21,7 +21,7 @@ class Bind(MemberAction, frozen=True):
     addr: str
 
 
-class Overlook(MemberAction, frozen=True):
+class ForgetShown(MemberAction, frozen=True):
     """Forget what the watch has shown of own entries: only what comes now, or another read, gives a round."""
 
 

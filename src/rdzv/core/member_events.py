@@ -29,7 +29,7 @@ class Connected(MemberEvent, frozen=True):
 
 
 class Elsewhere(MemberEvent, frozen=True):
-    """An engine at another place answers, and no operator and no platform has allowed to follow it (T16)."""
+    """An engine at another place answers, and neither an operator nor the platform lets members follow it (T16)."""
 
     place: str
     why: str = ""
@@ -91,7 +91,7 @@ class DrainAsked(MemberEvent, frozen=True):
 
 
 class Leads(MemberEvent, frozen=True):
-    """Every member that came earlier is gone."""
+    """The member leads from now on: every member that came earlier is gone."""
 
 
 class Examined(MemberEvent, frozen=True):

@@ -54,7 +54,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct):
-    """All that a member knows about itself. Only this module changes it; others read."""
+    """All that a member knows about itself. Only `member.step` changes it; others read."""
 
     me: Identity
     standing: Standing = Standing.IDLE
@@ -144,11 +144,10 @@ TRANSITIONS: Mapping[Standing, Mapping[type[MemberEvent], tuple[Standing, ...]]]
 """The events that count in each standing, and the standings that each may lead to."""
 
 HOLDINGS: Mapping[Holding, Mapping[type[MemberEvent], tuple[Holding, ...]]] = {
-    Holding.NOTHING: {events.Examined: (Holding.HOLDING, Holding.OWING), events.Registered: (Holding.OWING,)},
-    Holding.HOLDING: {events.Join: (Holding.OWING, Holding.NOTHING)},
-    Holding.OWING: {
-        events.ReadyPut: (Holding.NOTHING,), events.Connected: (Holding.NOTHING,),
-        events.Registered: (Holding.NOTHING,), events.Examined: (Holding.HOLDING,),
+    NOTHING: {events.Examined: (HOLDING, OWING), events.Registered: (OWING,)},
+    HOLDING: {events.Join: (OWING, NOTHING)},
+    OWING: {
+        events.ReadyPut: (NOTHING,), events.Connected: (NOTHING,), events.Registered: (NOTHING,), events.Examined: (HOLDING,),
     },
 }  # fmt: skip
 """The events that change the holding. All others leave it as it is."""

@@ -41,6 +41,7 @@ class CauseKind(str, Enum):
     DRAINED = "drained"
     BANNED = "banned"
     GAVE_UP = "gave_up"
+    STALLED = "stalled"
     GROWTH = "growth"
     RETOLD = "retold"
     SUCCESS = "success"
@@ -98,6 +99,8 @@ class Cause(Record, frozen=True, kw_only=True):
 # Bounds that keep the head small: every change of it goes to every member (H21).
 CAUSE_MEMBERS_MAX = 8
 FLAPS_MAX = 16
+BEHIND_MAX = 8
+"""Ranks of workers that a record names."""
 
 
 class Head(Record, frozen=True, kw_only=True, tag="head"):
@@ -180,6 +183,21 @@ class RoundReport(Record, frozen=True, kw_only=True):
         return RoundId(self.era, self.number)
 
 
+class StallReport(Record, frozen=True, kw_only=True):
+    """A member's report that workers of its own get no further."""
+
+    table: str
+    """The rank table of the round that they work in."""
+    step: int
+    """The lowest step of those that stopped."""
+    ranks: tuple[int, ...]
+    """Ranks of those at that step, at most BEHIND_MAX."""
+    for_s: float
+    """How long they have been there, by the member's own clock."""
+    furthest: int = 0
+    """The highest step of the member's workers."""
+
+
 class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     """R/members/<id>: leased presence. Only the member itself writes it; a leader may delete it."""
 
@@ -210,6 +228,8 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     unhealthy: str = ""
     """Why the check of the member's node does not let it take part; empty: it may."""
     done: bool = False
+    stalled: StallReport | None = None
+    """Workers of the member have not moved for `stall` seconds; only with that setting, which all members share."""
     holds: RoundReport | None = None
     """The round that the member brought to an emptied engine, with its workers running."""
     heard: RoundReport | None = None
@@ -243,6 +263,26 @@ class RankEntry(Record, frozen=True, kw_only=True, tag="entry"):
     """Why the member left without having failed."""
 
 
+class ProgressReport(Record, frozen=True, kw_only=True, tag="progress"):
+    """R/progress/<id>: how far the workers of one member are. No rule reads it."""
+
+    table: str
+    """The rank table of the round that they work in."""
+    low: int
+    """The lowest step of its workers."""
+    high: int
+    rate: float = 0.0
+    """Steps per second of the lowest, over the last minute."""
+    slowest: tuple[int, ...] = ()
+    """Ranks of its workers at the lowest step, at most BEHIND_MAX."""
+    workers: int = 0
+    """How many workers have told a step."""
+    since_s: float = 0.0
+    """How long ago, when this was written, the lowest step was reached."""
+    stamp: str = ""
+    """The writer's wall clock, from which people are told how old this is. No rule computes with it."""
+
+
 class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     """R/settings: the settings that all members must share, because any of them may lead. Times in seconds."""
 
@@ -258,6 +298,7 @@ class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     grow_every: float = 60.0
     replace_wait: float = 0.0
     drain_settle: float = 1.0
+    stall: float = 0.0
     on_failure: str = "close"
     closed_for: float = 60.0
 
@@ -297,6 +338,9 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="journal"):
     """The writer's wall clock, to compare with other logs. A text, because nothing may be computed from it."""
 
 
+STALL_GATHER_S = 5.0
+"""How long the leader waits for other members to report their stall too, so that the cause names the ranks that are behind.
+All stop in the same collective, so they report within a look and the time that stacks take."""
 BACK_S = 3.0
 """How long the leader of an engine that may have come back empty waits for members to come back too. Members that lost
 their engine redial at least every half second, so this leaves several attempts."""

@@ -67,7 +67,7 @@ from .choice import choose
 from .evictions import away_wait_s, evict_away, evict_banned, evict_stragglers
 from .fence import first_fence, next_fence
 from .flaps import count_flaps, flap_wait_s, times
-from .model import BACK_S, CAUSE_MEMBERS_MAX, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
+from .model import BACK_S, CAUSE_MEMBERS_MAX, STALL_GATHER_S, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
 from .ranks import assign, digest, worker_ranks
 from .text import clip
 from .view import LiveMember, View, candidate, name_of, names
@@ -185,6 +185,19 @@ def _write_cause(view: View, cause: Cause, call: Call) -> Verdict:
         with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=flaps, flapped=flapped
     )
     return Verdict(WriteHead(broken), f"round {head.number} broken: {cause.text}")
+
+
+def break_for_stall(view: View) -> Verdict | None:
+    """T7: workers get no further, as their members report."""
+    # All workers stop within one step of each other, in the same collective, and their members report it one by one. The
+    # rank that all others wait for may be reported last, so the leader gathers for a moment before it names any.
+    cause = causes.stall(view)
+    if cause is None:
+        return None
+    wait = min(STALL_GATHER_S, view.settings.stall) - view.stall_age_s
+    if wait > 0 and len(view.stalled) < sum(not live.record.done for live in view.in_table.values()):
+        return Verdict(None, f"round {_head(view).number}: {cause.text}, gathering others", wait)
+    return _broken(view, cause)
 
 
 def break_for_drains(view: View) -> Verdict | None:
@@ -449,7 +462,7 @@ _FORMING: tuple[Rule, ...] = (
 )  # fmt: skip
 _SEALED: tuple[Rule, ...] = (
     evict_banned, close_after_success, close_after_failure,
-    break_round, break_for_drains, sweep, grow,
+    break_round, break_for_stall, break_for_drains, sweep, grow,
 )  # fmt: skip
 RULES: Mapping[Phase | None, tuple[Rule, ...]] = {
     None: (recovery.restore_closed, recovery.restore_sealed, recovery.restore_broken, first_head),

@@ -6,14 +6,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from .choice import choose
-from .model import CauseKind, JournalEntry, Phase, RankEntry
+from .model import BEHIND_MAX, CauseKind, JournalEntry, Phase, ProgressReport, RankEntry
 from .rules import lead
 from .view import LiveMember, View
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """How far the workers of a round are, as far as they tell. The slowest decide."""
+
+    step: int
+    """The lowest step of all workers."""
+    furthest: int
+    rate: float
+    """Steps per second of the slowest member."""
+    workers: int
+    behind: tuple[int, ...] = ()
+    """Ranks of workers at the lowest step if others are further, a few at most."""
+    age_s: float | None = None
+    """About how long ago the lowest step was reached, by the clocks of this machine and of that node; None: not known."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -30,6 +45,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """Whether the engine has the member's record. False: it was in the round and is gone, in the way that `state` says."""
     problem: str = ""
     """Why it is unhealthy."""
+    progress: ProgressReport | None = None
+    """How far its workers are in this round; None: they do not tell."""
 
 
 class RunChange(msgspec.Struct, frozen=True):
@@ -84,6 +101,8 @@ class Status(msgspec.Struct, frozen=True):
     """About how long ago the run began, by the clocks of this machine and of its first leader; None: not known."""
     changed_s: float | None = None
     """The same for the last change."""
+    progress: RunProgress | None = None
+    """How far the workers of the round are; None: none of them tells."""
 
     def of(self, state: str) -> tuple[MemberStatus, ...]:
         """Return the members in that state."""
@@ -114,8 +133,10 @@ def describe(run_id: str, view: View) -> Status:
             room -= 1
         rank = view.entries[live.id].rank if live.id in view.in_table else -1
         problem = live.record.unhealthy if state == "unhealthy" else ""
-        one = MemberStatus(live.id, live.record.name, live.record.host, state, rank, live.record.info, problem=problem)
-        shown.append(one)
+        shown.append(MemberStatus(
+            live.id, live.record.name, live.record.host, state, rank, live.record.info, problem=problem,
+            progress=_progress_of(view, live),
+        ))  # fmt: skip
     for id, entry in view.entries.items():
         if id not in view.in_table:
             shown.append(MemberStatus(id, entry.name, entry.host, _state_of_gone(view, entry), entry.rank, here=False))
@@ -125,6 +146,32 @@ def describe(run_id: str, view: View) -> Status:
         min_nodes=view.settings.min_nodes, max_nodes=view.settings.max_nodes, ready=len(view.ready),
         round=head.number if head else 0, size=head.size if head else 0,
         phase=head.phase.value if head else "none", call=head.call.value if head else "none",
+        progress=progress_of_run(one.progress for one in shown),
+    )  # fmt: skip
+
+
+def _progress_of(view: View, live: LiveMember) -> ProgressReport | None:
+    """Return what the member's workers told in the round that runs."""
+    found = view.progress.get(live.id)
+    is_ours = found is not None and view.head is not None and found.table == view.head.table and live.id in view.in_table
+    return found if is_ours and view.head is not None and view.head.phase is Phase.SEALED else None
+
+
+def progress_of_run(
+    told: Iterable[ProgressReport | None], ages: Mapping[str, float | None] | None = None
+) -> RunProgress | None:
+    """Return the progress of a round. `ages`: seconds that have passed since a stamp."""
+    reports = [one for one in told if one is not None]
+    if not reports:
+        return None
+    low, high = min(one.low for one in reports), max(one.high for one in reports)
+    slowest = [one for one in reports if one.low == low]
+    behind = sorted(rank for one in slowest for rank in one.slowest)
+    passed = [(ages or {}).get(one.stamp) for one in slowest]
+    known = [one.since_s + age_s for one, age_s in zip(slowest, passed, strict=True) if age_s is not None]
+    return RunProgress(
+        low, high, min(one.rate for one in slowest), sum(one.workers for one in reports),
+        tuple(behind[:BEHIND_MAX]) if low < high else (), max(known, default=None),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ as many names. With these bounds both stay below their limits in wire.py."""
 
 
 def clip(text: str, size_max: int = REASON_MAX) -> str:
-    """Clean the text, and cut the text to at most `size_max` bytes of JSON."""
+    """Clean the text, and cut it to at most `size_max` bytes of JSON."""
     if 4 * len(text) <= size_max and text.isprintable():
         return text  # No printable character takes more than four bytes.
     # A record that is too large to write would stop the leader that must write it, and then each of its successors. So

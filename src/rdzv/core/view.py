@@ -16,7 +16,19 @@ from itertools import chain
 import msgspec
 
 from .member_rules import shares_address
-from .model import BACK_S, FOLLOW_S, NO_ROUND, Call, Head, MemberRecord, RankEntry, RoundId, RoundReport, RunSettings
+from .model import (
+    BACK_S,
+    FOLLOW_S,
+    NO_ROUND,
+    Call,
+    Head,
+    MemberRecord,
+    ProgressReport,
+    RankEntry,
+    RoundId,
+    RoundReport,
+    RunSettings,
+)
 from .ranks import Candidate
 from .topology import in_segments
 
@@ -58,11 +70,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     """Reason by member id: an operator asked the member to drain."""
     banned: Mapping[str, str] = {}
     """Reason by host."""
+    progress: Mapping[str, ProgressReport] = {}
+    """How far the workers of each member are, if the observer has read that. For people; no rule reads it."""
     call_age_s: float = 0.0
     sealed_age_s: float = 0.0
     grown_age_s: float = 0.0
     drain_age_s: float = 0.0
     """Time since the observer saw the first of the present drains in the table."""
+    stall_age_s: float = 0.0
+    """Time since the observer saw the first of the present stalls."""
     linger_s: float = 0.0
     """How long a member whose connection is lost has to come back; 0: the engine does not see the end of a process."""
     away_asked_s: float = math.inf
@@ -187,6 +203,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     def drains(self) -> list[LiveMember]:
         """Members of the table that are about to go."""
         return [live for live in self.in_table.values() if self.is_draining(live) and not live.record.done]
+
+    @cached_property
+    def stalled(self) -> list[LiveMember]:
+        """Members of the table that report that workers of the head's round get no further."""
+        table = "" if self.head is None else self.head.table
+        return [
+            live for live in self.in_table.values()
+            if live.record.stalled is not None and live.record.stalled.table == table and not live.record.done
+        ]  # fmt: skip
 
     @cached_property
     def unhealthy(self) -> list[LiveMember]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import Incompatible, LimitExceeded
-from .model import Ban, DrainRequest, Head, JournalEntry, MemberRecord, RankEntry, Record, RunSettings
+from .model import Ban, DrainRequest, Head, JournalEntry, MemberRecord, ProgressReport, RankEntry, Record, RunSettings
 from .text import NAME_MAX, REASON_MAX, clip
 
 VERSION = 1
@@ -27,6 +27,7 @@ SIZES_MAX: dict[type[Record], int] = {
     DrainRequest: 1024,
     Ban: 1024,
     JournalEntry: 8 * 1024,
+    ProgressReport: 1024,
 }
 """Largest encoded size in bytes. Each change of the head goes to every member, so the head must be small."""
 

@@ -342,6 +342,14 @@ class Replicated(Protocol):
         """Return how each member is, in the order of the endpoint."""
 
 
+@runtime_checkable
+class RunsProgram(Protocol):
+    """A driver that runs a program on the hosts of its endpoint."""
+
+    async def program(self) -> str:
+        """Return the program and its version; "" if this machine is no such host. Raises SettingsError: what to install."""
+
+
 class Driver(Protocol):
     """The way to an engine."""
 

@@ -35,6 +35,8 @@ class NodeInRound(msgspec.Struct, frozen=True):
     restarts: int
     """How many failures of this node's workers were followed by a restart."""
     max_restarts: int
+    channel: str = ""
+    """The socket on which workers tell how far they are; empty: there is none."""
 
     @classmethod
     def of(cls, world: AsyncWorld, workers: int, role: str, reason: str, restarts: int, max_restarts: int) -> NodeInRound:
@@ -90,6 +92,7 @@ def of_worker(base: Mapping[str, str], node: NodeInRound, local_rank: int, error
         "RDZV_RUN_ID": node.run_id,
         "RDZV_ROUND": str(node.round),
         "RDZV_FENCE": str(node.fence),
+        "RDZV_WORKER": node.channel,
         "RDZV_REASON": clean(node.reason),  # Others wrote it, and a NUL cannot be in a variable.
     }
 

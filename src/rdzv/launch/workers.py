@@ -15,6 +15,7 @@ from ..errors import SettingsError
 from . import stacks
 from .environment import NodeInRound, of_worker
 from .failure import ERROR_FILE_MAX, Failure, exception_of_error_file, last_exception
+from .orphans import OrphanKiller
 from .output import Destinations, OutputCopy
 
 logger = logging.getLogger("rdzv.launch")
@@ -114,6 +115,7 @@ class WorkerGroup:
         self._ended: list[Worker] = []
         """Those that have ended, in that order."""
         self._watches: list[asyncio.Task[None]] = []
+        self._orphans = OrphanKiller()
 
     def _worker(self, local_rank: int, scratch: Path) -> Worker:
         round, rank = self._node.round, self._node.ranks.first + local_rank
@@ -123,9 +125,11 @@ class WorkerGroup:
     async def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start all workers, or none. Raises SettingsError if the program cannot be run."""
         try:
+            await self._orphans.start()
             for worker in self.workers:
                 own = of_worker(environ, self._node, worker.local_rank, str(worker.error_file))
                 await worker.start(command, own, self._sinks, self._node.round)
+                self._orphans.add(worker.pid)
                 self._watches.append(asyncio.ensure_future(self._watch(worker)))
         except OSError as error:
             await self._kill()
@@ -200,6 +204,7 @@ class WorkerGroup:
             for worker in self.workers if left else ():
                 if worker.runs:
                     logger.warning("%s has not ended %g s after SIGKILL: this node waits for it", worker, UNKILLED_S)
+        await self._orphans.close()
         await asyncio.get_running_loop().run_in_executor(None, self._finish_output)
 
     def _finish_output(self) -> None:

@@ -57,9 +57,10 @@ class _Stale(Exception):
 class Leader:
     """Leads while it runs. `idle` and `progress` tell the heartbeat that it is not stuck."""
 
-    def __init__(self, presence: Presence, founds: bool) -> None:
+    def __init__(self, presence: Presence, made_settings: bool) -> None:
         self._presence = presence
-        self._founds = founds
+        self._made_settings = made_settings
+        """This member put the run's settings when it registered, and they hang on no lease yet."""
         self.session = presence.session
         self._node = presence.node
         self._keys = presence.keys
@@ -67,6 +68,7 @@ class Leader:
         self._pending: deque[port.Batch] = deque()
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
+        self._stalls_at: float | None = None
         self._quorum_at: float | None = None
         self._away_asked_at = -math.inf
         self._listed_at = 0.0
@@ -117,8 +119,8 @@ class Leader:
     async def _list(self) -> Outcome:
         """List the run at one revision. Settings that this member has just made are put under the run's lease too."""
         presence, everything = self._presence, port.List(self._keys.group)
-        founds, self._founds = self._founds, False
-        if not founds:
+        made_settings, self._made_settings = self._made_settings, False
+        if not made_settings:
             return await self.session.txn(then=[everything])
         settings = Put(self._keys.settings, wire.encode(presence.agreed), await self._new_run_lease())
         untouched: list[Compare] = [presence.own_guard, Modified(self._keys.settings, presence.created)]
@@ -210,12 +212,14 @@ class Leader:
             self._quorum_at = self._node.now() if self._quorum_at is None else self._quorum_at
             return msgspec.structs.replace(view, quorum_age_s=self._node.now() - self._quorum_at)
         self._quorum_at = None
-        if not view.drains:
-            self._drains_at = None
+        now = self._node.now()
+        self._drains_at = (self._drains_at if self._drains_at is not None else now) if view.drains else None
+        self._stalls_at = (self._stalls_at if self._stalls_at is not None else now) if view.stalled else None
+        if self._drains_at is None and self._stalls_at is None:
             return view
-        if self._drains_at is None:
-            self._drains_at = self._node.now()
-        return msgspec.structs.replace(view, drain_age_s=self._node.now() - self._drains_at)
+        drain_s = 0.0 if self._drains_at is None else now - self._drains_at
+        stall_s = 0.0 if self._stalls_at is None else now - self._stalls_at
+        return msgspec.structs.replace(view, drain_age_s=drain_s, stall_age_s=stall_s)
 
     # ---- acts
 

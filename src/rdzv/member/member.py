@@ -54,6 +54,7 @@ from .presence import Look, Presence
 from .registration import member_name, record_for
 from .run_status import read_status, read_status_from_outside, timed_out, unanswered
 from .waiting import report_waiting
+from .worker_watch import WorkerWatch
 from .world import AsyncWorld
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ class Member:
         """The outcome of the last put of the own record is unknown."""
         self._pauses = 0
         self._leaving: asyncio.Task[bool] | None = None
+        self._workers: WorkerWatch | None = None
 
     # ---- calls of the holder
 
@@ -236,6 +238,15 @@ class Member:
         await asyncio.wait([self._leaving])
         return self._leaving.result()
 
+    async def serve_workers(self) -> str:
+        """Open the channel for this member's workers, and return the path for their variable `RDZV_WORKER`.
+
+        It stays open until the member leaves. The path is empty if no socket could be made; the log says why.
+        """
+        if self._workers is None:
+            self._workers = WorkerWatch(self._node, lambda: (self.world, self.presence), self._settings.stall)
+        return await self._workers.start()
+
     async def status(self) -> Status:
         """The whole run, with the reason for what it waits for. Remote, O(n).
 
@@ -267,8 +278,8 @@ class Member:
                 self.task = asyncio.get_running_loop().create_task(self._stay(), name=f"rdzv member {self._node.host}")
             elif type(action) is actions.EndPresence and self._coming is not None:
                 self._coming.end()
-            elif type(action) is actions.Overlook and self.presence is not None:
-                self.presence.overlook()
+            elif type(action) is actions.ForgetShown and self.presence is not None:
+                self.presence.forget_shown()
             elif type(action) is actions.MoveWorld and self.world is not None and self.presence is not None:
                 self.world.moved_to(self.presence)
             elif type(action) is actions.EndWorld and self.world is not None:
@@ -444,6 +455,8 @@ class Member:
             goodbye = say_goodbye(present, failed, why)
             with suppress(Exception):
                 told = bool(await with_timeout(self._node, LEAVE_S, goodbye, "rdzv goodbye"))
+        if self._workers is not None:
+            self._workers.stop()
         if self.task is not None:
             self.task.cancel()
             timer = self._node.call_later(STOP_S, self.task.cancel)
@@ -535,7 +548,7 @@ class Member:
         self._unsure = True
         await presence.put_record(
             left=left, boot=boot.address, same_port=boot.same_port, role=state.role, workers=state.workers,
-            holds=None, heard=heard, done=False, unhealthy=unhealthy,
+            holds=None, heard=heard, done=False, unhealthy=unhealthy, stalled=None,
         )  # fmt: skip
         self._unsure = False
         if presence is self.presence:

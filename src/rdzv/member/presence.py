@@ -22,7 +22,18 @@ from ..core.acts import close_head, journal_line
 from ..core.keys import Keys
 from ..core.member_events import DrainAsked, HeadSeen, KeyGone, Leads, MemberEvent, RenewalFailed, Renewed
 from ..core.member_state import MemberState
-from ..core.model import NO_ROUND, Cause, DrainRequest, Head, MemberRecord, Phase, RankEntry, RoundId, RoundReport
+from ..core.model import (
+    NO_ROUND,
+    Cause,
+    DrainRequest,
+    Head,
+    MemberRecord,
+    Phase,
+    ProgressReport,
+    RankEntry,
+    RoundId,
+    RoundReport,
+)
 from ..engines import port
 from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
 from ..errors import Banned, Closed, Evicted, Incompatible, SettingsError, Unreachable
@@ -80,11 +91,11 @@ class Presence:
         self._emit = emit
         self._error: BaseException | None = None
         self._ended = Wakeup(node)
-        self._founds = False
+        self._made_settings = False
         self.since = 0
         """The watch has shown everything up to this revision."""
         self._shown: Item | None = None
-        """Own entry in a table, if the watch has shown it since `overlook`: as it is at revision `since`."""
+        """Own entry in a table, if the watch has shown it since `forget_shown`: as it is at revision `since`."""
         self._entry_created = 0
         self._run_renewed_at = node.now()
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,7 +135,7 @@ class Presence:
         if self.created < 0:
             raise await self.why_gone()
         self.predecessor, self.since = found.predecessor, found.revision
-        self._founds = found.founds
+        self._made_settings = found.made_settings
         self._entry_created = self.created
         self.show_head(found.head, found.revision)
         head = self.tracker.head
@@ -186,7 +197,7 @@ class Presence:
     async def _stay_in_line(self) -> None:
         """Follow. Once no earlier member is left, lead as well."""
         await self._follow()
-        self.leader = Leader(self, self._founds)
+        self.leader = Leader(self, self._made_settings)
         self.emit(Leads())
         leading = self._spawn(self._lead, "duty")
         try:
@@ -267,7 +278,7 @@ class Presence:
                     self.since = batch.revision
                     for event in batch.events:
                         if event.key == own and event.item is None:
-                            self.overlook()
+                            self.forget_shown()
                             raise await self.why_gone()
                         self._heed(event)
                     if not self.predecessor and self.leader is None:
@@ -305,7 +316,7 @@ class Presence:
             self.emit(DrainAsked(wire.reason_of(DrainRequest, ask.value)))
         self.predecessor = "" if self.leader is not None else next((item.key for item in seen.reads[3]), "")
         self.since = seen.revision
-        self.overlook()
+        self.forget_shown()
         self.show_head(seen.item(0), seen.revision)
 
     async def read_patiently(self, reads: list[Operation]) -> Outcome:
@@ -391,16 +402,24 @@ class Presence:
         self._entry_created, self.taken_at = look.item.created, look.revision
         self.run_lease = look.item.lease
 
-    def overlook(self) -> None:
+    def forget_shown(self) -> None:
         """Forget what the watch has shown of own entries: only what comes, or another read, gives a round."""
         self._shown = None
 
     async def put_record(self, **changes: Any) -> None:
         """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
         self.record = msgspec.structs.replace(self.record, **changes)
-        put = Put(self.keys.member(self.id), wire.encode(self.record), self.lease)
+        await self._put_own(self.keys.member(self.id), wire.encode(self.record))
+
+    async def put_progress(self, report: ProgressReport) -> None:
+        """Tell how far the workers are, beside what the leader watches. Raises Evicted, Unreachable, EngineReset."""
+        stamped = msgspec.structs.replace(report, stamp=self.node.stamp())
+        await self._put_own(self.keys.progress_of(self.id), wire.encode(stamped))
+
+    async def _put_own(self, key: str, value: bytes) -> None:
+        """Write a key of this member alone, which goes with it."""
         try:
-            outcome = await self.session.txn([self.own_guard], [put])
+            outcome = await self.session.txn([self.own_guard], [Put(key, value, self.lease)])
         except LeaseGone:
             raise await self.why_gone() from None
         if not outcome.succeeded:

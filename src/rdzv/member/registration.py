@@ -44,7 +44,7 @@ class Found(msgspec.Struct, frozen=True):
     head: Item | None
     revision: int
     run_lease: int
-    founds: bool = False
+    made_settings: bool = False
     """The settings were put with the key, and hang on no lease yet."""
 
 
@@ -84,8 +84,8 @@ class Registration:
             ways = [port.Case(tuple(one), (*before, *writes, Get(keys.head))) for one, writes in self.ways(seen)]
             outcome = await self._session.txn(ways[0].compares, ways[0].then, around, ways[1:])
             if outcome.succeeded:
-                founds = any(type(one) is Put and one.key == keys.settings for one in ways[outcome.case].then)
-                return self._found(outcome, outcome.revision, self._record, founds)
+                made_settings = any(type(one) is Put and one.key == keys.settings for one in ways[outcome.case].then)
+                return self._found(outcome, outcome.revision, self._record, made_settings)
             own = outcome.item(_OWN)
             if own is not None:
                 return await self._recognize(own)
@@ -99,10 +99,10 @@ class Registration:
         created = own.created if still is not None and still.created == own.created else -1
         return self._found(outcome, created, wire.decode(MemberRecord, own.value))
 
-    def _found(self, outcome: Outcome, created: int, record: MemberRecord, founds: bool = False) -> Found:
+    def _found(self, outcome: Outcome, created: int, record: MemberRecord, made_settings: bool = False) -> Found:
         others = [item.key for item in (*outcome.reads[0], *outcome.reads[1]) if item.key != self._own]
         predecessor = others[0] if others else ""
-        return Found(created, record, predecessor, outcome.item(-1), outcome.revision, self._run_lease, founds)
+        return Found(created, record, predecessor, outcome.item(-1), outcome.revision, self._run_lease, made_settings)
 
     def ways(self, seen: Outcome | None) -> list[_Way]:
         """The transactions by which this member can come in; the engine does the first whose compares hold.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from ..config.settings import Settings
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import Ban, DrainRequest, Head, MemberRecord, RankEntry, RunSettings
+from ..core.model import Ban, DrainRequest, Head, MemberRecord, ProgressReport, RankEntry, RunSettings
 from ..core.view import LiveMember, View
 from ..engines.port import Batch, EngineReset, Item, List, Session
 from ..errors import Incompatible, Unreachable
@@ -36,6 +37,8 @@ class RunMirror:
         self.tables: dict[str, dict[str, RankEntry]] = {}
         self.asked: dict[str, str] = {}
         self.banned: dict[str, str] = {}
+        self.progress: dict[str, ProgressReport] = {}
+        """How far the workers of each member are, if the caller has read or watched that."""
         for item in items:
             self._apply(item.key, item)
 
@@ -60,6 +63,8 @@ class RunMirror:
             self._note(self.asked, key[len(keys.asks) :], item, DrainRequest)
         elif key.startswith(keys.bans):
             self._note(self.banned, keys.host_of_ban(key), item, Ban)
+        elif key.startswith(keys.progress):
+            self._progress(key[len(keys.progress) :], item)
 
     def _head(self, item: Item | None) -> None:
         self.problem = ""
@@ -90,6 +95,12 @@ class RunMirror:
         elif not entries:
             del self.tables[table]
 
+    def _progress(self, id: str, item: Item | None) -> None:
+        self.progress.pop(id, None)
+        if item is not None:
+            with suppress(Incompatible):
+                self.progress[id] = wire.decode(ProgressReport, item.value)
+
     def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[DrainRequest | Ban]) -> None:
         notes.pop(name, None)
         if item is not None:
@@ -109,7 +120,7 @@ class RunMirror:
             settings=settings, me=me, durable=durable, known_s=known_s, revision=self.revision,
             head=self.head, head_modified=self.head_item.modified if self.head_item is not None else 0,
             members=self.members, entries=self.tables.get(table, {}), orphans=orphans,
-            asked=self.asked, banned=self.banned,
+            asked=self.asked, banned=self.banned, progress=self.progress,
             call_age_s=ages[0], sealed_age_s=ages[1], grown_age_s=ages[2],
             late=late, incarnation=incarnation, fresh=fresh, place=place, promised=promised,
             fence_floor=fence_floor, wall_s=wall_s, linger_s=linger_s, away_asked_s=away_asked_s,
@@ -120,10 +131,10 @@ async def read_run(session: Session, settings: Settings, presence: Presence | No
     """Read what a leader would judge, for `status` and for the last member to go. O(n). Raises Unreachable."""
     keys = Keys(settings.run_id)
     try:
-        listed = await session.txn(then=[List(keys.group)])
+        listed = await session.txn(then=[List(keys.group), List(keys.progress)])
     except EngineReset:
         raise Unreachable("of this run", "it was restarted a moment ago") from None
-    mirror, agreed = RunMirror(keys, listed.reads[0], listed.revision), settings.agreed()
+    mirror, agreed = RunMirror(keys, chain(*listed.reads), listed.revision), settings.agreed()
     if presence is None:
         return mirror.view(settings=agreed, me="", durable=session.durable, known_s=0.0, ages=(0, 0, 0), late=True)
     known_s, ages, late = presence.node.now() - presence.known_at, presence.tracker.ages(), presence.tracker.late

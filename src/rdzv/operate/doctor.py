@@ -26,7 +26,7 @@ from ..core.keys import Keys
 from ..drivers import etcd_user, open_driver
 from ..engines.embedded.session import DOCTOR
 from ..engines.embedded.trust import Certificates, Trust
-from ..engines.port import Created, Driver, EngineReset, Get, MemberHealth, Put, Replicated, Session
+from ..engines.port import Created, Driver, EngineReset, Get, MemberHealth, Put, Replicated, RunsProgram, Session
 from ..errors import RdzvError, SettingsError, Unreachable, Untrusted
 from ..system.addresses import can_be_told, interfaces, is_here, is_loopback, listen, plain, source_of
 from ..system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect
@@ -44,6 +44,7 @@ PROBLEMS = {
     "RDZV-P07": "The two sides do not trust each other",
     "RDZV-P08": "The engine answers, but does not do what is asked",
     "RDZV-P09": "torchrun does not find rdzv",
+    "RDZV-P10": "This host cannot run etcd",
 }  # All problems, by code. A code is never reused.
 NO_RUN = "doctor"  # The run id of a user who named none.
 SLOW_S = 0.5  # Replies that take longer make the engine look dead now and then.
@@ -98,6 +99,9 @@ class Doctor:
                 if self._endpoint.scheme == "quorum":  # The voters talk to each other at the next port.
                     async for finding in self._host(host, port + 1):
                         yield finding
+            if isinstance(driver, RunsProgram):
+                for finding in await program_findings(driver):
+                    yield finding
             if self._reached or not self._endpoint.hosts:
                 async for finding in self._engine(driver):
                     yield finding
@@ -321,6 +325,16 @@ async def _ask_http(host: str, port: int, context: ssl.SSLContext | None) -> byt
         return await reader.read(ANSWER_MAX)
     finally:
         writer.close()
+
+
+async def program_findings(driver: RunsProgram) -> list[Finding]:
+    """Return whether this machine has the program that it must run, if it must run one."""
+    try:
+        program = await driver.program()
+    except SettingsError as error:
+        remedy = "install etcd 3.5.16 or later, or `pip install 'rdzv[quorum]'`; RDZV_ETCD_BIN can name the program"
+        return [problem("RDZV-P10", "program", error.problem, remedy)]
+    return [Finding(OK, "program", f"this host would run {program}")] if program else []
 
 
 def voter_finding(voter: MemberHealth) -> Finding:

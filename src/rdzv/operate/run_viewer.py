@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain
 
 import msgspec
 
 from ..core import wire
 from ..core.keys import Keys
 from ..core.model import CauseKind, Head, JournalEntry, Phase, RunSettings
-from ..core.status import Status, describe, describe_events
+from ..core.status import Status, describe, describe_events, progress_of_run
 from ..engines.embedded.client import RemoteSession
 from ..engines.port import Batch, Gap, Get, Item, List, Replicated, Session
 from ..errors import Incompatible, Unreachable
@@ -48,8 +49,8 @@ class RunViewer:
 
     async def look(self) -> Status | None:
         """Read the run; return None if the engine keeps none of that id. O(n). Raises Unreachable, EngineReset."""
-        listed = await self._session.txn(then=[List(self._keys.group)])
-        self._mirror = RunMirror(self._keys, listed.reads[0], listed.revision)
+        listed = await self._session.txn(then=[List(self._keys.group), List(self._keys.progress)])
+        self._mirror = RunMirror(self._keys, chain(*listed.reads), listed.revision)
         self._head.show(self._mirror.head_item, listed.revision)
         await self._read_journal(self._mirror)
         if isinstance(self._session, Replicated):
@@ -66,7 +67,7 @@ class RunViewer:
         while True:
             await self.look()
             yield None
-            watch = self._session.watch([self._keys.group], self.mirror.revision)
+            watch = self._session.watch([self._keys.group, self._keys.progress], self.mirror.revision)
             try:
                 async for batch in watch:
                     self.mirror.apply(batch)
@@ -122,6 +123,10 @@ class RunViewer:
             late=self._head.late,
         )
         status = msgspec.structs.replace(describe(self._run_id, view), served_by=self._served_by(mirror), engine=self._engine)
+        if status.progress is not None:
+            now, told = stamp(), [one.progress for one in status.members]
+            ages = {one.stamp: _seconds_between(one.stamp, now) for one in told if one is not None}
+            status = msgspec.structs.replace(status, progress=progress_of_run(told, ages))
         is_forming = view.head is None and view.members  # The journal is that of an earlier incarnation then.
         recent = self._recent if self._recent_of == view.head_modified and not is_forming else []
         if recent:

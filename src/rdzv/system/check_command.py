@@ -6,7 +6,11 @@ import asyncio
 import os
 import shlex
 import signal
+import subprocess
 from contextlib import suppress
+from typing import IO
+
+from .processes import ended, start
 
 TAIL_MAX = 4096
 """Bytes of the output that are kept: the last ones."""
@@ -17,17 +21,17 @@ END_S = 1.0
 async def run_check(command: str, timeout_s: float) -> str:
     """Return why the check failed, with the last line that it printed; empty: it passed, with exit code 0."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(command), stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        process = start(
+            shlex.split(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
             start_new_session=True,  # A group of its own, so that its children can be ended with it.
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return f"the check {command!r} cannot be run: {getattr(error, 'strerror', None) or error}"
+    assert process.stdout is not None, "stdout is a pipe"
     tail = bytearray()
-    reading = asyncio.ensure_future(_read_tail(process, tail))
+    reading = asyncio.ensure_future(_read_tail(process.stdout, tail))
     try:
-        code = await asyncio.wait_for(process.wait(), timeout_s)
+        code = await asyncio.wait_for(ended(process), timeout_s)
     except asyncio.TimeoutError:
         problem = f"the check did not end within {timeout_s:g} s"
     else:
@@ -36,15 +40,21 @@ async def run_check(command: str, timeout_s: float) -> str:
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.wait([reading, asyncio.ensure_future(process.wait())], timeout=END_S)
-        reading.cancel()
+        ending = asyncio.ensure_future(ended(process))
+        await asyncio.wait([reading, ending], timeout=END_S)
+        for task in (reading, ending):
+            task.cancel()
     lines = tail.decode(errors="replace").strip().splitlines()
     return f"{problem}: {lines[-1].strip()}" if problem and lines else problem
 
 
-async def _read_tail(process: asyncio.subprocess.Process, tail: bytearray) -> None:
+async def _read_tail(output: IO[bytes], tail: bytearray) -> None:
     """Read all output, so that the command is not held up, and keep the end of it."""
-    assert process.stdout is not None, "it was asked for"
-    while chunk := await process.stdout.read(TAIL_MAX):
-        tail += chunk
-        del tail[:-TAIL_MAX]
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
+    try:
+        while chunk := await reader.read(TAIL_MAX):
+            tail += chunk
+            del tail[:-TAIL_MAX]
+    finally:
+        transport.close()

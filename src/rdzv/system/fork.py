@@ -1,4 +1,4 @@
-"""Sockets that a forked child must not keep, and objects that it must not free.
+"""Sockets that a forked child must not keep, objects that it must not free, and moments at which nobody may fork.
 
 A child inherits every descriptor. One that it keeps open hides its parent's death: the peer of a connection sees no end of it,
 and a listening socket occupies the address although no process accepts there any more. So the child replaces each of them by an
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -24,6 +25,9 @@ _held: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[object] = []
 """Objects that a child never frees: an event loop's objects complain, and act, when they are freed."""
 _undying: weakref.WeakSet[Any] = weakref.WeakSet()
+
+fork_lock = threading.RLock()
+"""Held by a thread that forks. A thread that holds it can make descriptors and close them again unseen by any child."""
 
 
 def let_go_in_children(held: Held) -> None:
@@ -60,4 +64,5 @@ def replace_by_empty(numbers: Iterable[int]) -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=fork_lock.release)
     os.register_at_fork(after_in_child=_let_go)

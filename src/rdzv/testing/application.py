@@ -13,7 +13,7 @@ import msgspec
 
 from ..config.settings import Settings
 from ..core.member_rules import Change, ChangeKind
-from ..core.model import NO_ROUND, RoundId
+from ..core.model import NO_ROUND, RoundId, StallReport
 from ..engines.port import Batch, Driver, EngineReset
 from ..errors import (
     Banned,
@@ -92,6 +92,7 @@ class Application:
         self.trains = False
         """It holds a round and waits for something to happen to it, its own work being done or not."""
         self._trained_s = 0.0
+        self._stalled = False
         self._began_at = node.now()
 
     @property
@@ -128,10 +129,13 @@ class Application:
                 self.joins = False
             self.holds = RoundId(world.era, world.round)
             self.stage.history.add(Given.of(self.node.name, world))
-            watcher = asyncio.get_running_loop().create_task(self._watch(), name="watcher")
+            watchers = [asyncio.get_running_loop().create_task(self._watch(), name="watcher")]
+            if self.life.stall_after_s is not None:
+                watchers.append(asyncio.get_running_loop().create_task(self._stall(world), name="staller"))
             ending = await self._train(world)
             self.trains = False
-            watcher.cancel()
+            for watcher in watchers:
+                watcher.cancel()
             if ending and not await self._end(ending):
                 break
         await self.member.leave()
@@ -143,6 +147,17 @@ class Application:
         if change is not None:
             self._told(change)
             self.bell.ring()
+
+    async def _stall(self, world: AsyncWorld) -> None:
+        """Report, once in its life, that the workers get no further (T7.15). They go on until the round is broken."""
+        await Wakeup(self.node).wait(self.life.stall_after_s)
+        if self._stalled or self.member.state.done:
+            return
+        self._stalled = True
+        self.act("stalled")
+        report = StallReport(table=world.table, step=world.round, ranks=(world.rank,), for_s=self.settings.stall)
+        with suppress(Evicted, Closed, SettingsError, Banned, EngineMoved):
+            await self.member.insist("stall", lambda presence: presence.put_record(stalled=report))
 
     def _told(self, change: Change) -> None:
         seen = Changed(actor=self.node.name, round=self.holds, kind=change.kind.value, reason=change.reason)

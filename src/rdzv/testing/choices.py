@@ -45,6 +45,13 @@ def _lose_answer(world: SmallWorld, name: str) -> None:
         world.loop.call_soon(connection.reset, context=world.loop.outside)
 
 
+def _reset(world: SmallWorld, name: str) -> None:
+    """Break the member's connection, also while no request is under way."""
+    world.record("reset", name)
+    for connection in world.network.of(name):
+        connection.reset()
+
+
 def _hold(world: SmallWorld, name: str) -> None:
     """Hold the request back: it may arrive long after the member has given it up."""
     world.record("cut requests", name, lasts=True)
@@ -154,12 +161,19 @@ def _newcomer(world: SmallWorld, name: str) -> None:
     world.start(name)
 
 
+def _respawn(world: SmallWorld, name: str) -> None:
+    """Start a process again on the host of one that was killed."""
+    world.record("newcomer", "n0")
+    world.start("n0", world.apps[name].node.host)
+
+
 def _order(deed: str, world: SmallWorld, name: str) -> None:
     world.apps[name].command(deed)
 
 
 # When a fault may strike.
-ENGINE, KEY, NEW, HOLDING, REQUEST, REQUEST_OR_QUIET = "engine", "key", "new", "holding", "request", "request or quiet"
+ENGINE, KEY, NEW, DEAD, HOLDING = "engine", "key", "new", "dead", "holding"
+REQUEST, REQUEST_OR_QUIET = "request", "request or quiet"
 
 
 class FaultKind(NamedTuple):
@@ -175,6 +189,7 @@ FAULTS: dict[str, FaultKind] = {
     "hold": FaultKind(REQUEST, _hold),
     "crash late": FaultKind(REQUEST, _crash_late),
     "crash": FaultKind(REQUEST_OR_QUIET, _crash),
+    "reset": FaultKind(REQUEST_OR_QUIET, _reset),
     "pause": FaultKind(REQUEST_OR_QUIET, _pause),
     "stall": FaultKind(REQUEST_OR_QUIET, _stall),
     "expire": FaultKind(KEY, _expire),
@@ -184,6 +199,7 @@ FAULTS: dict[str, FaultKind] = {
     "gap": FaultKind(ENGINE, _gap),
     "lead astray": FaultKind(HOLDING, _lead_astray),
     "newcomer": FaultKind(NEW, _newcomer),
+    "respawn": FaultKind(DEAD, _respawn),
     **{deed: FaultKind(HOLDING, partial(_order, deed)) for deed in ("fail", "leave", "done", "close", "drain", "give up")},
 }
 """All faults. The last ones are no faults but things that a member's program does while it holds a round."""

@@ -54,8 +54,8 @@ class ChosenLoop(VirtualLoop):
 class ChosenNode(SimNode):
     """A node whose ids tell whose they are, and in which order they were drawn."""
 
-    def __init__(self, loop: VirtualLoop, name: str, index: int) -> None:
-        super().__init__(loop, name, 0, rate=1.0, offset_s=(30 - index) * CLOCK_STEP, host=f"host-{name}")
+    def __init__(self, loop: VirtualLoop, name: str, index: int, host: str) -> None:
+        super().__init__(loop, name, 0, rate=1.0, offset_s=(30 - index) * CLOCK_STEP, host=host)
         self.pid = index
         self._index = index
         self._drawn = self._bound = 0
@@ -70,7 +70,10 @@ class ChosenNode(SimNode):
     def wall_s(self) -> int:
         return 1
 
-    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:  # noqa: ARG002
+    def bind(self, host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
+        """Return an address without a socket. Without a range it is always new."""
+        if ports[0]:
+            return super().bind(host, ports, former)
         self._bound += 1
         return Bootstrap(host, PORT + 1000 * self._index + self._bound)
 

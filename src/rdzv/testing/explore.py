@@ -28,6 +28,7 @@ from pathlib import Path
 
 from .checkers import SAFETY_CHECKERS
 from .choices import FAULTS, TARGETS, VERBS, Choice
+from .fingerprint import PORT
 from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions
 from .small_world import SmallWorld, WorldPlan
 
@@ -64,6 +65,23 @@ WORLDS = {
                 "growth": ("newcomer", "crash", "expire"),
                 "ends": (*_DEEDS, "crash"),
             }.items()
+        ),
+        WorldPlan(
+            "three form: last call", 3, (*_CRASHES, "expire"), 1, chooses_reads=False,
+            # Part of a last call is over when a new engine has its first head. With a fourth place this one is waited out.
+            options={"last_call": 5.0, "max_nodes": 4},
+        ),
+        WorldPlan(
+            "three re-form: racks", 3, ("newcomer", "crash"), 2, formed=True, chooses_reads=False,
+            options={"segment": 2, "max_nodes": 4}, racks=("a", "b", "a", "b"),
+        ),
+        WorldPlan(
+            "three re-form: same ports", 3, ("crash", "respawn"), 2, formed=True, chooses_reads=False,
+            options={"bootstrap_port": f"{PORT}-{PORT + 3}"},
+        ),
+        WorldPlan(
+            "two re-form: slow stops", 2, ("fail", "reset", "crash"), 2, formed=True, stop_s=2.0,
+            options={"min_nodes": 1, "max_nodes": 2},
         ),
         # T8.6: one gives up the round, and the leader is killed, slow, or back after a lost connection.
         WorldPlan(

@@ -208,7 +208,7 @@ _HARMLESS = _BLIPS | {
 }  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
-_WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "refused", "closed"})
+_WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "stalled", "refused", "closed"})
 """Acts by which a member of a round breaks it."""
 _ANYBODY = frozenset({"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"})
 """Causes whose victims are not all named in the history."""

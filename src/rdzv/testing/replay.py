@@ -15,7 +15,7 @@ import msgspec
 
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import BACK_S, Call, Head, MemberRecord, Phase, RankEntry, RunSettings
+from ..core.model import BACK_S, STALL_GATHER_S, Call, Head, MemberRecord, Phase, RankEntry, RunSettings
 from ..engines.port import Event
 from .history import Commit
 
@@ -219,6 +219,9 @@ class State:
         if self.lost or any(self.has_left(one) for one in (*self.survivors, *sick)):
             return "break: a member of the table is gone or has left", 0.0
         undone = [one for one in self.seated.values() if not one.record.done]
+        told = [one.record.stalled for one in undone if one.record.stalled is not None]
+        if any(stall.table == head.table for stall in told):
+            return "break: a member stalled", min(STALL_GATHER_S, settings.stall)
         leaving = any(one.record.drain or one.id in self.asked for one in undone)
         if leaving and self.next_size:
             return "break: a member drains", settings.drain_settle

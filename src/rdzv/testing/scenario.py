@@ -67,6 +67,8 @@ class NodePlan:
     """Time after which its workers fail and it joins again."""
     give_up_after_s: float | None = None
     leave_after_s: float | None = None
+    stall_after_s: float | None = None
+    """Time in a round after which it reports, once, that its workers get no further."""
     closes: bool = False
     """The application closes the run as soon as a long pause ends, which an evicted member must not be able to do."""
     stores: bool = True
@@ -186,6 +188,10 @@ def draw_broken(seed: int, members: int | None = None) -> Scenario:
         for _ in range(rng.randint(1, 3)):
             name, lasts_s = rng.choice(scenario.lives).name, rng.choice([0.3, 2.0, 6.0, 12.0])
             scenario.troubles.append(FaultPlan(rng.uniform(0.5, TROUBLE_S), "sick", name, lasts_s))
+    if seed % 5 == 1:  # As for the check.
+        scenario.options["stall"] = rng.choice([0.5, 600.0])
+        for life in scenario.lives:
+            life.stall_after_s = rng.uniform(0.0, 3.0) if rng.random() < 0.5 else None
     scenario.troubles.sort(key=lambda fault: fault.at)
     scenario.plan_end()
     return scenario

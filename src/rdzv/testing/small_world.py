@@ -19,13 +19,14 @@ from typing import Any
 from ..config.settings import Settings
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import Head, Phase
+from ..core.model import Call, Head, Phase
+from ..core.topology import in_segments, with_host
 from ..engines.embedded.trust import Trust
 from ..engines.reference import Engine
 from . import fingerprint
 from .application import Application, ring_at_close
 from .checkers import Calm, CheckContext, Checker, Judge
-from .choices import ENGINE, FAULTS, HOLDING, KEY, NEW, ORDINARY, REQUEST_OR_QUIET, Choice
+from .choices import DEAD, ENGINE, FAULTS, HOLDING, KEY, NEW, ORDINARY, REQUEST_OR_QUIET, Choice
 from .chosen import ChosenChannel, ChosenLoop, ChosenNetwork, ChosenNode, ChosenServer, decode_frames
 from .driver import SimDriver
 from .fingerprint import CLOCK_STEP
@@ -46,7 +47,7 @@ KEYS = Keys("sim")
 
 OPTIONS: dict[str, Any] = {
     "min_nodes": 2, "max_nodes": 3, "last_call": 1.0, "regroup": 10.0, "lease": 60.0, "settle": 0.5, "grow_every": 0.0,
-    "drain_settle": 1.0, "join_timeout": 100_000.0,
+    "drain_settle": 1.0, "join_timeout": 100_000.0, "segment": 1,
 }  # fmt: skip
 """Settings of a small world. The lease is long, so that its end is a choice and not a matter of time."""
 
@@ -71,6 +72,10 @@ class WorldPlan:
     """Settings that differ from `OPTIONS`."""
     odd: dict[str, Any] = field(default_factory=dict)
     """Settings of the last member that differ from those of the others."""
+    stop_s: float = 0.05
+    """How long the workers of a member take to stop."""
+    racks: tuple[str, ...] = ()
+    """Rack of each member, in the order in which they start; empty: they name none."""
 
 
 Chooser = Callable[["SmallWorld", list[Choice]], Choice | None]
@@ -139,11 +144,14 @@ class SmallWorld:
         self.history.follow(server)
         return server
 
-    def start(self, name: str) -> None:
-        """Start a member."""
-        node = ChosenNode(self.loop, name, len(self.apps) + 1)
-        options = self.plan.odd if len(self.apps) == self.plan.members - 1 else {}
-        app = self.apps[name] = _Application(self, NodePlan(name, 0.0, 1e6, 0.05, options=options), node)
+    def start(self, name: str, host: str = "") -> None:
+        """Start a member, on a host of its own unless one is given."""
+        index = len(self.apps)
+        node = ChosenNode(self.loop, name, index + 1, host or f"host-{name}")
+        options = dict(self.plan.odd) if index == self.plan.members - 1 else {}
+        if self.plan.racks:
+            options["topology"] = self.plan.racks[index % len(self.plan.racks)]
+        app = self.apps[name] = _Application(self, NodePlan(name, 0.0, 1e6, self.plan.stop_s, options=options), node)
         self._new.append(name)
         self.context.owners[node.host, node.pid] = name
         self.context.agreed[name] = app.settings.agreed()
@@ -208,9 +216,10 @@ class SmallWorld:
     def choices(self) -> list[Choice]:
         """Return all that may happen next. The first is what happens without faults and delays; none: the world is at rest."""
         waiting = self.network.waiting([channel for channel, _ in self.held.values()])
-        first_new = next((name for name in waiting if name in self._new), None)
-        # Members that have not been served yet are alike. Any order of their first requests is this one under other names.
-        waiting = {name: channel for name, channel in waiting.items() if name not in self._new or name == first_new}
+        # Members that have not been served yet and have the same settings are alike. Any order of their first requests is
+        # this one under other names.
+        alike = {str(self.apps[name].life.options): name for name in sorted(waiting, reverse=True) if name in self._new}
+        waiting = {name: one for name, one in waiting.items() if name not in self._new or name in alike.values()}
         soon = self.loop.next_timer_in_s() <= SOON_S
         size = len(self.history)
         lasting = bool(self.paused or self.held or self.astray)
@@ -246,6 +255,8 @@ class SmallWorld:
                 found += [Choice(kind, name) for name in self.leases() if name in self.apps]
             elif when is NEW:
                 found += [Choice(kind, "n0")] if "n0" not in self.apps else []
+            elif when is DEAD:
+                found += [Choice(kind, app.node.name) for app in self.apps.values() if app.node.dead and "n0" not in self.apps]
             elif when is HOLDING:
                 found += [Choice(kind, app.node.name) for app in self._free() if app.holds.number and not waiting]
             else:
@@ -263,13 +274,19 @@ class SmallWorld:
         alive, head = self.alive(), self.head
         if not alive or (head is not None and head.phase is Phase.CLOSED):
             return not alive
-        if {app.node.name for app in alive} != self.leases().keys():
+        # A member whose program has failed stops its workers before it tells anybody.
+        if {app.node.name for app in alive} != self.leases().keys() or not all(app.rests for app in alive):
             return False
         if head is None or head.phase is not Phase.SEALED:
-            return len(alive) < int(self.options["min_nodes"])
+            return self._usable(alive) < int(self.options["min_nodes"])
         holders = [app for app in alive if app.member.world is not None and app.member.world.table == head.table]
-        is_held = len(holders) == head.size and all(app.member.changed is None for app in holders)
-        return is_held and (len(alive) == len(holders) or head.size >= int(self.options["max_nodes"]))
+        is_held = head.call is Call.NONE and len(holders) == head.size and all(app.member.changed is None for app in holders)
+        return is_held and head.size >= min(self._usable(alive), int(self.options["max_nodes"]))
+
+    def _usable(self, apps: list[Application]) -> int:
+        """How many of these members can be in one round."""
+        paths = (with_host(app.settings.topology, app.node.host) for app in apps)
+        return in_segments(paths, int(self.options["segment"]))
 
     def _apply(self, choice: Choice) -> bool:
         """Let it happen. Return False if that is the passing of time."""

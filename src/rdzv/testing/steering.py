@@ -139,6 +139,11 @@ def _fails_and_another_is_lost(scenario: Scenario) -> None:
     _add(scenario, "crash", 3.0, BROKEN)
 
 
+def _stalls(scenario: Scenario) -> None:
+    scenario.options["stall"] = 600.0
+    scenario.lives[-1].stall_after_s = UNDER_WAY_S
+
+
 def _never_stops(scenario: Scenario) -> None:
     """Lose a member, and let another one take longer to stop than the others wait."""
     _broken(scenario)
@@ -196,6 +201,7 @@ CONDITIONS: dict[Moment, Callable[[Scenario], None]] = {
     Moment("close_after_success", "sealed"): _all_succeed,
     Moment("close_after_failure", "sealed"): _all(lambda scenario: _sizes(scenario, 0, 0), _gives_up),
     Moment("break_round", "sealed"): lambda scenario: _add(scenario, "crash"),
+    Moment("break_for_stall", "sealed"): _stalls,
     Moment("break_for_drains", "sealed"): _all(
         lambda scenario: _sizes(scenario, -2, 0), lambda scenario: _add(scenario, "drain")
     ),

@@ -216,7 +216,8 @@ class Handler(RendezvousHandler):
             else:
                 world.bootstrap.release()
         os.environ.update(
-            RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_FENCE=str(world.fence), RDZV_REASON=reason
+            RDZV_RUN_ID=world.run_id, RDZV_ROUND=str(world.round), RDZV_FENCE=str(world.fence), RDZV_REASON=reason,
+            RDZV_WORKER=self._rendezvous.serve_workers(),
         )
         text = f"round {world.round}: rank {world.rank} of {world.size}"
         self._recorder.record(text, rank=world.rank, bootstrap=str(world.bootstrap))

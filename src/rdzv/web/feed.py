@@ -63,12 +63,19 @@ def glance(follower: RunFollower, now: float) -> dict[str, Any]:
         "max": status.max_nodes if status is not None else 0,
         "ready": status.ready if status is not None else 0,
         "missing": missing(status) if status is not None else 0,
+        "progress": _progress(status), "progress_age_s": status.progress.age_s if status and status.progress else None,
         "counts": counts(status, ()) if status is not None else {},
         "since_s": round(now - model.phase_at, 1), "since_exact": model.phase_is_exact,
         "now_s": round(model.at_s(now), 2),
         "sealed": totals.sealed, "broken": totals.broken, "lost_s": round(sum(totals.lost_s.values()), 3),
         "evictions": totals.evictions, "leader_changes": totals.leader_changes,
     }  # fmt: skip
+
+
+def _progress(status: Status | None) -> dict[str, Any] | None:
+    """Return how far the workers are. Their age is told beside it: it alone is no change."""
+    told = status.progress if status is not None else None
+    return None if told is None else msgspec.to_builtins(msgspec.structs.replace(told, age_s=None))
 
 
 class RunFeed:
@@ -107,7 +114,7 @@ class RunFeed:
         model = self.follower.model
         change: dict[str, Any] = {}
         now = glance(self.follower, self._observer.now())
-        if any(now[name] != self._glance.get(name) for name in now if name not in ("since_s", "now_s")):
+        if any(now[name] != self._glance.get(name) for name in now if name not in ("since_s", "now_s", "progress_age_s")):
             self._glance = change["glance"] = now
         rows = _rows(model.status)
         if rows != self._rows:

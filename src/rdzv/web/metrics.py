@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from .._version import __version__
 from ..core.model import CauseKind, Phase
+from ..core.status import RunProgress
 from .history import UNKNOWN, Counters, Histogram, counts
 from .observer import RunsObserver
 from .sources import ServerFigures
@@ -38,6 +39,7 @@ class RunFigures(msgspec.Struct, frozen=True):
     nodes_max: int
     round: int
     counters: Counters
+    progress: RunProgress | None = None
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -59,7 +61,8 @@ def take(observer: RunsObserver) -> Figures:
         low, high, number = (status.min_nodes, status.max_nodes, status.round) if status is not None else (0, 0, 0)
         phase = status.phase if status is not None else "none"
         counters = _copy(model.counters)
-        runs.append(RunFigures(follower.run_id, model.run, phase, members, low, high, number, counters))
+        progress = status.progress if status is not None else None
+        runs.append(RunFigures(follower.run_id, model.run, phase, members, low, high, number, counters, progress))
     requests = {name: _copy(one) for name, one in observer.requests.items()}
     return Figures(tuple(runs), observer.is_up, max(0, observer.unwatched), requests, observer.source.figures())
 
@@ -123,6 +126,22 @@ class _RunCollector(Collector):
             high.add_metric([one.run], one.nodes_max)
             number.add_metric([one.run], one.round)
         yield from (info, phase, members, low, high, number)
+        yield from self._progress()
+
+    def _progress(self) -> Iterator[Metric]:
+        step = GaugeMetricFamily("rdzv_step", "Lowest step that a worker of the round told.", labels=["run"])
+        high = GaugeMetricFamily("rdzv_step_furthest", "Highest step that a worker of the round told.", labels=["run"])
+        rate = GaugeMetricFamily("rdzv_steps_per_second", "Rate of the slowest member's steps.", labels=["run"])
+        age = GaugeMetricFamily("rdzv_step_age_seconds", "Time since the lowest step was reached.", labels=["run"])
+        for one in self._figures.runs:
+            told = one.progress
+            if told is not None:
+                step.add_metric([one.run], told.step)
+                high.add_metric([one.run], told.furthest)
+                rate.add_metric([one.run], told.rate)
+                if told.age_s is not None:
+                    age.add_metric([one.run], told.age_s)
+        yield from (step, high, rate, age)
 
     def _counters(self) -> Iterator[Metric]:
         sealed = CounterMetricFamily("rdzv_rounds_sealed", "Rounds sealed.", labels=["run"])

@@ -180,9 +180,11 @@ class RunFollower:
             self._see(self._viewer.status())
 
     def look_again(self) -> None:
-        """Describe the run again if a timer may have changed the reason."""
+        """Describe the run again if a timer may have changed the reason, or the age of its progress is shown."""
         status = self.model.status
-        waits = status is not None and (status.phase in ("none", "open", "broken") or status.call != "none")
+        waits = status is not None and (
+            status.phase in ("none", "open", "broken") or status.call != "none" or status.progress is not None
+        )
         if waits and self._observer.now() - self._looked_at >= LOOK_AGAIN_S:
             self.look()
 

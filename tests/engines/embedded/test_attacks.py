@@ -1,8 +1,8 @@
 """Attacks on a live `rdzv serve`, with fifty honest members in another run: they must hardly notice.
 
-Each attack of `support.attacks` runs in a process of its own for `ATTACK_S`. Meanwhile fifty members form a round, and then
-renew their leases all the time. Times are asserted at three times what is promised, since test machines are busy. Memory is
-read from /proc.
+Each attack of `support.attacks` runs in a process of its own. Meanwhile fifty members form a round, and then renew their
+leases all the time. A short attack shows that memory stays within its limits and that nobody's lease ends; a longer one, in
+`make soak`, that answers come in time. Memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from rdzv.system.node import LocalNode
 from support.attacks import ATTACKS, LIMITS
 from support.certificates import ca_file, issue, trust
 from support.processes import memory
+from support.timing import within
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 
 MEMBERS = 50
-ATTACK_S = 4.0
+SHORT_S, LONG_S = 1.5, 4.0
 PROMISED_S = 1.0
 SLACK = 3
+"""Test machines are busy."""
 MIB = 1024 * 1024
 SRC, TESTS = Path(rdzv.__file__).parent.parent, Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SRC}:{TESTS}"}
@@ -97,10 +99,10 @@ class Honest:
         await asyncio.gather(*(member.leave() for member in self.members))
 
 
-async def under(attack, port, process, of_members):
-    """Form and renew under the attack; return the longest times and the most memory."""
+async def under(attack, port, lasts_s, of_members):
+    """Form and renew under the attack; return the longest times."""
     attacker = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "support.attacks", attack, str(port), str(ATTACK_S), env=ENVIRONMENT
+        sys.executable, "-m", "support.attacks", attack, str(port), str(lasts_s), env=ENVIRONMENT
     )
     try:
         await asyncio.sleep(0.5)
@@ -116,8 +118,9 @@ async def under(attack, port, process, of_members):
     return honest.longest_s
 
 
+@pytest.mark.parametrize("lasts_s", [SHORT_S, pytest.param(LONG_S, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_is_hardly_noticed_by_others(attack, tmp_path):
+def test_an_attack_is_hardly_noticed_by_others(attack, lasts_s, tmp_path):
     tls = issue()
     options, of_members = (), Trust()
     if attack == "half_open":
@@ -131,10 +134,10 @@ def test_an_attack_is_hardly_noticed_by_others(attack, tmp_path):
         asyncio.run(asyncio.wait_for(form_once(warm), 30))
         before = memory(process.pid)
         began_at = time.monotonic()
-        longest_s = asyncio.run(asyncio.wait_for(under(attack, port, process, of_members), 60))
+        longest_s = asyncio.run(asyncio.wait_for(under(attack, port, lasts_s, of_members), 60))
         took_s = time.monotonic() - began_at
         peak = memory(process.pid, "VmHWM")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while memory(process.pid) > before + 32 * MIB and time.monotonic() < deadline:
             time.sleep(0.1)
         after = memory(process.pid)
@@ -145,7 +148,7 @@ def test_an_attack_is_hardly_noticed_by_others(attack, tmp_path):
     sys.stdout.write(f"{attack} {shown}\n")
     assert "Traceback" not in said, said[-3000:]
     assert lines <= took_s + 5, said[-3000:]
-    assert max(longest_s.values()) < SLACK * PROMISED_S, shown
+    within(max(longest_s.values()), SLACK * PROMISED_S, shown)
     assert peak < before + budget + 64 * MIB, shown
     assert after < before + 32 * MIB, shown
 

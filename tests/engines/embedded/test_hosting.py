@@ -21,6 +21,7 @@ from rdzv.system.addresses import is_here
 from rdzv.system.dial import DialFailed
 from support.embedded_server import LONG_S, Proxy, driver_to, run, serving, until
 from support.ports import free_port
+from support.timing import within
 
 
 def hosting(endpoint, run_id="job", **options):
@@ -301,7 +302,7 @@ def test_settings_choose_the_driver():
 
 async def test_who_serves_stays_until_the_others_are_gone():
     port = free_port()
-    driver = hosting(f"127.0.0.1:{port}")
+    driver = hosting(f"127.0.0.1:{port}", stay_s=LONG_S)
     await (await driver.connect()).close()
     other = await driver_to(port).connect()
     closing = asyncio.ensure_future(driver.close())
@@ -312,7 +313,7 @@ async def test_who_serves_stays_until_the_others_are_gone():
     await other.close()
     closed_at = time.monotonic()
     await closing
-    assert time.monotonic() - closed_at < 3 * 1.0
+    within(time.monotonic() - closed_at, 3 * 1.0)
     with pytest.raises(Unreachable):
         await driver_to(port).connect()
 
@@ -325,7 +326,9 @@ def test_but_not_for_ever(caplog):
         other = await driver_to(port).connect()
         began_at = time.monotonic()
         await driver.close()
-        assert 0.3 <= time.monotonic() - began_at < 3 * 1.3
+        took_s = time.monotonic() - began_at
+        assert took_s >= 0.3
+        within(took_s, 3 * 1.3)
         await other.close()
 
     run(scenario)
@@ -350,7 +353,7 @@ async def test_one_whose_host_went_without_hanging_up_is_not_waited_for():
         began_at = time.monotonic()
         await session.close()
         await driver.close()
-        assert time.monotonic() - began_at < 3 * 1.0
+        within(time.monotonic() - began_at, 3 * 1.0)
         proxy.thaw()
         await lost.close()
 
@@ -374,14 +377,14 @@ async def test_one_whose_connection_just_broke_is_waited_for():
 
 async def test_members_of_one_process_share_its_server_and_the_last_stops_it():
     port = free_port()
-    drivers = [hosting(f"127.0.0.1:{port}") for _ in range(3)]
+    drivers = [hosting(f"127.0.0.1:{port}", stay_s=LONG_S) for _ in range(3)]
     sessions = [await driver.connect() for driver in drivers]
     for driver, session in zip(drivers, sessions, strict=True):
         await sessions[-1].txn()
         await session.close()
         began_at = time.monotonic()
         await driver.close()
-        assert time.monotonic() - began_at < 3 * 1.0
+        within(time.monotonic() - began_at, 3 * 1.0)
     with pytest.raises(Unreachable):
         await driver_to(port).connect()
 

@@ -15,6 +15,7 @@ from rdzv.engines.port import List
 from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
 from support.embedded_server import Proxy, driver_to, serving, until
+from support.timing import within
 
 QUICK = {"last_call": 0.2, "settle": 0.1, "drain_settle": 0.1, "grow_every": 0, "lease": 2, "closed_for": 5}
 
@@ -130,7 +131,7 @@ async def test_a_server_that_is_away_for_a_while_disturbs_nobody():
         assert (await members[0].status()).round == 1
 
 
-async def test_a_killed_member_is_noticed_in_about_a_second():
+async def test_a_killed_member_is_noticed_after_the_linger_and_long_before_its_lease_ends():
     async with serving() as server, Group(server.port, 2, 3, lease=30) as group, Proxy(server.port) as proxy:
         members = [group.member("n0"), group.member("n1"), group.member("n2", proxy.port)]
         await asyncio.gather(*(member.join() for member in members))
@@ -139,7 +140,9 @@ async def test_a_killed_member_is_noticed_in_about_a_second():
         died_at = time.monotonic()
         changes = await asyncio.gather(*(member.wait_changed(20) for member in members[:2]))
         assert all(changes)
-        assert 1.0 <= time.monotonic() - died_at < 3 * 1.5
+        took_s = time.monotonic() - died_at
+        assert took_s >= 1.0
+        within(took_s, 3 * 1.5)
         proxy.accepts = True
 
 

@@ -22,11 +22,12 @@ from rdzv.engines.etcd.client.cluster import Cluster as EtcdCluster
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.client.errors import LeaderChanged
 from rdzv.engines.etcd.driver import CONNECT_TIMEOUT_S, DIAGNOSE_S, EtcdDriver
-from rdzv.engines.etcd.server import free_ports
 from rdzv.engines.port import Put
 from rdzv.errors import SettingsError, Unreachable
 from support.certificates import ca_file, issue
 from support.etcd_cluster import Cluster
+from support.ports import free_port
+from support.timing import within
 
 
 async def connect(endpoint: str, credentials: Credentials, timeout_s: float = CONNECT_TIMEOUT_S) -> str:
@@ -41,7 +42,7 @@ def refusal(endpoint: str, credentials: Credentials | None = None, timeout_s: fl
     began_at = time.monotonic()
     with pytest.raises((SettingsError, Unreachable)) as caught:
         asyncio.run(connect(endpoint, credentials or Credentials(), timeout_s))
-    assert time.monotonic() - began_at < 3 * (timeout_s + DIAGNOSE_S)
+    within(time.monotonic() - began_at, 3 * (timeout_s + DIAGNOSE_S))
     return caught.value.sentence
 
 
@@ -155,7 +156,7 @@ async def test_a_user_name_is_harmless_where_etcd_demands_no_login(one):
 
 
 def test_the_error_names_a_refused_connection():
-    port = free_ports(1)[0]
+    port = free_port()
     said = refusal(f"etcd://127.0.0.1:{port}", timeout_s=1.0)
     assert re.fullmatch(
         rf"engine etcd://127.0.0.1:{port} is unreachable after 1 s: 127.0.0.1:{port}: "

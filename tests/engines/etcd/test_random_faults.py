@@ -37,22 +37,27 @@ class FaultInjector:
         self._repairs: list[tuple[float, Callable[[], None]]] = []
         self.faults = self.compactions = 0
 
-    def inject(self, seconds: float) -> None:
-        over_at = time.monotonic() + seconds
-        compacting = threading.Thread(target=self._compact, args=(over_at,), daemon=True)
+    def inject(self, seconds: float, least: int) -> None:
+        """Inject for so long; a busy machine gets a minute more for so many faults and compactions and a second round."""
+        over_at, over = time.monotonic() + seconds, threading.Event()
+        compacting = threading.Thread(target=self._compact, args=(over,), daemon=True)
         compacting.start()
-        while time.monotonic() < over_at:
+        while (now := time.monotonic()) < over_at or (now < over_at + 60.0 and not self._has_enough(least)):
             began_at = time.monotonic()
             self._repair(began_at)
             if self.rng.random() < 0.2:
                 self._inject_one()
             time.sleep(max(0.0, began_at + TICK_S - time.monotonic()))
+        over.set()
         self._repair(float("inf"))
         compacting.join()
 
-    def _compact(self, over_at: float) -> None:
+    def _has_enough(self, least: int) -> bool:
+        return min(self.faults, self.compactions) >= least and any(one.number > 1 for one in self.run.of(Given))
+
+    def _compact(self, over: threading.Event) -> None:
         """Write a key and compact all revisions before it, as often as etcd can answer."""
-        while time.monotonic() < over_at:
+        while not over.is_set():
             began_at = time.monotonic()
             revision = {"revision": str(self.run.write_log.seen)}
             for node in self.cluster.nodes:
@@ -125,20 +130,19 @@ def check_random_faults(seconds: float, seed: int) -> None:
     with Cluster() as cluster, EtcdRun(cluster, 6, 12, noise="rdzv/", **options) as run:
         faults = FaultInjector(cluster, run, seed)
         run.until(lambda: run.of(Given), "a first round")
-        faults.inject(seconds)
+        faults.inject(seconds, least=int(seconds // 4))
         cluster.heal()
         number = run.wait_world(*faults.processes, limit_s=120.0)
         wrong = run.wrong()
         assert wrong == [], f"seed {seed}"
+        assert min(faults.faults, faults.compactions) >= seconds // 4, (faults.faults, faults.compactions)
         rounds, told = {one.number for one in run.of(Given)}, len(run.of(Changed))
-        assert faults.faults > seconds / 4, "too few faults"
-        assert faults.compactions > seconds, "too few compactions"
         assert max(rounds) >= number > 1, "a failure in the last moment may make one round more"
         assert told, "no member was told of a change"
 
 
-def test_a_minute_of_random_faults_violates_no_guarantee_and_ends_with_all_members_in():
-    check_random_faults(60.0, seed=1)
+def test_random_faults_violate_no_guarantee_and_end_with_all_members_in():
+    check_random_faults(15.0, seed=1)
 
 
 @pytest.mark.soak

@@ -31,6 +31,7 @@ from support.etcd_cluster import Cluster, until
 from support.etcd_members import EtcdRun
 from support.guarded_process import GuardedProcess, is_running, pid_of_sentinel, shown_of
 from support.processes import memory
+from support.timing import within
 
 LEASE_S = 60
 """Longer than every wait here: a lease that is gone was revoked."""
@@ -107,24 +108,13 @@ def test_a_killed_member_is_noticed_long_before_its_lease_ends(one):
         assert run.wrong() == []
 
 
-def test_its_start_does_not_wait_for_a_process_that_is_forked_meanwhile(monkeypatch):
-    """Without posix_spawn, Python waits for the end of a pipe, and a worker forked in that moment has the other end of it."""
-    used, real = [], os.posix_spawn
-    monkeypatch.setattr(os, "posix_spawn", lambda *words, **more: (used.append(words), real(*words, **more))[1])
-    process = sentinel._start_process()
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    assert len(used) == 1
-
-
 def test_the_sentinel_survives_what_kills_the_process_group_and_then_ends(one):
     with GuardedProcess(one.endpoint()) as process:
         child, *_ = process.fork()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(process.sentinel, number)
         assert os.getpgid(child) == process.pid, "the child that would keep a pipe open is in the group"
-        until(lambda: os.getsid(process.sentinel) == process.sentinel, "the sentinel has a session of its own", SOON_S)
+        assert os.getsid(process.sentinel) == process.sentinel, "the sentinel has a session of its own"
         os.killpg(process.pid, signal.SIGKILL)
         until_revoked(one, process.lease)
         until_ended(process.sentinel)
@@ -335,7 +325,7 @@ async def test_a_sentinel_that_reads_nothing_is_given_up_and_the_process_does_no
     for _ in range(5000):  # More orders than a pipe holds.
         own.add(1, LEASE_S, where)
         await own.forget(1)
-    assert time.monotonic() - began_at < SOON_S
+    within(time.monotonic() - began_at, SOON_S)
     await asyncio.to_thread(until_ended, pid)
     own.check()
     assert own.pid not in (0, pid)
@@ -379,7 +369,7 @@ def test_orders_are_obeyed_line_by_line_and_one_that_was_cut_off_is_not():
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_twenty_kills_are_noticed_within_a_second_each(three):
+def test_twenty_kills_are_noticed_within_a_second_each(three, record_property):
     """The median is promised. The lease is the default one, of 10 s."""
     took = []
     with EtcdRun(three, 2, 3, run_id=run_id(), lease=10) as run:
@@ -394,7 +384,10 @@ def test_twenty_kills_are_noticed_within_a_second_each(three):
             took.append(max(one.at for one in run.of(Changed) if one.at > killed_at) - killed_at)
             victim = run.start(f"c{turn}")  # One that comes back under its name would be waited for longer each time.
             number = run.wait_world(survivors, victim, above=number)
-        assert statistics.median(took) < 1.0, sorted(took)
+        shown = ", ".join(f"{one:.2f}" for one in sorted(took))
+        median = statistics.median(took)
+        record_property("explored", f"etcd: a killed process is noticed after {median:.2f} s (median of {shown})")
+        assert median < 1.0, shown
         assert run.evicted() == []
         assert run.wrong() == []
 

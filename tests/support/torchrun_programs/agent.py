@@ -85,6 +85,7 @@ def serve() -> Callable[[], object]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     requests = sys.stdin
+    answer(ready=os.getpid())
     while True:
         ready, _, _ = select.select([requests, wake], [], [])
         if wake in ready:

@@ -50,6 +50,7 @@ class _Presence(msgspec.Struct):
 
     ttl_s: float
     home: ServerSession
+    """The connection by which the process was heard last."""
 
 
 class Run:

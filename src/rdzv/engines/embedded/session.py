@@ -51,7 +51,7 @@ DOCTOR = b"HEAD /doctor HTTP/1.0\r\n\r\n"
 
 
 class ServerSession(FrameStream, Waiting):
-    """One client's session on the server."""
+    """One connection of a client's session. If the session comes back, its next connection is another object of this class."""
 
     __slots__ = (
         "_backlog", "_core", "_cut", "_handshake", "_posted", "_posted_size", "_targets", "_waits", "_watches", "attempt",
@@ -69,7 +69,9 @@ class ServerSession(FrameStream, Waiting):
         self.counted_as = ""
         """The host among whose connections the server counts this one."""
         self.session = ""
+        """Id of the client's session, which outlives its connections."""
         self.attempt = 0
+        """Number of this connection among those of the session."""
         self.leases: set[int] = set()
         self.linger_s = 0.0
         self.said_bye = False

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from ...system.fork import let_go_in_children, never_free_in_children
-from ...system.processes import reap
+from ...system.processes import reap, start
 from .client.client import Client
 from .client.credentials import Credentials
 from .client.errors import Denied, EtcdError, LeaseNotFound, WrongLogin
@@ -152,19 +152,16 @@ def _start_process() -> subprocess.Popen[bytes]:
     if getattr(sys, "frozen", False):
         raise OSError("this is a frozen program, which has no Python interpreter")
     pidfd = _own_pidfd()
-    if pidfd >= 0:
-        os.set_inheritable(pidfd, True)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
-        process = subprocess.Popen(  # noqa: S603  This interpreter, with a program of ours.
+        process = start(
             [sys.executable or "", "-I", "-S", str(_PROGRAM), str(os.getpid()), str(pidfd)],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # Else whoever reads this process's output would wait for the sentinel's end.
-            # So Python uses posix_spawn. Otherwise it waits for the end of a pipe, which a process that is forked in the same
-            # moment, such as a worker of torch's agent, keeps open for as long as it lives: this event loop stood still.
-            close_fds=False,
+            pass_fds=[pidfd] if pidfd >= 0 else [],
+            start_new_session=True,  # Launchers and terminals signal whole process groups.
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -33,6 +33,8 @@ ORPHAN_POLLS = 100
 """How often the sentinel looks, every 10 ms, whether it has lost its parent, once the pidfd says so."""
 OUTAGE_S = 20.0
 """Time added to that of the leases, for an etcd without quorum: it ends no lease, and renews all when it is back."""
+NAME = "rdzv-sentinel"
+"""The name in lists of processes. Linux takes 15 characters."""
 READ_MAX = 65536
 STDIN = 0
 
@@ -85,7 +87,10 @@ def wait_for_death(parent: int, pidfd: int, orders: Orders) -> bool:
         ready = dict(sources.poll(POLL_S * 1000 if polls else None))
         if STDIN in ready:
             data = os.read(STDIN, READ_MAX)
+            was_idle = not orders.leases
             orders.take(data)
+            if was_idle and orders.leases:
+                show_name()
             if not data:
                 # Either the parent is dying, and its pidfd will say so, or it is another program now and renews nothing.
                 sources.unregister(STDIN)
@@ -116,20 +121,15 @@ def read_rest(orders: Orders) -> None:
             orders.take(data)
 
 
-def stand_apart(pidfd: int) -> None:
-    """Leave the parent's session, because launchers and terminals signal whole process groups, and close what it left open."""
-    with contextlib.suppress(OSError):
-        os.setsid()
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 256)):  # noqa: PTH112, PTH208
-        if int(name) > 2 and int(name) != pidfd:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+def show_name() -> None:
+    """Let `ps` and `top` show what this process is, from the moment at which it guards a lease."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123  pathlib takes a megabyte.
+        file.write(NAME)
 
 
 def main(arguments: list[str]) -> None:
     """Run the program."""
     parent, pidfd = int(arguments[0]), int(arguments[1])
-    stand_apart(pidfd)
     if pidfd < 0 and os.getppid() != parent:
         return  # Its parent is dead or in another namespace of processes. Without a pidfd, that cannot be distinguished.
     orders = Orders()

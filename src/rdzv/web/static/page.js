@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const URGENT = ["lost", "straggling", "draining", "unhealthy", "banned", "gave up"];
 const SIGNS = { lost: "!", left: "←", restarted: "↻", drained: "↓", banned: "×", gave_up: "✕", growth: "+", retold: "?", success: "✓", closed: "■", unknown: "?" };
-const WORDS = { lost: "lost", left: "left", restarted: "restarted", drained: "drained", banned: "banned", gave_up: "gave up", growth: "growth",
+const WORDS = { lost: "lost", left: "left", restarted: "restarted", stalled: "stalled", drained: "drained", banned: "banned", gave_up: "gave up", growth: "growth",
   retold: "engine came back empty", success: "success", closed: "closed", unknown: "unknown cause" };
 const RANGES = [["All", Infinity], ["24 h", 86400], ["1 h", 3600], ["10 min", 600], ["1 min", 60]];
 
@@ -198,11 +198,22 @@ function drawAges() {
   if (!glance) return;
   const since = glance.since_s + clock() - seenAt;
   setText($("since"), `for ${glance.since_exact ? "" : "at least "}${seconds(since)}`);
+  drawProgress();
   const passed = clock() - agesAt;
   for (const row of rows.values()) {
     const age = ages[row.id];
     setText(row.age, age === undefined ? "–" : `${Math.max(0, age + passed).toFixed(0)} s ago`);
   }
+}
+
+function drawProgress() {
+  const told = glance.progress;
+  $("progress").hidden = !told;
+  if (!told) return;
+  const step = told.step === told.furthest ? `Step ${told.step}` : `Steps ${told.step} to ${told.furthest}`;
+  const age = glance.progress_age_s === null ? "" : `, ${seconds(glance.progress_age_s + clock() - seenAt)} ago`;
+  const behind = told.furthest > told.step + 1 ? `; behind: rank ${told.behind.join(", ")}` : "";
+  setText($("progress"), `${step}, ${Number(told.rate.toPrecision(3))} per second${age}, told by ${plural(told.workers, "worker")}${behind}`);
 }
 
 // ---- members

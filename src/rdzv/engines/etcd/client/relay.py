@@ -24,8 +24,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from ....system.fork import let_go_in_children
-from ....system.processes import reap
+from ....system.fork import fork_lock, let_go_in_children
+from ....system.processes import reap, start
 from .channels import Files, open_channel
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -56,13 +56,18 @@ class Relay:
         self._calls: dict[int, UnaryCall | StreamCall] = {}
         self._number = 0
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self._running: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        """The task of the helper that calls are sent to."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """This one, and those that wait for the end of a former helper."""
 
     def start(self, call: UnaryCall | StreamCall) -> int:
         """Register a call, and return its number."""
-        if self._running is None or self._running.done():
+        if self._serving is None:
             self._outbox = asyncio.Queue()
-            self._running = asyncio.get_running_loop().create_task(self._run(), name="rdzv relays gRPC")
+            self._serving = asyncio.get_running_loop().create_task(self._run(), name="rdzv relays gRPC")
+            self._tasks.add(self._serving)
+            self._serving.add_done_callback(self._tasks.discard)
         self._number += 1
         self._calls[self._number] = call
         return self._number
@@ -77,15 +82,16 @@ class Relay:
 
     async def close(self) -> None:
         """End the helper."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        if self._serving is not None:
+            self._serving.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
-        ours, theirs = socket.socketpair()
-        let_go_in_children(ours)
-        with theirs:
-            process = _start_helper(theirs.fileno())
+        with fork_lock:  # A child with their end would hide the helper's death.
+            ours, theirs = socket.socketpair()
+            let_go_in_children(ours)
+            with theirs:
+                process = _start_helper(theirs.fileno())
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(_frame(0, "files", self._files))
         writing = asyncio.get_running_loop().create_task(self._write(writer), name="rdzv relays gRPC")
@@ -102,9 +108,11 @@ class Relay:
         finally:
             writing.cancel()
             writer.close()
-            for call in self._calls.values():
+            # Before the process is waited for: the calls that end here are made again at once, and need another helper.
+            self._serving = None
+            ended, self._calls = self._calls, {}
+            for call in ended.values():
                 call.receive("end", list(_GONE))
-            self._calls.clear()
             await reap(process)
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
@@ -116,7 +124,7 @@ class Relay:
 
 def _start_helper(descriptor: int) -> subprocess.Popen[bytes]:
     program = f"from {__name__} import main; main({descriptor})"
-    return subprocess.Popen(  # noqa: S603  This interpreter, with a program of ours.
+    return start(
         [sys.executable, "-c", program],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,

@@ -1,0 +1,177 @@
+"""The agent's end of the worker channel: a Unix socket in a folder of its own, and the pages of the workers behind it.
+
+Only processes of the same user may connect: the folder is closed to others, and the kernel tells who a peer is. Whatever a
+worker sends is bounded in size, number and time, because it shares this event loop with the renewal of the lease. The steps
+themselves do not come by the socket at all (`core/worker_messages.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ..core.worker_messages import LINE_MAX, PAGE_NAME, SAID_MAX, WorkerHello, decode
+
+logger = logging.getLogger("rdzv.workers")
+
+WORKERS_MAX = 256
+"""Connections that are served at once."""
+HELLO_S = 5.0
+"""How long a process that connected may take to say who it is."""
+PATH_MAX = 100
+"""Bytes of a path that a socket can surely have; Linux allows 107."""
+SIGNALS = (0, signal.SIGURG)
+"""Signals that a worker may ask for, to write its stacks: only such as harm no process."""
+STACKS_MAX = 64 * 1024
+"""Bytes of stacks that are read."""
+
+
+class ConnectedWorker:
+    """A worker that said hello, and its page."""
+
+    def __init__(self, hello: WorkerHello, pid: int, page: int, writer: asyncio.StreamWriter) -> None:
+        self.rank = hello.rank
+        self.round = hello.round
+        self.signal = hello.signal
+        self.pid = pid
+        """The process, as the kernel tells it; 0: it does not."""
+        self._page = page
+        self._writer = writer
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (pid {self.pid})"
+
+    @property
+    def step(self) -> int | None:
+        """The last step that it told; None: none yet."""
+        # Read, not mapped: a page that the worker cuts short must not end the agent.
+        data = os.pread(self._page, 8, 0)
+        step = struct.unpack("@q", data)[0] - 1 if len(data) == 8 else -1
+        return step if step >= 0 else None
+
+    def stacks_size(self) -> int:
+        """Return how far the page is written."""
+        return os.fstat(self._page).st_size
+
+    def stacks(self, since: int) -> str:
+        """Return the stacks that were written behind that size."""
+        return os.pread(self._page, STACKS_MAX, since).decode(errors="replace")
+
+    def close(self) -> None:
+        # Whatever still waits for its stacks finds no page, and not another file that has got the same number.
+        page, self._page = self._page, -1
+        os.close(page)
+        self._writer.close()
+
+
+class WorkerChannel:
+    """The socket, and the workers that are connected to it at present."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        """Where workers connect, once it was opened."""
+        self.workers: dict[int, ConnectedWorker] = {}
+        """Connected workers by rank."""
+        self.came = asyncio.Event()
+        """Set when a worker has said hello."""
+        self._folder: Path | None = None
+        self._server: asyncio.Server | None = None
+        self._connections = 0
+
+    async def open(self) -> None:
+        """Listen. Raises OSError."""
+        self._folder = _make_folder()
+        path = self._folder / "worker"
+        self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
+        path.chmod(0o600)
+        self.path = str(path)
+
+    def close(self) -> None:
+        """Stop listening, let all workers go and remove the folder."""
+        if self._server is not None:
+            self._server.close()
+        for worker in tuple(self.workers.values()):
+            self._drop(worker)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        worker: ConnectedWorker | None = None
+        try:
+            pid, problem = _peer(writer.get_extra_info("socket"))
+            if self._connections > WORKERS_MAX:
+                problem = f"{WORKERS_MAX} are connected already"
+            if not problem:
+                hello = await asyncio.wait_for(reader.readline(), HELLO_S)
+                worker, problem = self._admit(hello, pid, writer)
+            if worker is None:
+                logger.warning("a process that wanted to be a worker of this agent was refused: %s", problem)
+                return
+            await self._hear(worker, reader)
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            if worker is None:
+                logger.warning("a process that wanted to be a worker of this agent was refused: %r", error)
+        except asyncio.CancelledError:
+            pass  # The agent ends. asyncio would log a cancelled connection as an error.
+        finally:
+            self._connections -= 1
+            if worker is not None:
+                self._drop(worker)
+            writer.close()
+
+    def _admit(self, line: bytes, pid: int, writer: asyncio.StreamWriter) -> tuple[ConnectedWorker | None, str]:
+        """Return the worker, or why it is refused."""
+        hello = decode(WorkerHello, line)
+        if hello is None or not PAGE_NAME.fullmatch(hello.page) or hello.signal not in SIGNALS or self._folder is None:
+            return None, f"it said {line[:80]!r}, which is no hello"
+        path = self._folder / hello.page
+        page = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        path.unlink(missing_ok=True)
+        former = self.workers.get(hello.rank)
+        if former is not None and former.round >= hello.round:
+            os.close(page)
+            return None, f"{former} is connected already, and process {pid} says that it has the same rank"
+        if former is not None:
+            self._drop(former)
+        worker = self.workers[hello.rank] = ConnectedWorker(hello, pid, page, writer)
+        self.came.set()
+        return worker, ""
+
+    async def _hear(self, worker: ConnectedWorker, reader: asyncio.StreamReader) -> None:
+        """Read until the worker ends."""
+        said = 0
+        while line := await reader.readline():
+            said += len(line)
+            if said > SAID_MAX:
+                logger.warning("%s has sent more than %d bytes: it is not listened to any longer", worker, SAID_MAX)
+                return
+
+    def _drop(self, worker: ConnectedWorker) -> None:
+        if self.workers.get(worker.rank) is worker:
+            del self.workers[worker.rank]
+            with suppress(OSError):
+                worker.close()
+
+
+def _make_folder() -> Path:
+    """Make a folder for this user only, with a path that is short enough for a socket."""
+    usual = tempfile.gettempdir()
+    short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
+    return Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
+
+
+def _peer(connection: socket.socket) -> tuple[int, str]:
+    """Return the process at the other end, and why it may not connect; 0 where the kernel does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):  # Then the folder's mode alone keeps others out.
+        return 0, ""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, "" if uid == os.getuid() else f"process {pid} belongs to user {uid}, and this agent to {os.getuid()}"
