@@ -89,7 +89,8 @@ async def test_an_embedded_server_pays_one_watch_however_many_browsers_look():
         for _ in range(5):
             listeners.append(await Listener.open(page.port, "/events?run=job"))
             assert (await listeners[-1].next())[1]["round"] == 1
-        assert (run.targets - before[0], run.prefixes - before[1], len(run.sessions) - connections) == (1, 1, 1)
+        # One watch, of the group and of the progress of its workers.
+        assert (run.targets - before[0], run.prefixes - before[1], len(run.sessions) - connections) == (2, 2, 1)
         assert page.observer.runs["job"].model.status.members == made.run().model.status.members
         assert made.page.observer.source.figures().connections == 3
         await page.stop()
