@@ -32,8 +32,9 @@ class Choice(NamedTuple):
         return cls(verb, target) if target in TARGETS else cls(text)
 
 
-def _lose_request(world: SmallWorld, name: str) -> None:
-    world.record("lose request", name)
+def _reset(kind: str, world: SmallWorld, name: str) -> None:
+    """Break the member's connection. A request that is under way is lost with it."""
+    world.record(kind, name)
     for connection in world.network.of(name):
         connection.reset()
 
@@ -43,13 +44,6 @@ def _lose_answer(world: SmallWorld, name: str) -> None:
     world.request_of(name).deliver()
     for connection in world.network.of(name):
         world.loop.call_soon(connection.reset, context=world.loop.outside)
-
-
-def _reset(world: SmallWorld, name: str) -> None:
-    """Break the member's connection, also while no request is under way."""
-    world.record("reset", name)
-    for connection in world.network.of(name):
-        connection.reset()
 
 
 def _hold(world: SmallWorld, name: str) -> None:
@@ -184,12 +178,12 @@ class FaultKind(NamedTuple):
 
 
 FAULTS: dict[str, FaultKind] = {
-    "lose request": FaultKind(REQUEST, _lose_request),
+    "lose request": FaultKind(REQUEST, partial(_reset, "lose request")),
     "lose answer": FaultKind(REQUEST, _lose_answer),
     "hold": FaultKind(REQUEST, _hold),
     "crash late": FaultKind(REQUEST, _crash_late),
     "crash": FaultKind(REQUEST_OR_QUIET, _crash),
-    "reset": FaultKind(REQUEST_OR_QUIET, _reset),
+    "reset": FaultKind(REQUEST_OR_QUIET, partial(_reset, "reset")),
     "pause": FaultKind(REQUEST_OR_QUIET, _pause),
     "stall": FaultKind(REQUEST_OR_QUIET, _stall),
     "expire": FaultKind(KEY, _expire),
