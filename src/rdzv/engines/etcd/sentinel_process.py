@@ -123,7 +123,7 @@ def read_rest(orders: Orders) -> None:
 
 def show_name() -> None:
     """Let `ps` and `top` show what this process is, from the moment at which it guards a lease."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123  pathlib takes a megabyte.
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123  pathlib is not loaded here.
         file.write(NAME)
 
 
