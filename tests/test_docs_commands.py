@@ -94,6 +94,7 @@ ON_A_RUN = {
     "rdzv journal node1:29400 --run-id job": "round 1 sealed with 2 nodes",
     "rdzv drain node7 node1:29400 --run-id job --reason maintenance": f"asked to drain: {HOST}/b",
     "rdzv ban node7 node1:29400 --run-id job --reason 'bad memory'": "is banned from run 'job'",
+    "rdzv ban node7 node1:29400 --run-id job --reason 'bad memory' --for 2h": "is banned from run 'job' for 2 h",
     "rdzv unban node7 node1:29400 --run-id job": "may join run 'job' again",
     "rdzv close node1:29400 --run-id job --reason 'superseded by job-2'": "run 'job' is closed: superseded by job-2",
     "rdzv adopt node2:29400 --run-id job --force": "members of run 'job' may follow to",
@@ -127,6 +128,7 @@ NOT_RUN = {
     'rdzv run node1:29400 --run-id job --nnodes 4:5 --conf check="/opt/site/node-check --quick" -- python train.py':
         "a check of your site; tests/member/test_gate.py runs others",
     "rdzv serve --http": "names an option",
+    "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
     "rdzv --verbose COMMAND": "COMMAND stands for any",
     "rdzv --install-completion": "changes the user's shell; what it would write is shown by --show-completion",

@@ -163,6 +163,8 @@ def test_accelerate_launches_on_two_machines_and_without_elasticity_waits_for_a_
     (made.folder / "train_accelerate.py").write_text(program("train_accelerate.py"))
     line = command(ACCELERATE)
     first = made.start(line)
+    # It must be the one that serves: on one machine, Accelerate would find the port of another in use.
+    wait_for(lambda: "serving run" in first.text, "the first serves", LONG_S, made.report)
     lost = made.start(line.replace("--machine_rank 0", "--machine_rank 1"))
     wait_for(lambda: "round 1: rank" in first.text and "round 1: rank" in lost.text, "a round", LONG_S, made.report)
     lost.kill()

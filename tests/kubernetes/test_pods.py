@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -42,14 +41,12 @@ while not trained[1]:
     if get("RDZV_ROUND"):
         assert trained[0] == dist.get_world_size()
         round = os.environ.pop("RDZV_ROUND")
-        print("rank", get("RANK"), "of", get("WORLD_SIZE"), "round", round, "at", get("MASTER_ADDR"), flush=True)
         print("trained at", time.monotonic(), flush=True)
+        print("rank", get("RANK"), "of", get("WORLD_SIZE"), "round", round, "at", get("MASTER_ADDR"), flush=True)
 dist.destroy_process_group()
 """
 """Trains by collectives, and says so after the first one."""
 WITHIN_S = 10.0
-PATIENCE = 3
-"""How many times slower a machine may be that runs other tests beside this one."""
 ENVIRON = {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"}
 
 
@@ -165,16 +162,21 @@ def test_torchrun_follows_pod_0_from_machine_to_machine(cluster):
     (cluster.folder / "train.py").write_text(COLLECTIVES)
     first, second = two_of(made_by(documents("jobset.yaml")))
     pods = start(cluster, [first, second])
-    took_s, now = [], trains(pods, 2)
+    now, re_formed_s, trained_s = trains(pods, 2), [], []
     for _ in range(3):
+        missed = pods[1].text.count("engine away")
         cluster.delete(pods[0])
-        wait_for(lambda: pods[1].text.count("engine away") > len(took_s), "pod 0 is missed", report=report(pods))
+        wait_for(lambda missed=missed: pods[1].text.count("engine away") > missed, "pod 0 is missed", report=report(pods))
         started_at = time.monotonic()
         pods[:1] = start(cluster, [first])
         now = trains(pods, 2, after=now)
-        took_s.append(max(float(re.findall(r"^trained at (\S+)$", one.text, re.MULTILINE)[-1]) for one in pods) - started_at)
-    logger.info("trained again %s s after the new pod's start", ", ".join(f"{one:.1f}" for one in took_s))
-    assert statistics.median(took_s) < WITHIN_S * PATIENCE, took_s
+        re_formed_s += map(float, re.findall(r"rank \d of 2, formed in (\S+) s", pods[0].text))
+        trained = [float(re.findall(r"^trained at (\S+)$", one.text, re.MULTILINE)[-1]) for one in pods]
+        trained_s.append(max(trained) - started_at)
+    logger.info("re-formed %s s after the new agent's join; trained %s s after the new pod's start", re_formed_s, trained_s)
+    # The rest is the time that Python takes to import torch in the agent and then in the workers, which depends on the load.
+    assert len(re_formed_s) == 3
+    assert max(re_formed_s) < WITHIN_S, re_formed_s
     finish(cluster, pods)
 
 

@@ -61,7 +61,8 @@ def world(ranks):
 
 
 def test_the_ranks_of_workers_are_those_that_were_sealed():
-    assert NodeInRound.of(world(WorkerRanks(4, 8, 2, 6)), 2, "trainer", "n2 lost", 1, 5) == NODE
+    node = NodeInRound.of(world(WorkerRanks(4, 8, 2, 6)), 2, "trainer", "n2 lost", 1, 5)
+    assert msgspec.structs.replace(node, channel=NODE.channel) == NODE
 
 
 def test_beside_a_member_that_names_no_workers_each_node_counts_as_one_worker():

@@ -20,7 +20,7 @@ from .exit_codes import ExitCode
 
 MEMBERS = 4
 LIMIT_S = 30.0  # Timeout of each step. A step takes about a second; a loaded machine may need more.
-QUICK = ("last_call=0.5", "settle=0.3", "lease=3", "grow_every=0")
+QUICK = ("last_call=0.5", "settle=0.3", "grow_every=0")
 
 
 @dataclass

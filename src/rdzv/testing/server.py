@@ -157,7 +157,7 @@ class _SimCore(ServerCore):
 
     def __init__(self, server: SimServer, network: SimNetwork) -> None:
         self._server = server
-        self.clock = LeaseClock(self.judge, server.loop, TICK_S)
+        self.clock = LeaseClock(self.pass_time, server.loop, TICK_S)
         super().__init__(limits=server.limits, trust=network.trust, promised=server.promised)
         self.place = server.place
         self.complain = lambda _peer, _problem: None  # type: ignore[assignment]  # Faults are in the history.
@@ -192,9 +192,9 @@ class _SimCore(ServerCore):
             run.engine.observers.append(self._server.committed.append)
         return run
 
-    def judge(self, elapsed_s: float) -> None:
+    def pass_time(self, elapsed_s: float) -> None:
         if not self._server.loop.unwinding:
-            super().judge(elapsed_s)
+            super().pass_time(elapsed_s)
             if self._server.committed:
                 self._server.publish("", "expired")
 

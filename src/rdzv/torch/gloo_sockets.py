@@ -27,6 +27,7 @@ from pathlib import Path
 from ..system.fork import replace_by_empty
 
 _OPEN, _INFO = Path("/proc/self/fd"), Path("/proc/self/fdinfo")
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
 _WATCHED = re.compile(r"^tfd: *(\d+) +events: *\w+ +data: *(\w+) .*\bino:(\w+)", re.MULTILINE)
 
 
@@ -55,8 +56,9 @@ class GlooSockets:
             os.close(self._kept.popitem()[1])
 
     def in_use(self) -> set[int]:
-        """The descriptors of all sockets, those kept open too."""
-        return {number for number, _ in self.descriptors()} | set(self._kept.values())
+        """The descriptors of all sockets, also of those that gloo no longer watches and has not closed yet."""
+        inodes = {inode for _, inode in self.descriptors()} | set(self._kept)
+        return {number for number, inode in _sockets() if inode in inodes}
 
     def descriptors(self) -> list[tuple[int, int]]:
         """Number and inode of each socket, the listening ones too."""
@@ -76,20 +78,23 @@ def _epolls() -> Iterator[int]:
                     yield int(file.name)
 
 
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Number and inode of each socket of this process."""
+    with suppress(OSError):
+        for file in list(_OPEN.iterdir()):
+            with suppress(OSError):
+                if inode := _SOCKET.fullmatch(file.readlink().name):
+                    yield int(file.name), int(inode[1])
+
+
 def _watched_by_pointer(epoll: int) -> list[tuple[int, int]]:
     try:
         text = (_INFO / str(epoll)).read_text("ascii")
     except OSError:  # It was closed meanwhile.
         return []
+    sockets = set(_sockets())
     watched = [(int(number), int(data, 16), int(inode, 16)) for number, data, inode in _WATCHED.findall(text)]
-    return [(number, inode) for number, data, inode in watched if data != number and _is_socket(number)]
-
-
-def _is_socket(number: int) -> bool:
-    try:
-        return (_OPEN / str(number)).readlink().name.startswith("socket:")
-    except OSError:
-        return False
+    return [(number, inode) for number, data, inode in watched if data != number and (number, inode) in sockets]
 
 
 def _copy(number: int, inode: int) -> socket.socket:

@@ -81,7 +81,7 @@ def test_a_member_whose_connection_broke_lingers_and_the_lease_decides_if_the_se
     for _ in range(30):
         core.time_s += 0.1
         other.ask(lambda number: Txn(number, (), (), ()))
-        core.judge(0.1)
+        core.pass_time(0.1)
     assert len(core.runs["job"].engine.leases) == left
 
 
@@ -131,6 +131,6 @@ def test_a_session_that_is_back_replaces_its_former_connection_and_keeps_its_lea
     for _ in range(30):
         core.time_s += 0.1
         assert back.ask(lambda number: Renew(number, 7)).error is None
-        core.judge(0.1)
+        core.pass_time(0.1)
     late = Pair(core, attempt=1, instance=former.welcome.instance, leases=(7,))
     assert late.welcome is None

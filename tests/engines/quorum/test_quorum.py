@@ -62,5 +62,7 @@ def test_another_agent_of_the_host_takes_etcd_over_and_an_emptied_host_never_vot
     hosts.world(["b", "c", "a2" if first == "a" else "a"], number)
     until(lambda: "no vote until the run is over" in hosts.members["b"].errors(), "b says that it has no vote")
     assert not hosts.etcd("b")
+    shown = hosts.rdzv("d", "status", hosts.endpoint, "--run-id", hosts.run_id).stdout
+    assert f"quorum  {hosts.hosts['b'].address}:29400: it came back without its data, and has no vote" in shown, shown
     assert len(hosts.clusters()) == 1
     hosts.close_run("c")

@@ -18,11 +18,13 @@ pytest.importorskip("grpc", reason="grpcio is not installed: the extra `quorum` 
 import rdzv
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
+from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.quorum.agreement import HostRecord
 from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, Remaining, _voters
 from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
+from rdzv.engines.quorum.health import look_at_members
 from rdzv.engines.quorum.state import StateFolder, prepare
 from rdzv.engines.quorum.voter import Contexts, Quorum, Voter
 from rdzv.errors import SettingsError, Unreachable
@@ -227,16 +229,25 @@ async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
     record = HostRecord("q", 0, "n0")
     from rdzv.engines.quorum.agreement import offer_of
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    where = listener.getsockname()
+    where = ("127.0.0.1", int(endpoint().rpartition(":")[2]) + 1)
+    listener = socket.create_server(where)
     answering = Answering(lambda: offer_of(record, {}, 3), None)
     await answering.start([listener])
-    assert (await Asker([where], lambda: None).ask(0)).numbers == ("n0", "", "")
+    asker = Asker([where], lambda: None)
+    assert (await asker.ask(0)).numbers == ("n0", "", "")
+    client = (where[0], where[1] - 1)
+    (waiting,) = await look_at_members([client], Credentials(), asker)
+    assert waiting.problem == "it waits for the first start, which needs all hosts"
+    record = HostRecord("q", 0, "later", ("n0", "n1", "n2"))
+    (empty,) = await look_at_members([client], Credentials(), asker)
+    assert empty.problem == "it came back without its data, and has no vote until the run is over"
     reader, writer = await asyncio.open_connection(*where)
     writer.write(b"GET /members HTTP/1.1\r\n\r\n")
     assert b"404" in await reader.read()
     writer.close()
     await answering.close()
+    (gone,) = await look_at_members([client], Credentials(), asker)
+    assert "connection refused" in gone.problem
 
 
 async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_voted(tmp_path):

@@ -134,7 +134,7 @@ class Server(ServerCore):
                 self.connections_max, files,
             )  # fmt: skip
         loop = self.loop = asyncio.get_running_loop()
-        self._clock = LeaseClock(self.judge, loop)
+        self._clock = LeaseClock(self.pass_time, loop)
         self.now = loop.time  # type: ignore[method-assign]  # Read at every frame.
         try:
             for one in sockets:

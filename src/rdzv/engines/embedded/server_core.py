@@ -77,7 +77,7 @@ class ServerCore(ABC):
         self._strangers: dict[ServerSession, None] = {}
         self._slow: dict[ServerSession, None] = {}
         self._owing: dict[ServerSession, None] = {}
-        """Clients that have part of a frame half sent, or something unread, as far as known."""
+        """Clients for which bytes are kept, as far as known: part of a frame, or what they have not read."""
         self._owed = 0
         """Bytes of that, at most."""
         self._of_host: dict[str, int] = {}
@@ -438,7 +438,7 @@ class ServerCore(ABC):
 
     # ---- time
 
-    def judge(self, elapsed_s: float) -> None:
+    def pass_time(self, elapsed_s: float) -> None:
         """Let time pass for all runs, and now and then look for clients that are gone."""
         self.awake_s += elapsed_s
         now = self.now()

@@ -70,6 +70,7 @@ class QuorumSession(EtcdSession):
     """A session on a quorum."""
 
     quorum: Quorum
+    asker: Asker
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Grant a lease. Only members ask for a presence, and they must be in the quorum of their own run."""
@@ -87,7 +88,7 @@ class QuorumSession(EtcdSession):
 
     async def health(self) -> list[MemberHealth]:
         """Return how each host's etcd is, in the order of the list."""
-        return await look_at_members(self.quorum.hosts, self._driver.credentials)
+        return await look_at_members(self.quorum.hosts, self._driver.credentials, self.asker)
 
 
 class QuorumDriver(EtcdDriver):
@@ -107,6 +108,7 @@ class QuorumDriver(EtcdDriver):
         self._stay_s = stay_s
         self._remaining = remaining
         self._resolver = Resolver()
+        self._asker = Asker(peers_of(self.quorum.hosts), security.contexts.client)
         self._voters: list[Voter] = []
         self._closed = False
 
@@ -123,6 +125,7 @@ class QuorumDriver(EtcdDriver):
     def make_session(self, shared: SharedClient) -> EtcdSession:
         session = QuorumSession(self, shared)
         session.quorum = self.quorum
+        session.asker = self._asker
         return session
 
     async def close(self) -> None:
@@ -232,8 +235,8 @@ class QuorumDriver(EtcdDriver):
         """Return what the hosts wait for: as the voter here knows it, or as the hosts tell everyone."""
         if self._voters:
             return "; ".join(dict.fromkeys(voter.reason for voter in self._voters))
-        asker = Asker(peers_of(self.quorum.hosts), self._security.contexts.client)
-        answers = await asyncio.gather(*(asker.ask(index) for index in range(len(self.quorum.hosts))), return_exceptions=True)
+        questions = (self._asker.ask(index) for index in range(len(self.quorum.hosts)))
+        answers = await asyncio.gather(*questions, return_exceptions=True)
         heard = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Offer)}
         silent = {index: str(answer) for index, answer in enumerate(answers) if isinstance(answer, NoOffer)}
         return waiting_for(self.quorum, heard, silent)

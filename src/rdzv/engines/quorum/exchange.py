@@ -101,6 +101,13 @@ class Asker:
         except OSError as error:
             raise NoOffer((error.strerror or str(error)).lower()) from None
 
+    async def ask_agent(self, index: int) -> Offer | None:
+        """Return the offer of a host whose agent answers, because it runs no etcd; None: no agent answers."""
+        with suppress(asyncio.TimeoutError, DialFailed, OSError, msgspec.DecodeError):
+            code, body = await asyncio.wait_for(self._get(*self._hosts[index], PATH), ASK_S)
+            return msgspec.json.decode(body, type=Offer) if code == 200 else None
+        return None
+
     async def _ask(self, host: str, port: int) -> Offer:
         code, body = await self._get(host, port, PATH)
         try:
