@@ -6,8 +6,6 @@ import pytest
 
 from rdzv.testing.sim import main, simulate
 
-pytestmark = pytest.mark.seeds
-
 SEEDS = 60
 
 

@@ -19,8 +19,6 @@ from rdzv.testing.scenario import BROKEN, KEPT, REPLACED
 from rdzv.testing.sim import simulate
 from support.scripted_simulation import by_hand
 
-pytestmark = pytest.mark.seeds
-
 SEEDS = int(os.environ.get("RDZV_PROMISE_SEEDS", "100"))
 CHUNK = 25
 

@@ -24,7 +24,7 @@ import json, sys, threading
 import rdzv
 
 endpoint, slot = sys.argv[1:]
-options = dict(last_call=0.3, settle=0.2, grow_every=0, lease=3, read_timeout=1)
+options = dict(last_call=0.3, settle=0.2, grow_every=0, lease=3, read_timeout=3)
 
 def say(**words):
     print(json.dumps(words), flush=True)
@@ -142,11 +142,11 @@ def test_from_a_serving_process_that_is_stopped_nobody_takes_over_before_it_is_d
         rest = [member for member in members if member is not serving_one]
         serving_one.process.send_signal(signal.SIGSTOP)
         following = [asyncio.ensure_future(member.world()) for member in rest]
-        await asyncio.sleep(5.5)  # Longer than lease, linger and read_timeout together.
+        await asyncio.sleep(8.0)  # Longer than lease, linger and read_timeout together.
         assert [member.serves(port) for member in members].count(True) == 1
         assert serving_one.serves(port)
         serving_one.process.send_signal(signal.SIGCONT)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(3.0)
         assert not any(future.done() for future in following), "the round went on"
         serving_one.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(1.0)
