@@ -156,8 +156,13 @@ class Application:
         self._stalled = True
         self.act("stalled")
         report = StallReport(table=world.table, step=world.round, ranks=(world.rank,), for_s=self.settings.stall)
-        with suppress(Evicted, Closed, SettingsError, Banned, EngineMoved):
-            await self.member.insist("stall", lambda presence: presence.put_record(stalled=report))
+        while True:  # As the member's own watch over its workers: an eviction is not told to it, but to the program.
+            presence = self.member.presence
+            if presence is not None and not presence.is_over:
+                with suppress(Unreachable, EngineReset, Evicted):
+                    await presence.put_record(stalled=report)
+                    return
+            await Wakeup(self.node).wait(1.0)
 
     def _told(self, change: Change) -> None:
         seen = Changed(actor=self.node.name, round=self.holds, kind=change.kind.value, reason=change.reason)
