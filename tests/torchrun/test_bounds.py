@@ -244,6 +244,7 @@ def member_calls(held: rdzv.Rendezvous, world: blocking.World, fresh: list[rdzv.
         "Rendezvous.prepare": Call(AT_ONCE_S, fresh[0].prepare),
         "Rendezvous.wait_changed": Call(READ_S, lambda: held.wait_changed(READ_S)),
         "Rendezvous.status": Call(READ_S, held.status),
+        "Rendezvous.serve_workers": Call(AT_ONCE_S, held.serve_workers),
         "Rendezvous.done": Call(READ_S, lambda: held.done(READ_S)),
         "Rendezvous.drain": Call(READ_S, lambda: held.drain("bounds", READ_S)),
         "Rendezvous.close_run": Call(READ_S, lambda: held.close_run("bounds", READ_S)),
