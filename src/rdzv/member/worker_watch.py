@@ -104,7 +104,6 @@ class WorkerWatch:
         await presence.put_progress(report)
         self._told = report
 
-
     async def _tell_stall(self, presence: Presence) -> None:
         """Show the stacks of workers that have stopped moving, and then let the leader know."""
         if self._stall is None and self._stall_s:
