@@ -1,8 +1,8 @@
 """Bytes that a release wrote, kept as files: every frame, every stored record, and what each means.
 
-    PYTHONPATH=<src of the release> python tests/support/golden.py tests/golden/<version>
+    python tests/support/golden.py tests/golden/<version>
 
-writes them, once for each release; they are never written again. Today's code must read them with the same meaning, and must
+writes them, at each release and with its code; they are never written again. Today's code must read them with the same meaning, and must
 write the same bytes for it, because members of two versions meet in one run.
 """
 
@@ -21,6 +21,7 @@ from msgspec import inspect
 from rdzv.core import keys, wire, worker_messages
 from rdzv.core.model import Call, CauseKind, Phase
 from rdzv.engines.embedded import frames
+from rdzv.engines.embedded.features import WelcomeWithFeatures, welcome_decoder
 from rdzv.engines.port import Item, Order
 from rdzv.engines.quorum.agreement import HostRecord, Offer
 from rdzv.engines.register import document
@@ -38,11 +39,20 @@ class Format(NamedTuple):
     """Values to write; empty: made from the kinds."""
 
 
-def frame_format(name: str) -> Format:
-    decoder = getattr(frames, name)
-    kinds = getattr(decoder.type, "__args__", (decoder.type,))
-    encode = lambda frame: frames.encode(frame)[frames.SIZE_BYTES :]  # noqa: E731
-    return Format(kinds, encode, lambda data: frames.decode(decoder, memoryview(data)))
+def frame_format(decoder: Any, *kinds: type) -> Format:
+    """Return the format of a frame; `kinds` are those of the peer, if it knows others than the decoder."""
+    return Format(
+        kinds or getattr(decoder.type, "__args__", (decoder.type,)),
+        lambda frame: frames.encode(as_welcome(frame))[frames.SIZE_BYTES :],
+        lambda data: frames.decode(decoder, memoryview(data)),
+    )
+
+
+def as_welcome(frame: Any) -> Any:
+    """Return a welcome of a server without features as such a server sends it."""
+    if isinstance(frame, WelcomeWithFeatures) and frame.features is None:
+        return frames.Welcome(*(getattr(frame, name) for name in frames.Welcome.__struct_fields__))
+    return frame
 
 
 def record_format(kind: type[Any]) -> Format:
@@ -62,15 +72,15 @@ IN_A_REGISTER = document.Document(
 )  # fmt: skip
 
 FORMATS = {
-    "frame, the client's first": frame_format("first_decoder"),
-    "frame, the client's proof": frame_format("proof_decoder"),
-    "frame, the client's hello": frame_format("hello_decoder"),
-    "frame, a request": frame_format("request_decoder"),
-    "frame, the server's challenge": frame_format("challenge_decoder"),
-    "frame, the server's proof": frame_format("proven_decoder"),
-    "frame, the server's welcome": frame_format("welcome_decoder"),
-    "frame, the server's runs": frame_format("runs_decoder"),
-    "frame, an answer": frame_format("answer_decoder"),
+    "frame, the client's first": frame_format(frames.first_decoder),
+    "frame, the client's proof": frame_format(frames.proof_decoder),
+    "frame, the client's hello": frame_format(frames.hello_decoder),
+    "frame, a request": frame_format(frames.request_decoder),
+    "frame, the server's challenge": frame_format(frames.challenge_decoder),
+    "frame, the server's proof": frame_format(frames.proven_decoder),
+    "frame, the server's welcome": frame_format(welcome_decoder, frames.Welcome, frames.Rejected),
+    "frame, the server's runs": frame_format(frames.runs_decoder),
+    "frame, an answer": frame_format(frames.answer_decoder),
     **{f"record, {kind.__struct_config__.tag}": record_format(kind) for kind in wire.SIZES_MAX},
     "record, mark of the store": Format((store._Mark,), store._encode, store._decode),
     "register": Format((document.Document,), document.encode, document.decode, (IN_A_REGISTER,)),
