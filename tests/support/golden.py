@@ -2,8 +2,8 @@
 
     python tests/support/golden.py tests/golden/<version>
 
-writes them, at each release and with its code; they are never written again. Today's code must read them with the same meaning, and must
-write the same bytes for it, because members of two versions meet in one run.
+writes them, at each release and with its code; they are never written again. Today's code must read them with the same
+meaning, and must write the same bytes for it, because members of two versions meet in one run.
 """
 
 from __future__ import annotations
