@@ -17,7 +17,7 @@ from typing import ClassVar
 from ..errors import Unreachable
 from .port import Batch, Case, Compares, Gap, Operations, Outcome, ServerLife
 from .reference import Engine
-from .watch_queue import WatchQueue
+from .watch_queue import WatchesAfterwards, WatchQueue
 
 TICK_S = 0.25
 """Time between two checks for ended leases."""
@@ -111,7 +111,7 @@ class MemoryDriver:
         """Do nothing: the engine belongs to the process."""
 
 
-class MemorySession:
+class MemorySession(WatchesAfterwards):
     """A session for the loop it was made on. Its calls return at once, without switching to other tasks."""
 
     durable = True
@@ -150,12 +150,12 @@ class MemorySession:
         with self._lock():
             self.engine.revoke(lease)
 
-    def watch(self, targets: Sequence[str], since: int) -> MemoryWatch:
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> MemoryWatch:
         """Start a watch. Its reader gets the error if it cannot start, as with a remote engine."""
         watch = MemoryWatch(self)
         try:
             with self._lock():
-                watch.stop = self.engine.subscribe(targets, since, watch.deliver)
+                watch.stop = self.engine.subscribe(targets, since, watch.deliver, ends)
                 self.watches.add(watch)
         except (Gap, Unreachable) as problem:
             watch.problem = problem
@@ -196,20 +196,27 @@ class MemoryWatch(WatchQueue):
 
     async def __anext__(self) -> Batch:
         while True:
-            if self._shared.forked:
-                raise self._session.unreachable()
+            self.before_waiting()
             with self._shared.lock:
-                if self.problem is not None:
-                    raise self.problem
-                if self._batches:
-                    batch = self._batches.popleft()
-                    self._events -= len(batch.events)
-                    return batch
+                news = super().take()
+                if isinstance(news, Batch):
+                    return news
+                if news is not None:
+                    raise news
                 reader = self._reader = self._session.loop.create_future()
             await reader
 
+    def take(self) -> Batch | Exception | None:
+        with self._shared.lock:
+            return super().take()
+
+    def before_waiting(self) -> None:
+        if self._shared.forked:
+            raise self._session.unreachable()
+
     async def aclose(self) -> None:
         """End the watch. Closing twice is harmless."""
+        self._listener = None
         if not self._shared.forked:
             with self._shared.lock:
                 self.end(StopAsyncIteration())
@@ -225,17 +232,22 @@ class MemoryWatch(WatchQueue):
 
     def wake(self) -> None:
         reader, self._reader = self._reader, None
-        if reader is None:
+        if reader is None and (self._listener is None or self._is_calling):
             return
+        self._is_calling = self._listener is not None
         try:
             is_here = asyncio.get_running_loop() is self._session.loop
         except RuntimeError:  # This thread has no loop.
             is_here = False
-        if is_here:
+        if is_here and reader is not None:
             _wake_reader(reader)
             return
+        schedule = self._session.loop.call_soon if is_here else self._session.loop.call_soon_threadsafe
         try:
-            self._session.loop.call_soon_threadsafe(_wake_reader, reader)
+            if reader is None:
+                schedule(self._call_listener)
+            else:
+                schedule(_wake_reader, reader)
         except RuntimeError:
             self.stop()  # The reader's loop is closed.
 

@@ -4,45 +4,73 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 
-from .port import Batch, Gap
+from .port import Batch, Case, Compares, Gap, Operations, Outcome, Session, Watch, WatchPlan
+from .reference import starred
 
 BACKLOG_MAX = 100_000
 """Unread events at which a watch ends with Gap: its reader has stopped reading."""
 
 
 class WatchQueue:
-    """A watch of one session, for one reader on the session's loop."""
+    """A watch of one session, for one reader on the session's loop: a task that iterates, or a listener."""
 
-    def __init__(self, since: int) -> None:
+    def __init__(self, since: int, ends: Sequence[str] = ()) -> None:
+        """`ends`: keys whose puts are dropped, if the engine tells them (`Session.watch`)."""
         self.seen = since
         """Revision up to which the reader has all changes."""
         self.problem: Exception | None = None
+        self._ends = frozenset(ends)
         self._batches: deque[Batch] = deque()
         self._events = 0
         self._reader: asyncio.Future[None] | None = None
+        self._listener: Callable[[Batch | Exception], None] | None = None
+        self._is_calling = False
+        """The listener will be called in this turn of the loop."""
 
     def __aiter__(self) -> WatchQueue:
         return self
 
     async def __anext__(self) -> Batch:
         while True:
-            if self.problem is not None:
-                raise self.problem
-            if self._batches:
-                batch = self._batches.popleft()
-                self._events -= len(batch.events)
-                return batch
+            news = self.take()
+            if isinstance(news, Batch):
+                return news
+            if news is not None:
+                raise news
             self.before_waiting()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
+    def listen(self, listener: Callable[[Batch | Exception], None]) -> None:
+        """Call the listener with each batch, and with the exception at the end."""
+        self.before_waiting()
+        self._listener = listener
+        self.wake()
+
     async def aclose(self) -> None:
         """End the watch. Closing twice is harmless."""
+        self._listener = None
         self.end(StopAsyncIteration())
+
+    def take(self) -> Batch | Exception | None:
+        """Take the next batch, or the problem that ended the watch; None: there is nothing yet."""
+        if self.problem is not None:
+            return self.problem
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        self._events -= len(batch.events)
+        return batch
 
     def deliver(self, batch: Batch) -> None:
         self.seen = batch.revision
+        if self._ends:
+            events = tuple([one for one in batch.events if one.item is None or one.key not in self._ends])
+            if not events:
+                return
+            batch = Batch(batch.revision, events)
         self._batches.append(batch)
         self._events += len(batch.events)
         if self._events > BACKLOG_MAX:
@@ -60,12 +88,44 @@ class WatchQueue:
 
     def wake(self) -> None:
         """Let the waiting reader go on, if there is one."""
+        if self._listener is not None:
+            # Not at once: a call that was answered before this is told first.
+            if not self._is_calling:
+                self._is_calling = True
+                asyncio.get_running_loop().call_soon(self._call_listener)
+            return
         reader = self._reader
         if reader is not None and not reader.done():
             reader.set_result(None)
+
+    def _call_listener(self) -> None:
+        self._is_calling = False
+        while (listener := self._listener) is not None and (news := self.take()) is not None:
+            if not isinstance(news, Batch):
+                self._listener = None
+            listener(news)
 
     def before_waiting(self) -> None:
         """Raise if nothing can come any more. For subclasses."""
 
     def ended(self) -> None:
         """Release what was held for this watch; called once. For subclasses."""
+
+
+def only_ends(targets: Sequence[str], ends: Sequence[str]) -> list[str]:
+    """Return those of `ends` of which no target wants the puts, too."""
+    prefixes = tuple(target for target in targets if target.endswith("/"))
+    return [one for one in ends if not (one in targets or one.startswith(prefixes) or starred(one) in targets)]
+
+
+class WatchesAfterwards:
+    """The port's `txn_then_watch` by two requests, for sessions of engines that have no single one for it."""
+
+    async def txn_then_watch(
+        self: Session, plan: WatchPlan, compares: Compares = (), then: Operations = (), otherwise: Operations = (),
+        instead: Sequence[Case] = (),
+    ) -> tuple[Outcome, Watch | None]:  # fmt: skip
+        outcome = await self.txn(compares, then, otherwise, instead)
+        if not outcome.succeeded:
+            return outcome, None
+        return outcome, self.watch(plan.targets, outcome.revision, (*plan.ends, *plan.found(outcome)))
