@@ -1,6 +1,6 @@
 """The public API: which names are public, that signatures mention no others, that all are documented, and what they look like.
 
-tests/transcripts/public_api.txt has every public name with its signature. `pytest --rewrite` writes it anew: read the
+tests/typing/public_api.txt has every public name with its signature. `pytest --rewrite` writes it anew: read the
 difference, and if a program could notice it, write it into the changelog (docs/compatibility.md says what may change when).
 """
 
@@ -21,7 +21,7 @@ from rdzv import aio, errors
 from rdzv.config.options import Options
 
 ROOT = Path(__file__).parents[1]
-LISTED = ROOT / "tests" / "transcripts" / "public_api.txt"
+LISTED = ROOT / "tests" / "typing" / "public_api.txt"
 MODULES = ("rdzv", "rdzv.aio", "rdzv.worker", "rdzv.errors", "rdzv.torch", "rdzv.jax", "rdzv.engines.etcd.server")
 """The public modules. What is in no `__all__` of theirs is private. `rdzv.torchrun.rendezvous` has a page of its own."""
 NEEDS = {"rdzv.torch": "torch", "rdzv.jax": "jax", "rdzv.engines.etcd.server": "grpc"}
