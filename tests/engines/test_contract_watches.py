@@ -155,7 +155,7 @@ async def test_a_watch_begins_only_with_a_transaction_that_succeeds(rig: Rig) ->
 
 @contract
 async def test_a_listener_is_told_everything_in_order(rig: Rig) -> None:
-    """A watch calls its listener with each batch, in a turn of its own, and no more once it is closed. The end comes to it, too."""
+    """A watch calls its listener with each batch, in a callback of its own, until it is closed. The end comes to it, too."""
     session = await rig.connect()
     since = await revision(session)
     await put(session, rig.root + "a/1")

@@ -43,7 +43,7 @@ REQUESTS = [
     features.TxnThenWatch(
         2, (Created("a", 0),), (List("i/"), Put("a", b"\x01", 9)), (), (), (frames.LeaseGrant(9, 10.0),),
         7, ("b",), ("a",), (0, 5),
-    ),  # fmt: skip
+    ),
     frames.WatchStop(5),
     frames.Ping(6),
     frames.Bye(),

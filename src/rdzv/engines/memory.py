@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import Unreachable
 from .port import Batch, Case, Compares, Gap, Operations, Outcome, ServerLife
@@ -232,22 +232,29 @@ class MemoryWatch(WatchQueue):
 
     def wake(self) -> None:
         reader, self._reader = self._reader, None
-        if reader is None and (self._listener is None or self._is_calling):
+        if reader is None:
             return
-        self._is_calling = self._listener is not None
-        try:
-            is_here = asyncio.get_running_loop() is self._session.loop
-        except RuntimeError:  # This thread has no loop.
-            is_here = False
-        if is_here and reader is not None:
+        if self._is_here():
             _wake_reader(reader)
-            return
-        schedule = self._session.loop.call_soon if is_here else self._session.loop.call_soon_threadsafe
+        else:
+            self._schedule(_wake_reader, reader)
+
+    def call(self, listener: Callable[[Batch | Exception], None], news: Batch | Exception) -> None:
+        if self._is_here():
+            super().call(listener, news)
+        else:
+            self._schedule(listener, news)
+
+    def _is_here(self) -> bool:
+        """Whether this is the thread of the reader's loop."""
         try:
-            if reader is None:
-                schedule(self._call_listener)
-            else:
-                schedule(_wake_reader, reader)
+            return asyncio.get_running_loop() is self._session.loop
+        except RuntimeError:  # This thread has no loop.
+            return False
+
+    def _schedule(self, callback: Callable[[Any], None], given: Any) -> None:
+        try:
+            self._session.loop.call_soon_threadsafe(callback, given)
         except RuntimeError:
             self.stop()  # The reader's loop is closed.
 

@@ -26,8 +26,6 @@ class WatchQueue:
         self._events = 0
         self._reader: asyncio.Future[None] | None = None
         self._listener: Callable[[Batch | Exception], None] | None = None
-        self._is_calling = False
-        """The listener will be called in this turn of the loop."""
 
     def __aiter__(self) -> WatchQueue:
         return self
@@ -44,10 +42,17 @@ class WatchQueue:
             await self._reader
 
     def listen(self, listener: Callable[[Batch | Exception], None]) -> None:
-        """Call the listener with each batch, and with the exception at the end."""
+        """Call the listener with each batch, and with the exception at the end, each in a callback of its own."""
         self.before_waiting()
         self._listener = listener
-        self.wake()
+        while (news := self.take()) is not None:
+            self.call(listener, news)
+            if news is self.problem:
+                return
+
+    def call(self, listener: Callable[[Batch | Exception], None], news: Batch | Exception) -> None:
+        """Call the listener, but not at once: a call of the session that was answered before is told first."""
+        asyncio.get_running_loop().call_soon(listener, news)
 
     async def aclose(self) -> None:
         """End the watch. Closing twice is harmless."""
@@ -71,6 +76,9 @@ class WatchQueue:
             if not events:
                 return
             batch = Batch(batch.revision, events)
+        if self._listener is not None:
+            self.call(self._listener, batch)
+            return
         self._batches.append(batch)
         self._events += len(batch.events)
         if self._events > BACKLOG_MAX:
@@ -83,27 +91,16 @@ class WatchQueue:
         if self.problem is None:
             self.problem = problem
             self.ended()
+            if self._listener is not None:
+                self.call(self._listener, problem)
         self._batches.clear()
         self.wake()
 
     def wake(self) -> None:
         """Let the waiting reader go on, if there is one."""
-        if self._listener is not None:
-            # Not at once: a call that was answered before this is told first.
-            if not self._is_calling:
-                self._is_calling = True
-                asyncio.get_running_loop().call_soon(self._call_listener)
-            return
         reader = self._reader
         if reader is not None and not reader.done():
             reader.set_result(None)
-
-    def _call_listener(self) -> None:
-        self._is_calling = False
-        while (listener := self._listener) is not None and (news := self.take()) is not None:
-            if not isinstance(news, Batch):
-                self._listener = None
-            listener(news)
 
     def before_waiting(self) -> None:
         """Raise if nothing can come any more. For subclasses."""

@@ -214,7 +214,7 @@ class Presence:
             self._leading = self._start(self._lead, "duty")
         if self._watch is None:
             ends = [one for one in (self.keys.member(self.id), self.predecessor) if one]
-            self._watch = self.session.watch(self.watched, self.since, ends)
+            self._watch = self.session.watch(self.keys.watched_by(self.id, self.session.stars), self.since, ends)
         self._watch.listen(partial(self._told, self._watch))
 
     async def _lead(self) -> None:
@@ -271,13 +271,6 @@ class Presence:
             self._run_renewed_at = now
             with suppress(LeaseGone):
                 await self.session.renew(self.run_lease)
-
-    @property
-    def watched(self) -> tuple[str, ...]:
-        """Everything that a member watches, beside the ends of its own key and of a member that came earlier."""
-        keys = self.keys
-        entries = (keys.entry("*", self.id),) if self.session.stars else ()
-        return keys.head, keys.ask(self.id), *entries
 
     def _told(self, watch: port.Watch, news: port.Batch | Exception) -> None:
         """Heed what the watch shows. A task is needed only if that takes a request."""

@@ -63,7 +63,7 @@ class Registration:
         self._show_head = presence.show_head
         self._me = presence.state.me
         self._own = presence.keys.member(presence.id)
-        self._watch_plan = WatchPlan(presence.watched, (self._own,), (0, 1))
+        self._watch_plan = WatchPlan(self._keys.watched_by(presence.id, self._session.stars), (self._own,), (0, 1))
         self._ban = presence.keys.ban(presence.record.host)
         self._entrance = Put(self._own, wire.encode(presence.record), presence.lease)
         self._welcome: tuple[Compare, ...] = (port.Created(self._own, 0), port.Created(self._ban, 0))
