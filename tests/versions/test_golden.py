@@ -10,7 +10,7 @@ import pytest
 from rdzv.errors import RdzvError
 from support import golden
 
-RELEASES = sorted(path for path in Path(__file__).with_name("golden").iterdir() if path.is_dir())
+RELEASES = sorted(path for path in Path(__file__).parents[1].joinpath("golden").iterdir() if path.is_dir())
 CASES = sorted({(release, one.format) for release in RELEASES for one in golden.read(release / "bytes.jsonl")})
 RULE = """
 Members of an earlier release and of today's code meet in one run (docs/versions.md), and each refuses what it does not know.
