@@ -16,7 +16,7 @@ import pytest
 from support.member_processes import LONG_S, QUICK, Line, Process, ProcessSet, is_world
 
 ROOT = Path(__file__).parents[2]
-PREVIOUS = max(path for path in (ROOT / "tests" / "golden").iterdir() if path.is_dir())
+PREVIOUS = max((ROOT / "tests" / "golden").iterdir(), key=lambda path: [int(part) for part in path.name.split(".")])
 """The previous release: the newest one whose golden bytes are kept. Beside them stands the id of its commit."""
 PROGRAM = Path(__file__).with_name("release_process.py")
 PRETENDED = Path(__file__).with_name("pretended_release.py")
