@@ -1,7 +1,8 @@
 """A member of whichever release PYTHONPATH names: `python release_process.py ENDPOINT RUN_ID MIN:MAX [SETTING=VALUE...]`.
 
 It uses the public API only, which every release has, and prints each event as a line of JSON. In each round it uses every
-operation of the store together with the other members. SIGUSR1 means that its work is done; SIGTERM, that it should leave.
+operation of the store together with the other members, unless it is given `store=no`. SIGUSR1 means that its work is done;
+SIGTERM, that it should leave.
 """
 
 import asyncio
@@ -71,14 +72,14 @@ async def first_of(stop, coroutine):
     return work.result()
 
 
-async def take_part(rendezvous, stop, done):
+async def take_part(rendezvous, stop, done, with_store):
     while not stop.is_set():
         try:
             world = await first_of(stop, rendezvous.join())
             if world is None:
                 return
             try:
-                store = await use_store(world)
+                store = await use_store(world) if with_store else {}
             except RoundOver:
                 store = None
             say_world(world, store)
@@ -100,10 +101,12 @@ async def main(endpoint, run_id, nnodes, *settings):
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, done.set)
-    options = {"run_id": run_id, "min_nodes": low, "max_nodes": high, **dict(setting.split("=", 1) for setting in settings)}
+    options = dict(setting.split("=", 1) for setting in settings)
+    with_store = options.pop("store", "yes") == "yes"
+    options |= {"run_id": run_id, "min_nodes": low, "max_nodes": high}
     try:
         async with AsyncRendezvous(endpoint, observer=say_notice, **options) as rendezvous:
-            await take_part(rendezvous, stop, done)
+            await take_part(rendezvous, stop, done, with_store)
     except Closed as closed:
         say("closed", success=closed.success, reason=closed.reason)
     except Drained as drained:
