@@ -131,6 +131,8 @@ NOT_RUN = {
     "rdzv run node1:29400 --run-id job --nnodes 2:4 --conf http=127.0.0.1:29480 -- python train.py": "the same, from Python",
     'rdzv run node1:29400 --run-id job --nnodes 4:5 --conf check="/opt/site/node-check --quick" -- python train.py':
         "a check of your site; tests/member/test_gate.py runs others",
+    "rdzv run node1:29400 --run-id job --nnodes 4:5 --conf quarantine=3/1h -- python train.py":
+        "needs a host that breaks rounds; the tests of the rules and the simulator have one",
     "rdzv serve --http": "names an option",
     "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
