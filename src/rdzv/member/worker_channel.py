@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,6 +99,8 @@ class WorkerChannel:
         for worker in tuple(self.workers.values()):
             self._drop(worker)
         if self._folder is not None:
+            import shutil  # noqa: PLC0415  As in `_make_folder`.
+
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,6 +164,8 @@ class WorkerChannel:
 
 def _make_folder() -> Path:
     """Make a folder for this user only, with a path that is short enough for a socket."""
+    import tempfile  # noqa: PLC0415  It imports three compressors, and most members have no channel.
+
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
     return Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
