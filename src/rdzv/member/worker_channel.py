@@ -88,7 +88,7 @@ class WorkerChannel:
 
     async def open(self) -> None:
         """Listen. Raises OSError."""
-        self._folder = _make_folder()
+        self._folder = make_folder()
         path = self._folder / "worker"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
         path.chmod(0o600)
@@ -107,7 +107,7 @@ class WorkerChannel:
         self._connections += 1
         worker: ConnectedWorker | None = None
         try:
-            pid, problem = _peer(writer.get_extra_info("socket"))
+            pid, problem = peer_of(writer.get_extra_info("socket"))
             if self._connections > WORKERS_MAX:
                 problem = f"{WORKERS_MAX} are connected already"
             if not problem:
@@ -162,14 +162,14 @@ class WorkerChannel:
                 worker.close()
 
 
-def _make_folder() -> Path:
+def make_folder() -> Path:
     """Make a folder for this user only, with a path that is short enough for a socket."""
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
     return Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
 
 
-def _peer(connection: socket.socket) -> tuple[int, str]:
+def peer_of(connection: socket.socket) -> tuple[int, str]:
     """Return the process at the other end, and why it may not connect; 0 where the kernel does not tell."""
     if not hasattr(socket, "SO_PEERCRED"):  # Then the folder's mode alone keeps others out.
         return 0, ""
