@@ -52,7 +52,7 @@ def play(scenario):
 
     async def main():
         closed, news = [], asyncio.Event()
-        channel = StayChannel(2, news.set, closed.append)
+        channel = StayChannel(2, news.set, lambda reason: (closed.append(reason), news.set()))
         await channel.open()
 
         async def until(holds):
