@@ -443,7 +443,7 @@ def test_a_follower_of_etcd_that_is_frozen_for_twenty_seconds_evicts_nobody(thre
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_leader_of_etcd_that_is_frozen_for_twenty_seconds_evicts_nobody_until_it_goes_on(three, record_property):
-    """When it goes on, it may end the leases of others, with every version that was tried (docs/etcd.md). That is etcd's own doing.
+    """When it goes on, it may end the leases of others: etcd's own doing, with every version that was tried (docs/etcd.md).
 
     So members may be told then, and at no other time, and the run is whole again.
     """
