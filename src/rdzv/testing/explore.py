@@ -88,6 +88,9 @@ WORLDS = {
             "three miss their leader", 3, ("fail", *_CRASHES, *_MESSAGES, "pause"), 2, formed=True, chooses_reads=False,
             options={"min_nodes": 1},
         ),
+        WorldPlan(
+            "three re-form: sick nodes", 3, ("sick", "crash"), 2, formed=True, chooses_reads=False, options={"check": "check"},
+        ),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),
         WorldPlan("other settings", 2, ("restart", "expire", "crash"), 1, odd={"last_call": 2.0}),
