@@ -36,7 +36,7 @@ async def will_read(value):
 async def will_overwrite(value):
     await pause()
     value = 5
-    return value
+    return value + value
 
 
 async def may_read_in_a_handler(value):
@@ -93,9 +93,10 @@ def test_only_what_is_read_again_counts():
     assert state(has_read(11)).count("11") == 0
 
 
-@pytest.mark.parametrize(
-    "program", [will_read, may_read_in_a_handler, may_read_in_the_next_turn, may_read_in_a_closure, keeps_it_on_the_stack, loops]
-)
+READERS = [will_read, may_read_in_a_handler, may_read_in_the_next_turn, may_read_in_a_closure, keeps_it_on_the_stack, loops]
+
+
+@pytest.mark.parametrize("program", READERS)
 def test_a_value_that_may_be_read_counts(program):
     assert state(program(1)) != state(program(2))
 

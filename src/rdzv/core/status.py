@@ -38,13 +38,13 @@ class MemberStatus(msgspec.Struct, frozen=True):
     name: str
     host: str
     state: str
-    """One of: in, ready, straggling, waiting, spare, draining, unhealthy, done, banned, lost, left, gave up."""
+    """One of: in, ready, straggling, waiting, spare, draining, unhealthy, quarantined, done, banned, lost, left, gave up."""
     rank: int = -1
     info: dict[str, str] = {}
     here: bool = True
     """Whether the engine has the member's record. False: it was in the round and is gone, in the way that `state` says."""
     problem: str = ""
-    """Why it is unhealthy."""
+    """Why it is unhealthy or quarantined."""
     progress: ProgressReport | None = None
     """How far its workers are in this round; None: they do not tell."""
 
@@ -79,11 +79,17 @@ class Status(msgspec.Struct, frozen=True):
 
     run_id: str
     round: int
+    """The number of the last round; 0: none was sealed yet."""
     phase: str
+    """One of: open, sealed, broken, closed."""
     size: int
+    """Nodes of that round."""
     reason: str
+    """Why the run waits, or what its round does, in the words of logs and errors."""
     leader: str
+    """Name of the member that applies the rules; empty: none is there."""
     members: tuple[MemberStatus, ...]
+    """All members, in the order in which they came."""
     min_nodes: int = 0
     max_nodes: int = 0
     ready: int = 0
@@ -113,6 +119,10 @@ class Status(msgspec.Struct, frozen=True):
         count = Counter(one.name for one in self.members)
         return {one.id: f"{one.name} ({one.id})" if count[one.name] > 1 else one.name for one in self.members}
 
+    def __repr__(self) -> str:
+        # The sentence, not the 20 fields: an interactive session and a failed assertion show this.
+        return f"<Status {self}>"
+
     def __str__(self) -> str:
         counts = Counter(member.state for member in self.members)
         shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
@@ -133,6 +143,7 @@ def describe(run_id: str, view: View) -> Status:
             room -= 1
         rank = view.entries[live.id].rank if live.id in view.in_table else -1
         problem = live.record.unhealthy if state == "unhealthy" else ""
+        problem = view.quarantined[live.record.host] if state == "quarantined" else problem
         shown.append(MemberStatus(
             live.id, live.record.name, live.record.host, state, rank, live.record.info, problem=problem,
             progress=_progress_of(view, live),
@@ -230,6 +241,8 @@ def _state(view: View, live: LiveMember, room: int) -> str:
         return "draining"
     if live.record.unhealthy:
         return "unhealthy"
+    if live.id in view.kept_out:
+        return "quarantined"
     phase = view.head.phase if view.head is not None else Phase.OPEN
     if live.id in view.in_table:
         if view.is_ready(live):

@@ -281,9 +281,12 @@ class SmallWorld:
         return is_held and head.size >= min(self._usable(alive), int(self.options["max_nodes"]))
 
     def _usable(self, apps: list[Application]) -> int:
-        """How many of these members can be in one round."""
-        paths = (with_host(app.settings.topology, app.node.host) for app in apps)
-        return in_segments(paths, int(self.options["segment"]))
+        """How many of these members can be in one round. Quarantined hosts are only let in to make up a quorum."""
+        state = self.context.states.get(self.engine.instance)
+        least, segment = int(self.options["min_nodes"]), int(self.options["segment"])
+        paths = {app.node.host: with_host(app.settings.topology, app.node.host) for app in apps}
+        free = [path for host, path in paths.items() if state is None or host not in state.quarantined]
+        return max(in_segments(free, segment), min(in_segments(paths.values(), segment), least))
 
     def _apply(self, choice: Choice) -> bool:
         """Let it happen. Return False if that is the passing of time."""
