@@ -23,7 +23,7 @@ STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
 # Long tests begin first, so that at the end no job is left alone with one. The quick ones fill the gaps.
 LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random_faults.py tests/engines/quorum tests/torchrun \
-	tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
+	tests/versions tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
 # The rules, the member and the simulator, and the checks of the source and the pages: they start no process and wait for no clock.
 QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engines/test_reference.py tests/engines/test_memory.py \
 	tests/test_tidy.py tests/test_control_flow.py tests/test_docs.py tests/test_errors.py tests/test_aio.py

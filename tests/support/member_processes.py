@@ -164,9 +164,9 @@ class ProcessSet:
         self.processes.append(process)
         return process
 
-    def serve(self, bind: str = "127.0.0.1:0", on: Sequence[str] = ()) -> tuple[Process, str]:
-        """Start `rdzv serve`, and return it and its address."""
-        server = self.start("server", "-m", "rdzv", "serve", "--bind", bind, on=on, as_json=False)
+    def serve(self, bind: str = "127.0.0.1:0", on: Sequence[str] = (), before: Sequence[str] = ()) -> tuple[Process, str]:
+        """Start `rdzv serve`, and return it and its address. `before`: arguments of Python."""
+        server = self.start("server", *before, "-m", "rdzv", "serve", "--bind", bind, on=on, as_json=False)
         line = server.until(lambda line: "serving at" in line["text"], "where it serves")
         return server, line["text"].split()[-1]
 

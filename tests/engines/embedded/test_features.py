@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
-import pytest
 
 from rdzv.engines.embedded import features, frames
 from rdzv.engines.embedded.features import FEATURES
-from support.releases import ROOT, previous_source, running
 from support.sans_io import Core, Pair
-
-NEW = ROOT / "src"
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory) -> Path:
-    return previous_source(tmp_path_factory.mktemp("previous"))
 
 
 def test_client_and_server_tell_each_other_which_additions_they_know():
@@ -54,21 +43,3 @@ def test_a_session_that_comes_back_is_known_by_its_id_whatever_it_names():
     Pair(core, features.mark("s", frozenset({"more"})), attempt=2)
     assert first.session.transport.closed
     assert list(core.runs["job"].sessions) == ["s"]
-
-
-def rounds_of(members):
-    return sorted([int(word) for word in member.line()] for member in members)
-
-
-@pytest.mark.parametrize("server", ["old", "new"])
-def test_members_of_both_releases_form_rounds_on_a_server_of_either(old, server):
-    sources = {"old": old, "new": NEW}
-    with running((sources[server], ("serve",))) as (serving,):
-        (endpoint,) = serving.line()
-        # Two of each: the leader may be of either release, and follows are led by the other one.
-        with running(*((source, ("member", endpoint, "4")) for source in (old, NEW, NEW, old))) as members:
-            for number in (1, 2):
-                assert rounds_of(members) == [[number, rank, 4, (rank + 1) % 4] for rank in range(4)]
-                for member in members:
-                    member.go_on()
-            rounds_of(members)
