@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ..engines.embedded.frames import PREAMBLE, Revoke, Txn, answer_decoder, request_decoder
+from ..engines.embedded.features import request_decoder
+from ..engines.embedded.frames import PREAMBLE, Revoke, Txn, answer_decoder
 from ..engines.port import Delete, DeletePrefix, Put
 from ..system.bootstrap import Bootstrap
 from .fingerprint import CLOCK_STEP, PORT, REVISION

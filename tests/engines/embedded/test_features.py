@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from rdzv.engines.embedded import features, frames
+from rdzv.engines.embedded.client import RemoteWatch
 from rdzv.engines.embedded.features import FEATURES
+from rdzv.engines.port import Batch, Event, Item
 from support.sans_io import Core, Pair
 
 
@@ -43,3 +45,29 @@ def test_a_session_that_comes_back_is_known_by_its_id_whatever_it_names():
     Pair(core, features.mark("s", frozenset({"more"})), attempt=2)
     assert first.session.transport.closed
     assert list(core.runs["job"].sessions) == ["s"]
+
+
+class Link:
+    """A connection to a server with these features, as a watch sees it."""
+
+    def __init__(self, *known):
+        self.features, self.told = frozenset(known), []
+        self.tell = self.told.append
+
+
+def test_a_server_of_release_0_1_0_watches_everything_and_the_client_drops_the_puts():
+    watch, link = RemoteWatch(lambda _: None, 3, ("head",), 5, ("own",)), Link()
+    watch.start(link)
+    assert link.told == [frames.WatchStart(3, ("head", "own"), 5)]
+    put, end = Event("own", 6, Item("own", b"", 6, 6)), Event("own", 7, None)
+    watch.deliver(Batch(6, (put,)))
+    assert (watch.take(), watch.seen) == (None, 6)
+    watch.deliver(Batch(7, (Event("head", 7, Item("head", b"", 7, 7)), end)))
+    assert [event.key for event in watch.take().events] == ["head", "own"]
+
+
+def test_a_watch_that_began_with_a_transaction_goes_on_by_another_connection_with_what_was_found():
+    watch, link = RemoteWatch(lambda _: None, 3, ("head",), 0, ("own",), begun=False), Link(features.WATCH)
+    watch.begin(9, ("found",))
+    watch.start(link)
+    assert link.told == [features.EndsWatchStart(3, ("head",), 9, ("own", "found"))]
