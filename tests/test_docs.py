@@ -48,6 +48,16 @@ def test_the_example_of_the_readme_prints_what_the_readme_shows(tmp_path):
     assert len({where for _, where in printed}) == 1
 
 
+def test_every_variable_of_the_program_is_on_the_page():
+    page = (ROOT / "docs" / "environment.md").read_text()
+    pattern = r"\b(?:RDZV|SLURM|PET|TORCHX|SKYPILOT|LWS)_[A-Z0-9_]*[A-Z0-9]\b"
+    names = {name for file in (ROOT / "src").rglob("*.py") for name in re.findall(pattern, file.read_text())}
+    used = names - {"SLURM_PORTS", "SLURM_TOPOLOGY"}  # Names in the code.
+    assert len(used) > 20
+    assert {name for name in used if f"`{name}`" not in page} == set()
+    assert {name for name in re.findall(r"`(RDZV_[A-Z_]+)`", page) if name not in used} == set()
+
+
 def test_every_make_target_in_the_documents_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for document in DOCUMENTS for name in re.findall(r"`make ([a-z]+)`", document.read_text())}

@@ -54,6 +54,13 @@ class Keys:
         """Return the key of an operator's request to a member."""
         return self.asks + member_id
 
+    def watched_by(self, member_id: str, stars: bool) -> tuple[str, ...]:
+        """Return the targets that a member watches, beside the ends of its own key and of a member that came earlier.
+
+        `stars`: the engine watches entries of any table.
+        """
+        return self.head, self.ask(member_id), *((self.entry("*", member_id),) if stars else ())
+
     def ban(self, host: str) -> str:
         """Return the key of an operator's ban of a host."""
         return self.bans + _quoted(host)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -73,12 +74,14 @@ class StayChannel:
         self._close_run = close_run
         self._world: AsyncWorld | None = None
         self._folder: Path | None = None
+        self._lock = -1
+        """Held for as long as the folder is used: the next agent removes one that was left behind."""
         self._server: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
         """Listen, and return the path of the socket. Raises OSError."""
-        self._folder = make_folder()
+        self._folder, self._lock = make_folder()
         path = self._folder / "stay"
         self._server = await asyncio.start_unix_server(self._serve, path)
         path.chmod(0o600)
@@ -92,6 +95,8 @@ class StayChannel:
             task.cancel()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._folder = None
 
     # ---- what the agent says
 
