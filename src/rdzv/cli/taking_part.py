@@ -71,6 +71,9 @@ def run(
     ] = 30.0,
     log_dir: Annotated[str, Option("--log-dir", metavar="DIR", help="write each worker's output to files there")] = "",
     tee: Annotated[bool, Option("--tee", help="show the output on the console too, beside --log-dir")] = False,
+    stay: Annotated[
+        bool, Option("--stay", help="keep the workers through all rounds: the program uses rdzv.torch.rounds()")
+    ] = False,
     prefix: Annotated[
         bool | None, Option("--prefix/--no-prefix", help="begin lines with [rank N]; default: with several workers")
     ] = None,
@@ -92,4 +95,8 @@ def run(
     workers, folder = count(nproc, Devices.here()), log_folder(log_dir)
     make = _maker(endpoint, run_id, nnodes, {"journal_dir": folder or state_folder(os.environ), **given})
     chosen = launcher.RunOptions(program, workers, role, stop_s, max_restarts, folder, tee, prefix)
-    sys.exit(asyncio.run(launcher.run(make, chosen)))
+    if not stay:
+        sys.exit(asyncio.run(launcher.run(make, chosen)))
+    from .staying import stay_in_rounds  # noqa: PLC0415  Others do without it.
+
+    sys.exit(asyncio.run(launcher.run(make, chosen, stay_in_rounds)))

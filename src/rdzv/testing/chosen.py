@@ -158,7 +158,7 @@ class ChosenNetwork(SimNetwork):
                 found.setdefault(connection.node.name, channel)
         return dict(sorted(found.items()))
 
-    def deliver_plain(self, paused: dict[str, int], held: list[ChosenChannel]) -> None:
+    def deliver_plain(self, paused: set[str], held: list[ChosenChannel]) -> None:
         """Deliver everything that is not a matter of choice."""
         for connection, channel in self.channels():
             is_answer = channel is connection.answers

@@ -201,17 +201,20 @@ class G6Notice(DebtChecker):
                     self.report(at, f"{node} holds a round that was {what} at {since:.4f} s and was not told")
 
 
-_BLIPS = frozenset({"reset", "reset all", "lose request", "lose answer"})
-"""Faults of a connection that is restored at once, unless the engine is in trouble at the same time."""
+_RESETS = frozenset({"reset all", "compact"})
+"""Faults that break the connections of all members."""
+_BLIPS = _RESETS | {"reset", "lose request", "lose answer"}
+"""Faults of a connection that is restored at once, unless the engine is in trouble at the same time: then a linger may be over
+before that."""
 _HARMLESS = _BLIPS | {
-    "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap", "compact",
+    "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap",
     "calm", "converged", "finish",
 }  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "stalled", "refused", "closed"})
 """Acts by which a member of a round breaks it."""
-_ANYBODY = frozenset({"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"})
+_ANYBODY = _RESETS | {"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"}
 """Causes whose victims are not all named in the history."""
 _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""
