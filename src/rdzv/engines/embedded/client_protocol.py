@@ -18,7 +18,8 @@ from ...system.dial import DialFailed
 from ..port import Batch, Gap, LeaseGone
 from . import frames
 from .features import FEATURES, WelcomeWithFeatures, welcome_decoder
-from .frames import PREAMBLE, Challenge, Frame, FrameStream, Hello, Ping, Proof, RunsWanted, TxnDone, decode, encode
+from .frame_stream import FrameStream, Transport
+from .frames import PREAMBLE, Challenge, Frame, Hello, Ping, Proof, RunsWanted, TxnDone, decode, encode
 from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 
 PING_S = 10.0
@@ -104,6 +105,11 @@ class ClientProtocol(FrameStream):
         self.send(data)
         return number, waiter
 
+    def send(self, data: bytes) -> None:
+        """Write encoded frames, whole."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     def forget(self, number: int) -> None:
         """The caller no longer waits."""
         self._waiters.pop(number, None)
@@ -159,10 +165,9 @@ class ClientProtocol(FrameStream):
 
     # ---- what comes
 
-    def received(self, data: memoryview) -> None:
+    def heard(self) -> None:
         self._heard_anything = True
         self._heard_at = self._now()
-        FrameStream.received(self, data)  # Without `super()`, which would take a tenth of the time of a small read.
 
     def closed(self, exc: Exception | None = None) -> None:
         """The connection was ended by the other side or by the network."""
@@ -176,7 +181,7 @@ class ClientProtocol(FrameStream):
             self._fail_greeting(problem, remedy=STRANGER)
         self.lose(problem)
 
-    def in_the_clear(self, transport: frames.Transport, start: bytes) -> None:
+    def in_the_clear(self, transport: Transport, start: bytes) -> None:
         self.transport = transport
         is_ours = frames.MAGIC.startswith(start[: len(frames.MAGIC)])
         problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (frames.describe(start), STRANGER)
