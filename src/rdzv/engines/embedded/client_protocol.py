@@ -15,6 +15,7 @@ import msgspec
 from ...errors import Incompatible, LimitExceeded, Unreachable
 from ...printable import shown
 from ...system.dial import DialFailed
+from ...system.timers import Timer
 from ..port import Batch, Gap, LeaseGone
 from . import frames
 from .features import FEATURES, WelcomeWithFeatures, welcome_decoder
@@ -48,6 +49,8 @@ class ClientProtocol(FrameStream):
         self.violation = ""
         """How the other side broke the protocol, once it has."""
         self.on_lost: Callable[[str], None] = lambda _problem: None
+        self.alarm: Timer | None = None
+        """The timer of the next check, which whoever drives the connection sets."""
         self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
         self._endpoint = endpoint
         self._timeout_s = read_timeout_s
@@ -91,13 +94,13 @@ class ClientProtocol(FrameStream):
 
     # ---- asking
 
-    def ask(self, frame: Callable[[int], Frame]) -> tuple[int, Waiter]:
-        """Send a request; return its number and the waiter for its answer. `forget` the number afterwards.
+    def ask(self, kind: Callable[..., Frame], *fields: object) -> tuple[int, Waiter]:
+        """Send a request of that kind; return its number and the waiter for its answer. `forget` the number afterwards.
 
         The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown.
         """
         number = self._asked + 1
-        question = frame(number)
+        question = kind(number, *fields)
         data = encode(question)
         self._asked = number
         waiter = self._new_waiter()
@@ -138,6 +141,8 @@ class ClientProtocol(FrameStream):
 
     def _end(self, problem: str, waited_s: float = 0.0) -> None:
         self.is_open = False
+        if self.alarm is not None:
+            self.alarm.cancel()
         self._fail_greeting(problem)
         for _, waiter, question in self._waiters.values():
             if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
