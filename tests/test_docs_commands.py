@@ -134,6 +134,8 @@ NOT_RUN = {
         "a check of your site; tests/member/test_gate.py runs others",
     "rdzv run node1:29400 --run-id job --nnodes 4:5 --conf quarantine=3/1h -- python train.py":
         "needs a host that breaks rounds; the tests of the rules and the simulator have one",
+    one("rdzv run node1", "docs/stay.md"): "needs workers that stay; tests/launch and tests/torch run them under an agent",
+    "rdzv run --stay": "names an option",
     "rdzv serve --http": "names an option",
     "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",

@@ -11,11 +11,9 @@ import asyncio
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,7 +92,7 @@ class WorkerChannel:
 
     async def open(self) -> None:
         """Listen. Raises OSError."""
-        self._folder, self._lock = _make_folder()
+        self._folder, self._lock = make_folder()
         path = self._folder / "worker"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
         path.chmod(0o600)
@@ -108,6 +106,8 @@ class WorkerChannel:
         for worker in tuple(self.workers.values()):
             self._drop(worker)
         if self._folder is not None:
+            import shutil  # noqa: PLC0415  As in `make_folder`.
+
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -117,7 +117,7 @@ class WorkerChannel:
         self._connections += 1
         worker: ConnectedWorker | None = None
         try:
-            pid, problem = _peer(writer.get_extra_info("socket"))
+            pid, problem = peer_of(writer.get_extra_info("socket"))
             if self._connections > WORKERS_MAX:
                 problem = f"{WORKERS_MAX} are connected already"
             if not problem:
@@ -172,8 +172,10 @@ class WorkerChannel:
                 worker.close()
 
 
-def _make_folder() -> tuple[Path, int]:
+def make_folder() -> tuple[Path, int]:
     """Make a folder for this user only, with a path that is short enough for a socket, and lock it."""
+    import tempfile  # noqa: PLC0415  It imports three compressors, and most members have no channel.
+
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
     made = Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
@@ -185,6 +187,8 @@ def _make_folder() -> tuple[Path, int]:
 
 def _remove_dead(base: Path) -> None:
     """Remove the folders of agents of this user that were killed: no process can do so at its own SIGKILL."""
+    import shutil  # noqa: PLC0415  As in `make_folder`.
+
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             if entry.name.startswith(FOLDER):
@@ -198,7 +202,7 @@ def _remove_dead(base: Path) -> None:
                         os.close(lock)
 
 
-def _peer(connection: socket.socket) -> tuple[int, str]:
+def peer_of(connection: socket.socket) -> tuple[int, str]:
     """Return the process at the other end, and why it may not connect; 0 where the kernel does not tell."""
     if not hasattr(socket, "SO_PEERCRED"):  # Then the folder's mode alone keeps others out.
         return 0, ""
