@@ -91,7 +91,7 @@ def bill(wheel: Path) -> str:
 
 
 def _licence(one: Distribution) -> str:
-    told = one.metadata
+    told = dict(one.metadata.items())  # The first or last of several licences: any will do here.
     return (told.get("License-Expression") or told.get("License") or "not declared").strip().splitlines()[0][:80]
 
 
