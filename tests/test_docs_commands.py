@@ -136,6 +136,8 @@ NOT_RUN = {
         "needs a host that breaks rounds; the tests of the rules and the simulator have one",
     one("rdzv run node1", "docs/stay.md"): "needs workers that stay; tests/launch and tests/torch run them under an agent",
     "rdzv run --stay": "names an option",
+    one("torchrun --nnodes=2:4", "docs/workers.md"): "needs nodes that drain; tests/torchrun/test_drain_notice.py has some",
+    one("#SBATCH --signal", "docs/howto.md"): "needs a Slurm that ends a job; tests/launch/test_drain_notice.py drains",
     "rdzv serve --http": "names an option",
     "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",

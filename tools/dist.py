@@ -91,8 +91,9 @@ def bill(wheel: Path) -> str:
 
 
 def _licence(one: Distribution) -> str:
-    told = dict(one.metadata.items())  # The first or last of several licences: any will do here.
-    return (told.get("License-Expression") or told.get("License") or "not declared").strip().splitlines()[0][:80]
+    told = one.metadata.json
+    text = str(told.get("license_expression") or told.get("license") or "not declared")
+    return text.strip().splitlines()[0][:80]
 
 
 def requirements_of(wheel: Path) -> list[str]:
