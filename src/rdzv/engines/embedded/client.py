@@ -30,6 +30,7 @@ from ..port import (
     EngineReset,
     Gap,
     LeaseGone,
+    NotNow,
     Operation,
     Operations,
     Outcome,
@@ -104,6 +105,17 @@ class RemoteSession:
     ) -> Outcome:
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
         outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
+        return outcome
+
+    def txn_now(self, compares: Compares, then: Operations, otherwise: Operations, limit_s: float) -> Outcome:
+        """Transact in the calling thread, which is not the loop's. A lease can only begin in the loop."""
+        link, given = self._link, (tuple(compares), tuple(then), tuple(otherwise))
+        if link is None or self._unborn:
+            raise NotNow
+        try:
+            outcome: Outcome = link.call_now(lambda number: frames.Txn(number, *given), limit_s)
+        except TimeoutError:
+            raise Unreachable(self._driver.endpoint, "no answer", limit_s) from None
         return outcome
 
     def _born(
@@ -192,6 +204,7 @@ class RemoteSession:
         if not link.is_open:
             return False
         self._link = link
+        link.admit_threads()
         for watch in self._watches.values():
             link.tell(frames.WatchStart(watch.number, watch.targets, watch.seen))
         for waiter in self._waiters:

@@ -92,14 +92,19 @@ class ClientProtocol(FrameStream):
 
         The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown.
         """
+        waiter = self._new_waiter()
+        number, data = self._register(frame, waiter)
+        self.send(data)
+        return number, waiter
+
+    def _register(self, frame: Callable[[int], Frame], waiter: Waiter) -> tuple[int, bytes]:
+        """Return the number and the bytes of a request that is sent next."""
         number = self._asked + 1
         question = frame(number)
         data = encode(question)
         self._asked = number
-        waiter = self._new_waiter()
         self._waiters[number] = (self._now(), waiter, question)
-        self.send(data)
-        return number, waiter
+        return number, data
 
     def forget(self, number: int) -> None:
         """The caller no longer waits."""
