@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from rdzv.engines.embedded import frames
+from rdzv.engines.embedded.features import welcome_decoder
 from rdzv.engines.embedded.frames import Hello, LeaseGrant, Txn, TxnDone, WatchNews, WatchStart
 from rdzv.engines.port import Created, Equals, Get, List, Order, Put
 
@@ -67,7 +68,7 @@ class Bare(asyncio.Protocol):
 
     def _received(self, payload: bytes) -> None:
         if not self.welcome.done():
-            self.welcome.set_result(frames.welcome_decoder.decode(payload))
+            self.welcome.set_result(welcome_decoder.decode(payload))
             return
         answer = frames.answer_decoder.decode(payload)
         if isinstance(answer, WatchNews):

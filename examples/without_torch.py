@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -98,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.network_hosts import Network, why_not
+from support.timing import mark_measuring
 
 LONG_S = 60.0
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith("RDZV_")}
@@ -23,6 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what happened into tests/transcripts/*.txt instead of comparing it; then read the diff",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_measuring(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import rdzv
-from rdzv.core.member_rules import ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.errors import Closed, JoinTimeout, LeftAlready, NotJoined, RoundOver, StoreTimeout
 from rdzv.system import portal as portal_module
 from support.memory_members import LONG_S, QUICK, memory
 from support.timing import within
 
+LEFT = Change(ChangeKind.LEFT, "this member has left run 'job'")
 SOON_S = 3.0
 """For what should take no time, on a busy machine."""
 
@@ -225,7 +226,7 @@ def test_leaving_in_one_thread_ends_what_others_are_doing(pool):
             joining.result(SOON_S)
         with pytest.raises(RoundOver, match="this member has left"):
             getting.result(SOON_S)
-        assert changing.result(SOON_S) is None
+        assert changing.result(SOON_S) == lone.changed == LEFT
 
 
 def test_nothing_but_another_leave_can_be_called_after_leaving():
@@ -238,7 +239,7 @@ def test_nothing_but_another_leave_can_be_called_after_leaving():
         ):  # fmt: skip
             with pytest.raises(LeftAlready, match=f"^{call.__name__}: this member has left run 'job'"):
                 call()
-        assert member.changed is None
+        assert member.changed == LEFT
 
 
 def test_leaving_in_several_threads_at_once_is_leaving_once(pool):
@@ -259,8 +260,22 @@ def test_an_object_that_was_not_used_leaves_without_a_word():
     member = rendezvous(memory())
     assert member.changed is None
     member.leave()
+    assert member.changed == LEFT
     with pytest.raises(LeftAlready):
         member.join()
+
+
+def test_each_object_shows_what_matters():
+    endpoint = memory()
+    member = rendezvous(endpoint, "a")
+    where = f"<Rendezvous 'job' at {endpoint}: "
+    assert repr(member) == f"{where}has not joined>"
+    with member:
+        world = member.join()
+        assert repr(member) == f"{where}rank 0 of 1 in round 1>"
+        assert repr(world) == f"<World 'job' round 1: rank 0 of 1, bootstrap {world.bootstrap}>"
+        assert repr(member.status()) == "<Status run 'job', round 1 sealed: round 1 runs with 1 node (1 in)>"
+    assert repr(member) == "<Rendezvous 'job': has left>"
 
 
 def test_many_threads_share_one_member(pool):

@@ -60,12 +60,12 @@ IMPORTS = {
     "launch": "core member errors printable",
     "aio": "member drivers config engines system errors",
     "blocking": "aio member core config engines system errors",
-    "__init__": "aio blocking member core errors _version",
+    "__init__": "aio blocking member core config engines system errors _version",
     "operate": "member drivers core config engines engines.embedded engines.register system errors _version",
     "web": "operate drivers core config engines engines.embedded system errors _version",
     "cli": "web operate launch aio member drivers core config engines engines.embedded errors printable _version",
     "torchrun": "blocking member core config engines errors system",
-    "torch": "torchrun aio blocking config errors system",
+    "torch": "torchrun aio blocking core config errors system",
     "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
         errors""",
     "testing": "operate member core config engines engines.embedded engines.register system errors",
@@ -97,7 +97,7 @@ PURE = {
 
 THIRD_PARTY = {"msgspec": "", "starlette": "web/", "uvicorn": "web/", "prometheus_client": "web/",
     "torch": ("torchrun/", "torch/"), "jax": "jax.py", "grpc": "engines/etcd/", "cryptography": "engines/quorum/",
-    "typer": "cli/", "rich": "cli/", "typing_extensions": "errors.py"}  # fmt: skip
+    "typer": "cli/", "rich": "cli/", "typing_extensions": ("errors.py", "config/options.py")}  # fmt: skip
 """Which package may be imported in which place; '' is everywhere. `typing_extensions` is read by type checkers only."""
 
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

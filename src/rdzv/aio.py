@@ -15,6 +15,7 @@ from types import TracebackType
 
 from .config import arguments, auto_endpoint, topology
 from .config.endpoint import Endpoint
+from .config.options import Options, Unpack
 from .config.secret import put_aside
 from .config.settings import Settings
 from .drivers import open_driver
@@ -39,7 +40,7 @@ class AsyncRendezvous(Member):
 
     def __init__(
         self, endpoint: str | Endpoint, *, run_id: str, min_nodes: int | str, max_nodes: int | str,
-        observer: Observer | None = None, driver: Driver | None = None, **options: object,
+        observer: Observer | None = None, driver: Driver | None = None, **options: Unpack[Options],
     ) -> None:  # fmt: skip
         arguments.function("Rendezvous", "observer", observer)
         if driver is not None and not callable(getattr(driver, "connect", None)):

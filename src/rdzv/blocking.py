@@ -23,7 +23,8 @@ from . import aio
 from .aio import departure_of
 from .config import arguments
 from .config.endpoint import Endpoint
-from .core.member_rules import Change, ChangeKind
+from .config.options import Options, Unpack
+from .core.member_rules import Change, ChangeKind, left_change
 from .core.status import Status
 from .engines.port import Driver, NotNow
 from .errors import ForkedChild, LeftAlready
@@ -31,7 +32,7 @@ from .member.member import CALL_S
 from .member.notices import Observer
 from .member.store import AsyncStore
 from .member.store_calls import StoreCall
-from .member.world import AsyncWorld, Peer
+from .member.world import AsyncWorld, Peer, RoundFacts
 from .system.portal import Portal
 
 T = TypeVar("T")
@@ -58,6 +59,11 @@ class _MemberHandle:
     def is_forked(self) -> bool:
         """Whether the member belongs to another process."""
         return self._pid != os.getpid()
+
+    @property
+    def left(self) -> bool:
+        """Whether `leave` was called."""
+        return self._left
 
     def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None, call: str = "") -> T:
         """Run a call of the asyncio API in the portal. `call`: its name, if that is not the coroutine's."""
@@ -163,7 +169,7 @@ class Rendezvous:
 
     def __init__(
         self, endpoint: str | Endpoint, *, run_id: str, min_nodes: int | str, max_nodes: int | str,
-        observer: Observer | None = None, driver: Driver | None = None, **options: object,
+        observer: Observer | None = None, driver: Driver | None = None, **options: Unpack[Options],
     ) -> None:  # fmt: skip
         self._aio = aio.AsyncRendezvous(
             endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes,
@@ -171,6 +177,14 @@ class Rendezvous:
         )  # fmt: skip
         self._handle = _MemberHandle(self._aio)
         self.run_id = self._aio.run_id
+        """The name of the run."""
+
+    def __repr__(self) -> str:
+        if self._handle.left:
+            return f"<Rendezvous {self.run_id!r}: has left>"
+        if self._handle.is_forked:
+            return f"<Rendezvous {self.run_id!r}: of the parent process>"
+        return repr(self._aio)
 
     def __enter__(self) -> Rendezvous:  # noqa: PYI034  Self came with 3.11.
         return self
@@ -208,14 +222,18 @@ class Rendezvous:
         """Why the world that is held no longer stands, or None while it does.
 
         A local read: cheap enough for every step of a training loop, and it never raises. Reading an eviction
-        acknowledges it: the next `join` does not raise Evicted. A forked child is told that it is one.
+        acknowledges it: the next `join` does not raise Evicted. After `leave` its kind is LEFT. A forked child is told
+        that it is one.
         """
         if self._handle.is_forked:
             return Change(ChangeKind.REFUSED, str(ForkedChild(self.run_id, "changed")))
-        return self._aio.changed
+        return left_change(self.run_id) if self._handle.left else self._aio.changed
 
     def wait_changed(self, timeout_s: float | None = None) -> Change | None:
-        """Wait for a change and return it; None: the time ran out first, or the member leaves."""
+        """Wait for a change and return it; None: the time ran out first.
+
+        If another thread calls `leave`, that is the change. A call after `leave` raises LeftAlready.
+        """
         return self._handle.run(self._aio.wait_changed(timeout_s))
 
     def status(self) -> Status:
@@ -268,28 +286,19 @@ class Rendezvous:
         return self._handle.leave(failed, reason)
 
 
-class World:
+class World(RoundFacts):
     """A member's rank in a round. Its store and bootstrap socket end with the round; everything else is constant."""
 
     def __init__(self, handle: _MemberHandle, world: AsyncWorld) -> None:
-        self.run_id = world.run_id
-        self.round = world.round
-        self.rank = world.rank
-        self.size = world.size
-        self.worker_ranks = world.worker_ranks
-        self.bootstrap = world.bootstrap
-        self.fence = world.fence
-        self.reason = world.reason
-        self.era = world.era
-        self.digest = world.digest
-        self.incarnation = world.incarnation
-        self.table = world.table
-        self.store = Store(handle, world.store)
+        super().__init__(*world._facts)  # noqa: SLF001  The same facts.
+        self._store = Store(handle, world.store)
         self._handle = handle
         self._world = world
 
-    def __repr__(self) -> str:
-        return repr(self._world)
+    @property
+    def store(self) -> Store:
+        """The round's key-value store. It ends with the round."""
+        return self._store
 
     def take_bootstrap_socket(self) -> socket.socket:
         """Take rank 0's listening socket, to serve at `bootstrap` with it. It can be taken once."""
@@ -301,10 +310,14 @@ class World:
 
 
 class Store:
-    """The round's key-value store, for trainers and agents. Values are bytes; text is encoded as UTF-8.
+    """The round's key-value store, for trainers and agents. It begins empty and ends with its round.
+
+    Values are bytes; text is encoded as UTF-8. A key has at most 1,024 bytes and a value 1 MiB (LimitExceeded). All members
+    of the round see the same keys. A write has taken effect, exactly once, when the call returns.
 
     Every call raises RoundOver once the round is broken or over, and calls that wait end with it. Calls that wait raise
-    StoreTimeout, and all calls raise Unreachable if the engine stays away for `timeout_s` (but at least a second).
+    StoreTimeout, and all calls raise Unreachable if the engine stays away for `timeout_s` (but at least a second). An
+    argument of a wrong type raises WrongArgument. Any thread may make any call.
     """
 
     def __init__(self, handle: _MemberHandle, store: AsyncStore) -> None:
@@ -314,7 +327,7 @@ class Store:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call waits if it does not say."""
+        """How long a call waits if it does not say: 300 s at first."""
         return self._store.timeout_s
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -326,7 +339,10 @@ class Store:
         self._run(self._calls.set(key, value))
 
     def multi_set(self, values: Mapping[str, bytes | str]) -> None:
-        """Write several keys in one transaction: a reader that sees one of them sees all."""
+        """Write several keys in one transaction: a reader that sees one of them sees all.
+
+        Raises ValueError if there are more keys than the engine writes at once; the message says how many it does.
+        """
         self._run(self._calls.multi_set(values))
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
@@ -346,7 +362,10 @@ class Store:
         return self._run(self._calls.check(keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which starts at 0, and return the sum. Exactly once, even if an answer was lost."""
+        """Add to a number, which starts at 0, and return the sum. Exactly once, even if an answer was lost.
+
+        The value is the number as text. Raises ValueError if the key has another value.
+        """
         return self._run(self._calls.add(key, amount))
 
     def append(self, key: str, value: bytes | str) -> None:

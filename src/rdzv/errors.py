@@ -38,6 +38,28 @@ if TYPE_CHECKING:
 else:  # Tells type checkers that a constructor's arguments are the annotated fields. In `typing` since Python 3.11.
     dataclass_transform = lambda: lambda kind: kind  # noqa: E731
 
+__all__ = [
+    "Banned",
+    "Closed",
+    "Drained",
+    "EngineMoved",
+    "Evicted",
+    "ForkedChild",
+    "Incompatible",
+    "JoinTimeout",
+    "LeftAlready",
+    "LimitExceeded",
+    "NotFound",
+    "NotJoined",
+    "NotStarted",
+    "RdzvError",
+    "RoundOver",
+    "SettingsError",
+    "StoreTimeout",
+    "Unreachable",
+    "Untrusted",
+    "WrongArgument",
+]
 
 TEXT_MAX = 4000
 """Characters of one field of an error. The longest of ours is a list of all settings."""

@@ -24,6 +24,8 @@ import jax
 
 from .errors import SettingsError
 
+__all__ = ["initialize"]
+
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
 

@@ -262,6 +262,33 @@ def test_a_member_that_has_left_refuses_every_call():
     assert teller.join() == teller.key_gone() == []
 
 
+def test_the_own_leave_is_told_before_every_other_change():
+    teller = holder()
+    assert machine.change_to_tell(teller.state) is None
+    teller.key_gone()
+    assert machine.change_to_tell(teller.state) == Change(ChangeKind.EVICTED, "its lease ended")
+    teller.leave()
+    left = machine.change_to_tell(teller.state)
+    assert left == Change(ChangeKind.LEFT, "this member has left run 'job'")
+    teller.left()
+    assert machine.change_to_tell(teller.state) == left
+
+
+def test_a_summary_says_where_a_member_is():
+    teller = Teller()
+    assert machine.summary(teller.state) == "has not joined"
+    teller.join()
+    assert machine.summary(teller.state) == "waits for a round (away)"
+    teller = holder()
+    assert machine.summary(teller.state) == "rank 0 of 2 in round 1"
+    teller.head("broken", cause="b was lost")
+    assert machine.summary(teller.state) == "rank 0 of 2 in round 1, round: b was lost"
+    teller.leave()
+    assert machine.summary(teller.state) == "has left"
+    teller.left()
+    assert machine.summary(teller.state) == "has left"
+
+
 def test_a_member_that_leaves_still_tells_of_heads_but_is_not_evicted():
     teller = holder()
     teller.leave()

@@ -140,7 +140,7 @@ def test_the_success_of_others_ends_a_round_that_they_went_on_from():
 
 def test_the_kinds_of_change_keep_their_names():
     """T10.3: programs tell them apart by these."""
-    assert [kind.value for kind in ChangeKind] == ["round", "evicted", "closed", "outage", "refused"]
+    assert [kind.value for kind in ChangeKind] == ["round", "evicted", "closed", "outage", "refused", "left"]
 
 
 # ---- T13, T15: coming back

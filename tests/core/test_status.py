@@ -135,6 +135,7 @@ def test_members_can_be_picked_by_state():
 )  # fmt: skip
 def test_a_status_is_one_line_for_people(view, text):
     assert str(describe("job", view)) == f"run 'job', {text}"
+    assert repr(describe("job", view)) == f"<Status run 'job', {text}>"
 
 
 def wrote(seq, phase, number=1, size=2, cause=None, **more):

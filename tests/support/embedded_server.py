@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.embedded.client import RemoteDriver
-from rdzv.engines.embedded.frames import PREAMBLE, Frame, Hello, Welcome, encode, welcome_decoder
+from rdzv.engines.embedded.features import welcome_decoder
+from rdzv.engines.embedded.frames import PREAMBLE, Frame, Hello, Welcome, encode
 from rdzv.engines.embedded.frames import answer_decoder as answers
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.embedded.stream import FramedProtocol

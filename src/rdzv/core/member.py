@@ -48,6 +48,7 @@ from .member_rules import (
     Change,
     ChangeKind,
     change_for,
+    left_change,
     report,
     shares_address,
     still_ours,
@@ -60,6 +61,7 @@ from .member_state import (
     EVICTED,
     HOLDING,
     HOLDINGS,
+    IDLE,
     LEAVING,
     LEFT,
     NOTHING,
@@ -158,6 +160,24 @@ def unusable(state: MemberState, call: str) -> Exception | None:
     if state.standing is LEAVING or state.standing is LEFT:
         return LeftAlready(state.me.run_id, call)
     return None if state.end is None or isinstance(state.end, RdzvError) else state.end
+
+
+def change_to_tell(state: MemberState) -> Change | None:
+    """The change that the holder is told of. Its own leave comes before all others."""
+    return left_change(state.me.run_id) if state.standing in (LEAVING, LEFT) else state.change
+
+
+def summary(state: MemberState) -> str:
+    """Return where the member is, in a few words."""
+    if state.standing is LEAVING or state.standing is LEFT:
+        return "has left"
+    if state.holds is not None:
+        text = f"rank {state.holds.rank} of {state.holds.size} in round {state.holds.number}"
+    elif state.standing is IDLE:
+        text = "has not joined"
+    else:
+        text = f"waits for a round ({state.standing.value})"
+    return text if state.change is None else f"{text}, {state.change.kind.value}: {state.change.reason}"
 
 
 def refusal(state: MemberState, call: str) -> Exception | None:

@@ -13,7 +13,9 @@ class Change(msgspec.Struct, frozen=True):
     """The member's world no longer stands: stop the workers and join again (or leave, if the run is closed)."""
 
     kind: ChangeKind
+    """What happened, for programs."""
     reason: str
+    """Why, for people."""
     newcomers: int = 0
     """How many members came to join, if that is the reason. At most CAUSE_MEMBERS_MAX are counted."""
 
@@ -24,11 +26,20 @@ class ChangeKind(str, Enum):
     ROUND = "round"
     """The round is broken or a later one exists."""
     EVICTED = "evicted"
+    """The others went on without this member: stop the workers and join again."""
     CLOSED = "closed"
+    """The run is over: the next `join` raises Closed, which says by whom and why."""
     OUTAGE = "outage"
     """The engine has been away for longer than outage_grace, or another one answers."""
     REFUSED = "refused"
     """This member may not or cannot take part any more: banned, other settings, another version, a defect."""
+    LEFT = "left"
+    """This member has left: every other call raises LeftAlready."""
+
+
+def left_change(run_id: str) -> Change:
+    """The change that a member's own leave is to its holder."""
+    return Change(ChangeKind.LEFT, f"this member has left run {run_id!r}")
 
 
 class TakeResult(Enum):

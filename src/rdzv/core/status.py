@@ -79,11 +79,17 @@ class Status(msgspec.Struct, frozen=True):
 
     run_id: str
     round: int
+    """The number of the last round; 0: none was sealed yet."""
     phase: str
+    """One of: open, sealed, broken, closed."""
     size: int
+    """Nodes of that round."""
     reason: str
+    """Why the run waits, or what its round does, in the words of logs and errors."""
     leader: str
+    """Name of the member that applies the rules; empty: none is there."""
     members: tuple[MemberStatus, ...]
+    """All members, in the order in which they came."""
     min_nodes: int = 0
     max_nodes: int = 0
     ready: int = 0
@@ -112,6 +118,10 @@ class Status(msgspec.Struct, frozen=True):
         """Return each member's name by its id. Names that several members have are followed by the id."""
         count = Counter(one.name for one in self.members)
         return {one.id: f"{one.name} ({one.id})" if count[one.name] > 1 else one.name for one in self.members}
+
+    def __repr__(self) -> str:
+        # The sentence, not the 20 fields: an interactive session and a failed assertion show this.
+        return f"<Status {self}>"
 
     def __str__(self) -> str:
         counts = Counter(member.state for member in self.members)

@@ -116,25 +116,28 @@ class Member:
         self._leaving: asyncio.Task[bool] | None = None
         self._workers: WorkerWatch | None = None
 
+    def __repr__(self) -> str:
+        return f"<Rendezvous {self.run_id!r} at {self.driver.endpoint}: {machine.summary(self.state)}>"
+
     # ---- calls of the holder
 
     @property
     def changed(self) -> Change | None:
         """Why the world that is held no longer stands, or None while it does. A local read, from any thread.
 
-        Reading an eviction acknowledges it: the next `join` does not raise Evicted.
+        Reading an eviction acknowledges it: the next `join` does not raise Evicted. After `leave` its kind is LEFT.
         """
         end = self.state.end  # Read first: the holder should rather be told twice of an eviction that comes in between.
-        change = self.state.change
+        change = machine.change_to_tell(self.state)
         if change is not None and change.kind is ChangeKind.EVICTED:
             self._told_of = end
         return change
 
     async def wait_changed(self, timeout_s: float | None = None) -> Change | None:
-        """Wait for a change and return it; None: the time ran out first, or the member leaves."""
+        """Wait for a change and return it; None: the time ran out first. The member's own leave is a change, too."""
         limit_s = arguments.seconds_or_none("wait_changed", timeout_s)
         deadline = None if limit_s is None else self._node.now() + limit_s
-        while self.state.change is None and self._leaving is None:
+        while machine.change_to_tell(self.state) is None:
             left_s = None if deadline is None else deadline - self._node.now()
             if not await self.bell.wait(left_s, self.bell.rings):
                 break

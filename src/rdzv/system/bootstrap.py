@@ -35,6 +35,7 @@ class Bootstrap:
 
     @property
     def held(self) -> bool:
+        """Whether this process holds the listening socket, not taken and not released."""
         return self._listener is not None
 
     def take_socket(self) -> socket.socket:

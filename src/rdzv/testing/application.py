@@ -144,7 +144,7 @@ class Application:
     async def _watch(self) -> None:
         """Record the moment of a change, whatever the workers are doing."""
         change = await self.member.wait_changed()
-        if change is not None:
+        if change is not None and change.kind is not ChangeKind.LEFT:
             self._told(change)
             self.bell.ring()
 

@@ -21,8 +21,8 @@ AFTER_S = 5.0
 NO_FAULT = "no fault"
 KINDS = (NO_FAULT, *FAULTS)
 
-TOLD = tuple(Moment("told", word) for word in ("given", *(kind.value for kind in ChangeKind)))
-"""The member's side: its application is given a round, or told of a change."""
+TOLD = tuple(Moment("told", word) for word in ("given", *(kind.value for kind in ChangeKind if kind is not ChangeKind.LEFT)))
+"""The member's side: its application is given a round, or told of a change. Its own leave is no news to it."""
 
 IMPOSSIBLE = {
     Moment("close_after_success", "open"): "an open head has no rank table, so no member of it is done",

@@ -24,6 +24,7 @@ import torch
 from ..aio import departure_of
 from ..blocking import Rendezvous, World
 from ..config.endpoint import Endpoint
+from ..config.options import Options, Unpack
 from ..errors import Closed, Evicted, RdzvError, RoundOver
 from ..torchrun.signals import SignalListener
 from .failures import Failures, is_loss, one_line
@@ -41,7 +42,7 @@ logger = logging.getLogger("rdzv")
 
 def rounds(
     endpoint: str | Endpoint = "auto", *, run_id: str = "", min_nodes: int | str, max_nodes: int | str,
-    backend: str = "", timeout_s: float = 600.0, form_s: float = 10.0, max_failures: int = 5, **options: object,
+    backend: str = "", timeout_s: float = 600.0, form_s: float = 10.0, max_failures: int = 5, **options: Unpack[Options],
 ) -> Rounds:  # fmt: skip
     """Return the rounds of this process, to be iterated over once. Each process is a member of its own.
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from ..blocking import Rendezvous
+from ..core.member_rules import ChangeKind
 from ..errors import RdzvError
 
 AGAIN_S = 0.1
@@ -54,6 +55,6 @@ class Watchdog:
                 change = self._rendezvous.wait_changed()
             except RdzvError:  # The member has left.
                 return
-            if change is not None:
+            if change is not None and change.kind is not ChangeKind.LEFT:
                 self.abort()
             self._closed.wait(AGAIN_S)

@@ -38,7 +38,7 @@ from ..port import (
     leases_of,
 )
 from ..watch_queue import WatchQueue
-from . import frames
+from . import features, frames
 from .connection import ClientConnection, dial, greet
 from .frames import Frame, Hello, RunsListed, RunsWanted, Welcome
 from .trust import Trust
@@ -376,7 +376,8 @@ class RemoteDriver:
     def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
         """Return the greeting of a session, with the presences it brings back."""
         follows = () if self.follows is None else (False, self.follows.server, self.node.now() - self.follows.began_at)
-        return Hello(self.run_id, session, attempt, instance, tuple(leases)[-frames.LEASES_MAX :], self.linger_s, *follows)
+        brought = tuple(leases)[-frames.LEASES_MAX :]
+        return Hello(self.run_id, features.mark(session), attempt, instance, brought, self.linger_s, *follows)
 
     async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
         """Try once to get a connection. Raise Unreachable or Untrusted."""

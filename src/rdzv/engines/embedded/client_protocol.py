@@ -17,6 +17,7 @@ from ...printable import shown
 from ...system.dial import DialFailed
 from ..port import Batch, Gap, LeaseGone
 from . import frames
+from .features import FEATURES, WelcomeWithFeatures, welcome_decoder
 from .frames import PREAMBLE, Challenge, Frame, FrameStream, Hello, Ping, Proof, RunsWanted, TxnDone, decode, encode
 from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 
@@ -41,6 +42,8 @@ class ClientProtocol(FrameStream):
     ) -> None:
         super().__init__(frames.FRAME_MAX)
         self.is_open = True
+        self.features: frozenset[str] = frozenset()
+        """Additions to the protocol that the server knows, too."""
         self.violation = ""
         """How the other side broke the protocol, once it has."""
         self.on_lost: Callable[[str], None] = lambda _problem: None
@@ -57,7 +60,7 @@ class ClientProtocol(FrameStream):
         self._is_proven = trust.secret is None
         """The server has proven that it knows the secret, or there is none."""
         self._welcome = new_waiter()
-        self._welcome_decoder: Any = frames.welcome_decoder
+        self._welcome_decoder: Any = welcome_decoder
         self._waiters: dict[int, tuple[float, Waiter, Frame]] = {}
         self._asked = 0
         self._heard_at = now()
@@ -195,7 +198,7 @@ class ClientProtocol(FrameStream):
         decoder: Any = self._welcome_decoder
         if not self._is_proven:
             decoder = frames.challenge_decoder if self._handshake is None else frames.proven_decoder
-        answer: frames.Welcome | frames.RunsListed | Challenge | Proof | frames.Rejected = decode(decoder, payload)
+        answer: WelcomeWithFeatures | frames.RunsListed | Challenge | Proof | frames.Rejected = decode(decoder, payload)
         if isinstance(answer, frames.Rejected):
             how = {"passing": answer.passing, "untrusted": answer.untrusted, "other_run": answer.other_run}
             self._fail_greeting(_refusal(answer), is_server=True, **how)
@@ -211,6 +214,7 @@ class ClientProtocol(FrameStream):
             # A server is no more to be trusted with a terminal than a member is.
             names = ("server", "instance", "place", "only_run", "reached_at", "promised")
             texts = {name: shown(getattr(answer, name)) for name in names}
+            self.features = FEATURES.intersection(answer.features or ())
             self._welcome.set_result(msgspec.structs.replace(answer, **texts))
 
     def _challenged(self, challenge: Challenge) -> None:

@@ -9,6 +9,8 @@ the number of their watch.
 Where there is a shared secret, it is proven before the hello. The client begins with `Challenge`, which the server answers with
 its own. The client sends `Proof` together with its hello. The server answers with its `Proof` and the welcome.
 
+Both sides name in their greeting which later additions to this protocol they know (`features.py`).
+
 A client that wants to know which runs a server has sends `RunsWanted` in place of the hello. The server answers with one page
 and hangs up. A server that does not know this frame refuses it like any other that it cannot read.
 
@@ -89,6 +91,7 @@ class Hello(Frame, frozen=True, tag=1):
 
     run: Name
     session: Name
+    """Random id of the session, and after it the features of the client."""
     attempt: Number
     instance: Name = ""
     leases: Annotated[tuple[Number, ...], msgspec.Meta(max_length=LEASES_MAX)] = ()
@@ -287,7 +290,6 @@ first_decoder = msgspec.msgpack.Decoder(Challenge | Hello | RunsWanted)
 proof_decoder = msgspec.msgpack.Decoder(Proof)
 hello_decoder = msgspec.msgpack.Decoder(Hello | RunsWanted)
 request_decoder = msgspec.msgpack.Decoder(Request)
-welcome_decoder = msgspec.msgpack.Decoder(Welcome | Rejected)
 runs_decoder = msgspec.msgpack.Decoder(RunsListed | Rejected)
 challenge_decoder = msgspec.msgpack.Decoder(Challenge | Rejected)
 proven_decoder = msgspec.msgpack.Decoder(Proof | Rejected)

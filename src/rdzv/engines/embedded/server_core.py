@@ -15,7 +15,8 @@ from collections.abc import Callable
 from ...errors import LimitExceeded
 from ...system.addresses import can_be_told, plain
 from ..port import Batch
-from . import frames
+from . import features, frames
+from .features import FEATURES, WelcomeWithFeatures
 from .frames import Hello, RunsListed, Welcome, encode, encode_news, encode_news_start, encoder
 from .limits import Complaints, Limits, Room
 from .run import ABANDONED_S, RUN_BYTES, Run
@@ -167,7 +168,8 @@ class ServerCore(ABC):
             return
         if not hello.probe and hello.run not in self.runs and not self._is_of_another_run(hello):
             self._make_room()
-        if problem := self._why_not(hello, peer.host):
+        peer.session, peer.features = features.read(hello.session)
+        if problem := self._why_not(hello, peer):
             self.complain(peer.host, problem)
             peer.reject(problem, other_run=self._is_of_another_run(hello))
             return
@@ -179,7 +181,7 @@ class ServerCore(ABC):
         if here and here != peer.host and can_be_told(here):
             self.reached_at = here
         if hello.probe:
-            peer.send(encode(self._welcome("")))
+            peer.send(encode(self._welcome(peer, "")))
             peer.transport.close()
             return
         self._strangers.pop(peer, None)
@@ -190,7 +192,7 @@ class ServerCore(ABC):
         if not run.sessions:
             self.turns.active += 1  # Until the next step of time counts it.
         run.hear(now)
-        peer.session, peer.attempt = hello.session, hello.attempt
+        peer.attempt = hello.attempt
         if not run.enter(peer, hello.instance, hello.leases):
             peer.reject("a later connection of this session is there already", passing=True)
             return
@@ -199,7 +201,7 @@ class ServerCore(ABC):
         self._of_host[peer.counted_as] = self._of_host.get(peer.counted_as, 0) + 1
         peer.linger_s = hello.linger_s if 0 <= hello.linger_s <= LINGER_MAX_S else self.linger_s
         peer.frame_max = self.limits.frame
-        peer.send(encode(self._welcome(run.engine.instance)))
+        peer.send(encode(self._welcome(peer, run.engine.instance)))
 
     def tell_runs(self, peer: ServerSession, wanted: frames.RunsWanted) -> None:
         """Tell a client which runs there are, and hang up. No run counts as heard by that."""
@@ -233,7 +235,8 @@ class ServerCore(ABC):
             run = self.runs[name] = Run(name, self.token(), self.limits, self.now(), self.room)
         return run
 
-    def _why_not(self, hello: Hello, host: str) -> str:
+    def _why_not(self, hello: Hello, peer: ServerSession) -> str:
+        host = peer.host
         if self._is_of_another_run(hello):
             return (
                 f"this server is hosted by an agent of run {self.only_run!r} and serves that run only, not {hello.run!r}: "
@@ -244,7 +247,7 @@ class ServerCore(ABC):
         if not hello.probe and hello.run not in self.runs and not self.room.has(0, RUN_BYTES):
             return f"the runs of this server take {self.room.taken} bytes, which is all they can have"
         run, kept = self.runs.get(hello.run), max(0, self.connections_max - SMALL) // 8
-        if self.only_run or (run is not None and hello.session in run.sessions):
+        if self.only_run or (run is not None and peer.session in run.sessions):
             return ""
         if run is not None and len(run.sessions) >= self.connections_max - kept:
             return f"run {hello.run!r} has {len(run.sessions)} connections, and the rest of this server's are for other runs"
@@ -293,11 +296,12 @@ class ServerCore(ABC):
     def _is_of_another_run(self, hello: Hello) -> bool:
         return bool(self.only_run) and hello.run != self.only_run
 
-    def _welcome(self, instance: str) -> Welcome:
+    def _welcome(self, peer: ServerSession, instance: str) -> Welcome:
         most = self.limits.operations
         told = self.only_run, self.is_open, self.reached_at, self.fence_floor(), True
-        named = (self.promised, self.age_s) if self.promised else ()
-        return Welcome(self.id, instance, self.place, most, most, *told, *named)
+        named = (self.promised, self.age_s) if self.promised else ("", 0.0)
+        words = (self.id, instance, self.place, most, most, *told, *named)
+        return Welcome(*words) if peer.features is None else WelcomeWithFeatures(*words, tuple(sorted(FEATURES)))
 
     def gone(self, peer: ServerSession) -> None:
         """A connection ended. If that was during a stall of this server, it says nothing about the member."""

@@ -55,8 +55,8 @@ class ServerSession(FrameStream, Waiting):
 
     __slots__ = (
         "_backlog", "_core", "_cut", "_handshake", "_posted", "_posted_size", "_targets", "_waits", "_watches", "attempt",
-        "counted_as", "given_up", "heard_s", "is_proven", "leases", "linger_s", "process_ended", "run", "said_bye", "session",
-        "slow_s",
+        "counted_as", "features", "given_up", "heard_s", "is_proven", "leases", "linger_s", "process_ended", "run", "said_bye",
+        "session", "slow_s",
     )  # fmt: skip
 
     def __init__(self, core: ServerCore) -> None:
@@ -70,6 +70,8 @@ class ServerSession(FrameStream, Waiting):
         """The host among whose connections the server counts this one."""
         self.session = ""
         """Id of the client's session, which outlives its connections."""
+        self.features: frozenset[str] | None = None
+        """Additions to the protocol that the client knows, too; None: it is of a release without additions."""
         self.attempt = 0
         """Number of this connection among those of the session."""
         self.leases: set[int] = set()

@@ -32,6 +32,8 @@ from ...system.processes import start
 if TYPE_CHECKING:
     from .client.client import Client
 
+__all__ = ["EtcdServer"]
+
 BINARY_ENV = "RDZV_ETCD_BIN"
 LOG_MAX = 64 * 1024  # Bytes read from the end of a program's output.
 PROBE_EVERY_S = 0.02
