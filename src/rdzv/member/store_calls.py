@@ -36,7 +36,7 @@ VALUE_MAX = 1024 * 1024
 TIMEOUT_S = 300.0
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class StoreRequest(msgspec.Struct, frozen=True, gc=False):
     """A transaction to be sent to this session."""
 
     session: Session
@@ -45,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     otherwise: tuple[Operation, ...] = ()
 
 
-Steps: TypeAlias = Generator[Request, Outcome, T]
+Steps: TypeAlias = Generator[StoreRequest, Outcome, T]
 Plan: TypeAlias = Callable[[Item | None], tuple[bytes, list[Operation]]]
 """Makes of a key's present state the result of an operation, and what it writes."""
 
@@ -91,7 +91,7 @@ class Read(StoreCall[T]):
         self._pick = pick
 
     def attempt(self) -> Steps[T]:
-        return self._pick((yield Request(self._calls.presence.session, (), self._reads)))
+        return self._pick((yield StoreRequest(self._calls.presence.session, (), self._reads)))
 
 
 class AwaitedRead(StoreCall[T]):
@@ -114,7 +114,7 @@ class AwaitedRead(StoreCall[T]):
         """Read what is missing, unless that is known. Raise Missing if anything is."""
         session = self._calls.presence.session
         if self.missing and self.known_by is not session:  # Revisions of two engines must not be compared.
-            outcome = yield Request(session, (), tuple([Get(key) for key in self.missing]))
+            outcome = yield StoreRequest(session, (), tuple([Get(key) for key in self.missing]))
             for items in outcome.reads:
                 self.learn(items)
             self.known_by, self.since = session, outcome.revision
@@ -152,7 +152,7 @@ class Write(StoreCall[T]):
         mark = f"{calls.marks}{presence.id}/{self._slot}"
         reads: tuple[Operation, ...] = (Get(mark), Get(key)) if key else (Get(mark),)
         if self._doubt and self._seen is None:
-            self._seen = yield Request(presence.session, (), reads)
+            self._seen = yield StoreRequest(presence.session, (), reads)
         while True:
             item: Item | None = None
             if self._seen is not None:
@@ -317,7 +317,7 @@ class StoreCalls:
         """Transact, guarded by the own entry (gone with the next seal) and the own key (gone with an eviction)."""
         entry, own = presence.entry_guard(self._table), presence.own_guard
         reads = (Get(entry.key), Get(own.key), *otherwise)
-        outcome = yield Request(presence.session, (entry, own, *compares), writes, reads)
+        outcome = yield StoreRequest(presence.session, (entry, own, *compares), writes, reads)
         if not outcome.succeeded:
             for guard, item in ((entry, outcome.item(0)), (own, outcome.item(1))):
                 if item is None or item.created != guard.revision:

@@ -204,7 +204,7 @@ class RemoteSession:
         if not link.is_open:
             return False
         self._link = link
-        link.admit_threads()
+        link.admit_threads(link.fileno())
         for watch in self._watches.values():
             link.tell(frames.WatchStart(watch.number, watch.targets, watch.seen))
         for waiter in self._waiters:
