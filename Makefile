@@ -23,14 +23,14 @@ STAMP := $(VENV)/installed
 MEASURABLE := $(VENV)/measurable
 # Long tests begin first, so that at the end no job is left alone with one. The quick ones fill the gaps.
 LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random_faults.py tests/engines/quorum tests/torchrun \
-	tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
+	tests/versions tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
 # The rules, the member and the simulator, and the checks of the source and the pages: they start no process and wait for no clock.
 QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engines/test_reference.py tests/engines/test_memory.py \
 	tests/test_tidy.py tests/test_control_flow.py tests/test_docs.py tests/test_errors.py tests/test_aio.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
-.PHONY: help test quick lint types collect unit seeds seeds-beside gates soak demo bench bench-peers clean
+.PHONY: help test quick lint types collect unit seeds seeds-beside gates soak demo bench bench-peers docs pictures clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
@@ -39,6 +39,7 @@ help:
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
 	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
 	@echo "make bench-peers  those in which torch takes minutes"
+	@echo "make docs   the documentation site, into build/site"
 	@echo "make demo   a server and four members on this machine: one is killed, one comes late"
 	@echo "make clean  remove what was made, .venv too"
 
@@ -93,6 +94,15 @@ gates: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
+
+# Warnings are errors, and nothing is loaded from elsewhere (mkdocs.yml).
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "built: $(BIN)/python -m http.server --directory build/site"
+
+# From the code's own tables, and from a run of the demo.
+pictures: $(STAMP)
+	$(BIN)/python tools/pictures.py
 
 demo: $(USABLE)
 	$(BIN)/rdzv demo

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from rdzv.engines.embedded import frames
-from rdzv.engines.embedded.features import welcome_decoder
+from rdzv.engines.embedded.features import TxnThenWatch, mark, welcome_decoder
 from rdzv.engines.embedded.frames import Hello, LeaseGrant, Txn, TxnDone, WatchNews, WatchStart
 from rdzv.engines.port import Created, Equals, Get, List, Order, Put
 
@@ -47,7 +47,7 @@ class Bare(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        transport.write(frames.PREAMBLE + frames.encode(Hello("floor", f"{self._index:016x}", 1)))
+        transport.write(frames.PREAMBLE + frames.encode(Hello("floor", mark(f"{self._index:016x}"), 1)))
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
@@ -94,17 +94,14 @@ class Bare(asyncio.Protocol):
         around = (Get(SETTINGS), Get(HEAD), Get(ban), List(MEMBERS, Order.ANY, 1), Get(self._own))
         before = (List(MEMBERS, Order.ANY, 1, after=self._own), List(MEMBERS, Order.ANY, 1))
         compares = (Equals(SETTINGS, b"x" * SETTINGS_SIZE), here, Created(ban, 0))
-        self._ask(Txn, self._joined, compares, (*before, put, Get(HEAD)), around, (), grants)
+        targets = (HEAD, f"{ROOT}asks/{self._index}", entry_of(self._index, "*"))
+        watch = (1, targets, (self._own,), (0, 1))
+        self._ask(TxnThenWatch, self._joined, compares, (*before, put, Get(HEAD)), around, (), grants, *watch)
 
     def _joined(self, answer: TxnDone) -> None:
         if not answer.outcome.succeeded:
             self._join()
-            return
-        others = (*answer.outcome.reads[0], *answer.outcome.reads[1])
-        before = next((item.key for item in others if item.key != self._own), HEAD)
-        targets = (HEAD, self._own, f"{ROOT}asks/{self._index}", entry_of(self._index, "*"), before)
-        self._transport.write(frames.encode(WatchStart(1, targets, answer.outcome.revision)))
-        if self._index == 0:
+        elif self._index == 0:
             self._ask(Txn, self._listed, (), (List(MEMBERS),), ())
 
     def _listed(self, answer: TxnDone) -> None:

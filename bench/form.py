@@ -74,7 +74,7 @@ async def count(size: int, kind: str = "members", **exchange: int) -> dict[str, 
                     total = tap.total()
                     found[mode] = {
                         "requests": total.requests / size,
-                        "txns": total.asked["Txn"] / size,
+                        "txns": total.txns / size,
                         "news": total.told["WatchNews"] / size,
                         "bytes": total.bytes / size,
                     }

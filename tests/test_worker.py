@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -169,7 +170,7 @@ def test_the_client_needs_the_standard_library_and_msgspec_only():
 async def test_an_agent_that_can_make_no_socket_says_so_and_goes_on(monkeypatch, caplog):
     async with Party(1, 1) as party:
         ((member,), _) = await party.form("here")
-        monkeypatch.setattr(worker_channel, "_make_folder", lambda: Path("/nowhere"))
+        monkeypatch.setattr(worker_channel, "_make_folder", lambda: (Path("/nowhere"), -1))
         assert await member.serve_workers() == ""
         assert "no socket could be made" in caplog.text
 
@@ -317,3 +318,46 @@ async def test_a_page_that_is_cut_short_does_not_harm_the_agent():
             file.truncate(0)
             assert member._workers.channel.workers[0].step is None
             connection.close()
+
+
+# ---- the folder
+
+
+async def test_an_agent_removes_the_folders_of_killed_agents_and_of_no_other(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="t") as short:  # pytest's own is too long for a socket.
+        await check_folders(Path(short), monkeypatch)
+
+
+async def check_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names() -> set[str]:
+        return {path.name for path in tmp_path.iterdir()}
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = (
+        "import asyncio, os\nfrom rdzv.member.worker_channel import WorkerChannel\n"
+        "async def main():\n    channel = WorkerChannel()\n    await channel.open()\n    print(channel.path, flush=True)\n"
+        "    await asyncio.sleep(600)\nasyncio.run(main())"
+    )
+    agents = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+        )
+        for _ in range(2)
+    ]
+    try:
+        _, lives = [Path((await one.stdout.readline()).decode().strip()).parent for one in agents]
+        agents[0].kill()
+        await agents[0].wait()
+        other = tmp_path / "of-another-program"
+        other.mkdir()
+        channel = worker_channel.WorkerChannel()
+        await channel.open()
+        kept = {lives.name, other.name}
+        assert names() == kept | {Path(channel.path).parent.name}
+        channel.close()
+        assert names() == kept
+    finally:
+        for one in agents:
+            if one.returncode is None:
+                one.kill()
+            await one.wait()

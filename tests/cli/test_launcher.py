@@ -221,3 +221,13 @@ def test_the_demo_shows_a_kill_and_a_late_comer():
     assert story == ["all 4 agree on round 1", "node1 is killed", "all 3 agree on round 2", "all 4 agree on round 3"]
     assert told[-1] == story[-1], "it says more after its last act"
     assert sum("node1 lost" in line for line in told) == 3
+
+
+def test_a_killed_demo_leaves_no_process():
+    with running("demo") as demo:
+        next(line for line in demo.stdout if "node3 starts" in line)
+        started = children_of(demo.pid)
+        assert len(started) >= 6, "a server, four members, and the one that ends them"
+        demo.kill()
+        demo.wait(LIMIT_S)
+        wait_for(lambda: not any(map(is_alive, started)), "all its processes have ended")

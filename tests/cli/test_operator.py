@@ -53,7 +53,7 @@ def test_an_operator_sees_drains_bans_lets_in_again_and_closes():
         assert "is banned from run 't': bad memory (for 2 h); `rdzv unban` lets it in again" in a.stderr.read()
         assert asked("unban", HOST, place)["done"] == "unbanned"
         again = rdzv("unban", HOST, place, *RUN)
-        assert (again.returncode, "is not banned from it" in again.stderr) == (7, True)
+        assert (again.returncode, "is neither banned from it nor quarantined" in again.stderr) == (7, True)
 
         with member(place, "a", "1:3") as d:
             worlds(d, lambda said: said["size"] == 1)

@@ -24,6 +24,7 @@ BY_READER = {
     setting_types._read_ports: "tuple[int, int] | int | str",
     setting_types._read_mapping: "Mapping[str, str]",
     setting_types._read_secret: "str | Secret | None",
+    setting_types._read_limit: "str",
 }
 BY_TYPE = {float: "float", int: "int", str: "str", bool: "bool", bool | None: "bool | None"}
 
@@ -83,7 +84,8 @@ def test_what_the_type_allows_the_reader_takes(name):
         "str | PathLike[str]": Path("a"), "str | Secret | None": Secret("word"), "tuple[int, int] | int | str": (29500, 29600),
         'Literal["close", "wait"]': "wait",
     }  # fmt: skip
-    value = {"grow": "unit=4", "local_addr": "node1", "http": "127.0.0.1:29480"}.get(name, examples[annotation(name)])
+    special = {"grow": "unit=4", "quarantine": "3/1h", "local_addr": "node1", "http": "127.0.0.1:29480"}
+    value = special.get(name, examples[annotation(name)])
     TABLE[name].read(value)
     with pytest.raises((ValueError, TypeError, SettingsError)):
         TABLE[name].read(object())

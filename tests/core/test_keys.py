@@ -20,6 +20,8 @@ def every_key(keys: Keys) -> dict[str, str]:
         "entry": keys.entry("t1", "m1"),
         "ask": keys.ask("m1"),
         "ban": keys.ban("node7"),
+        "strike": keys.strike("node7", "t1"),
+        "quarantine": keys.quarantine("node7"),
         "adopt": keys.adopt,
         "journal": keys.journal_entry(1),
         "kv": keys.kv("t1") + "x",
@@ -34,6 +36,8 @@ def test_every_key_is_where_the_protocol_says():
         "entry": "rdzv/job/group/ranks/t1/m1",
         "ask": "rdzv/job/group/asks/m1",
         "ban": "rdzv/job/group/ban/node7",
+        "strike": "rdzv/job/group/strikes/node7/t1",
+        "quarantine": "rdzv/job/group/quarantine/node7",
         "adopt": "rdzv/job/adopt",
         "journal": "rdzv/job/journal/001",
         "kv": "rdzv/job/kv/t1/x",
@@ -43,10 +47,10 @@ def test_every_key_is_where_the_protocol_says():
 def test_one_watch_of_the_group_shows_all_that_the_leader_decides_on_and_nothing_busy():
     keys = Keys("job")
     inside = {name for name, key in every_key(keys).items() if key.startswith(keys.group)}
-    assert inside == {"settings", "head", "member", "entry", "ask", "ban"}
+    assert inside == {"settings", "head", "member", "entry", "ask", "ban", "strike", "quarantine"}
 
 
-@pytest.mark.parametrize("prefix", ["run", "group", "members", "ranks", "asks", "bans", "journal"])
+@pytest.mark.parametrize("prefix", ["run", "group", "members", "ranks", "asks", "bans", "strikes", "quarantines", "journal"])
 def test_a_prefix_ends_where_a_name_begins(prefix):
     assert getattr(Keys("job"), prefix).endswith("/")
     assert Keys("job").table("t1").endswith("/t1/")
@@ -76,6 +80,14 @@ def test_two_hosts_have_two_bans(one, other):
     assert keys.ban(one) != keys.ban(other)
     assert "/" not in keys.ban(one).removeprefix(keys.bans)
     assert keys.host_of_ban(keys.ban(one)) == one
+
+
+@given(ids, ids)
+def test_the_keys_of_a_host_name_it(host, table):
+    keys = Keys("job")
+    assert keys.host_of_quarantine(keys.quarantine(host)) == host
+    assert keys.of_strike(keys.strike(host, table)) == (host, table)
+    assert keys.strike(host, table).startswith(keys.strikes_of(host))
 
 
 def test_the_journal_is_a_ring():

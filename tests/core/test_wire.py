@@ -45,9 +45,12 @@ FULL: list[model.Record] = [
     model.RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, segment=2,
         grow_every=5.5, replace_wait=6.5, drain_settle=7.5, stall=9.5, on_failure="wait", closed_for=8.5,
+        quarantine=model.QuarantineLimit(3, 3600.0, 60.0),
     ),
     DrainRequest(reason="maintenance"),
     Ban(reason="bad memory"),
+    model.Strike(count=3, reason="node7 was lost"),
+    model.Quarantine(reason="broke 3 rounds within 1 h"),
     model.ProgressReport(
         table="t1", low=9, high=10, rate=0.5, slowest=(3,), workers=8, since_s=1.5, stamp="2026-01-01T00:00:00Z"
     ),
@@ -102,6 +105,7 @@ STRATEGIES = {
     int: counts,
     bool: st.booleans(),
     float: st.floats(0, 1e9),
+    model.QuarantineLimit | None: st.none() | st.just(model.QuarantineLimit(3, 3600.0)),
     float | None: st.none() | st.floats(0, 1e6),
     Era: eras,
     RoundId: st.builds(RoundId, eras, counts),

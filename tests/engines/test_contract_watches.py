@@ -6,7 +6,22 @@ import asyncio
 
 import pytest
 
-from rdzv.engines.port import Delete, DeletePrefix, Gap, Item, List, Put, Session
+from rdzv.engines.port import (
+    Batch,
+    Case,
+    Created,
+    Delete,
+    DeletePrefix,
+    Equals,
+    Gap,
+    Get,
+    Item,
+    List,
+    Put,
+    Session,
+    WatchPlan,
+)
+from rdzv.errors import Unreachable
 from support.engine_contract import Reader, Rig, contract, delete, put, revision, soon, write
 
 
@@ -75,6 +90,95 @@ async def test_watch_a_star(rig: Rig) -> None:
     await write(session, Put(rig.root + "d/3/k", b"1"), DeletePrefix(rig.root + "d/1/"))
     found = [(rig.root + "d/1/k", b"0"), *((rig.root + f"d/{name}/k", b"1") for name in (1, 2, 3)), (rig.root + "d/1/k", None)]
     assert await reader.events(5) == found
+
+
+@contract
+async def test_watch_ends_only(rig: Rig) -> None:
+    """Of a key in `ends` only the deletion comes, also from the past; of one that is a target as well, everything."""
+    session = await rig.connect()
+    since = await revision(session)
+    own, both, target = rig.root + "own", rig.root + "d/both", rig.root + "k"
+    await put(session, own, b"past")
+    await delete(session, own)
+    reader = Reader(session, target, rig.root + "d/", since=since, ends=[own, both, target])
+    assert await reader.events(1) == [(own, None)]
+    await put(session, own, b"1")
+    await put(session, both, b"2")
+    await put(session, own, b"3")
+    await put(session, target, b"4")
+    await write(session, Put(rig.root + "d/other", b"5"), Delete(own))
+    await delete(session, target)
+    assert await reader.events(2) == [(both, b"2"), (target, b"4")]
+    assert sorted(await reader.events(2)) == [(rig.root + "d/other", b"5"), (own, None)]
+    assert await reader.events(1) == [(target, None)]
+
+
+@contract
+async def test_a_watch_that_begins_with_a_transaction(rig: Rig) -> None:
+    """It shows what happened after the transaction, and the end of the first key that was found."""
+    session, other = await rig.connect(), await rig.connect()
+    own, found, head = rig.root + "m/own", rig.root + "m/found", rig.root + "head"
+    await put(other, found)
+    plan = WatchPlan((head,), (own,), (0, 1))
+    reads = [List(rig.root + "none/"), List(rig.root + "m/"), Put(own, b"1")]
+    outcome, watch = await session.txn_then_watch(plan, [Created(own, 0)], reads, [Get(own)])
+    assert outcome.succeeded
+    assert [item.key for item in outcome.reads[1]] == [found]
+    assert watch is not None
+    reader = Reader(session, since=outcome.revision, watch=watch)
+    for key in (found, own, head):
+        await put(other, key, b"2")
+    await delete(other, found)
+    await delete(other, own)
+    assert await reader.events(3) == [(head, b"2"), (found, None), (own, None)]
+
+
+@contract
+async def test_a_watch_begins_only_with_a_transaction_that_succeeds(rig: Rig) -> None:
+    """Another case of the transaction is a success, too, with what that case found. The refusal says what there is."""
+    session = await rig.connect()
+    own, found = rig.root + "own", rig.root + "m/found"
+    await put(session, own, b"1")
+    await put(session, found)
+    plan = WatchPlan((own,), (), (0,))
+    outcome, watch = await session.txn_then_watch(plan, [Created(own, 0)], [Put(own, b"2")], [Get(own)])
+    assert (outcome.succeeded, outcome.reads[0][0].value, watch) == (False, b"1", None)
+    case = Case((Equals(own, b"1"),), (List(rig.root + "m/"), Put(own, b"3")))
+    outcome, watch = await session.txn_then_watch(plan, [Created(own, 0)], [Put(own, b"2")], [Get(own)], [case])
+    assert (outcome.succeeded, outcome.case) == (True, 1)
+    assert watch is not None
+    reader = Reader(session, since=outcome.revision, watch=watch)
+    await delete(session, found)
+    await put(session, own, b"4")
+    assert await reader.events(2) == [(found, None), (own, b"4")]
+
+
+@contract
+async def test_a_listener_is_told_everything_in_order(rig: Rig) -> None:
+    """A watch calls its listener with each batch, in a callback of its own, until it is closed. The end comes to it, too."""
+    session = await rig.connect()
+    since = await revision(session)
+    await put(session, rig.root + "a/1")
+    watch, heard, told = session.watch([rig.root + "a/"], since), [], asyncio.Event()
+
+    def listen(news: Batch | Exception) -> None:
+        heard.extend([event.key for event in news.events] if isinstance(news, Batch) else [type(news)])
+        if len(heard) == 2:
+            told.set()
+
+    watch.listen(listen)
+    assert not heard, "not before the call has returned"
+    await put(session, rig.root + "a/2")
+    await soon(told.wait())
+    assert heard == [rig.root + "a/1", rig.root + "a/2"]
+    await watch.aclose()
+    await put(session, rig.root + "a/3")
+    last = session.watch([rig.root + "a/"], since)
+    told.clear()
+    last.listen(lambda news: told.set() if isinstance(news, Unreachable) else None)
+    await session.close()
+    await soon(told.wait())
+    assert heard == [rig.root + "a/1", rig.root + "a/2"]
 
 
 @contract

@@ -154,7 +154,7 @@ def test_a_commit_does_not_touch_unrelated_watchers():
         engine.subscribe([f"d/{number}", f"e/{number}/"], 1, ignore)
     for index in (engine._by_key, engine._by_prefix):
         for name, watchers in index.items():
-            index[name] = Counted(watchers)
+            index[name] = Counted(dict.fromkeys(watchers))
     put(engine, "d/7")
     put(engine, "e/8/x/y")
     put(engine, "e/x")
@@ -381,7 +381,7 @@ class Agreement(RuleBasedStateMachine):
         super().__init__()
         self.engine = Engine("")
         self.model = Model()
-        self.watches: list[tuple[list[str], int, list[Batch]]] = []
+        self.watches: list[tuple[list[str], list[str], int, list[Batch]]] = []
 
     @rule(
         compares=st.lists(compares, max_size=2),
@@ -427,12 +427,12 @@ class Agreement(RuleBasedStateMachine):
         for lease in [lease for lease, left in self.model.leases.items() if left == 0]:
             self.model.end(lease)
 
-    @rule(watched=targets, back=st.integers(0, 5))
-    def watch(self, watched: list[str], back: int) -> None:
+    @rule(watched=targets, ends=st.lists(st.sampled_from(KEYS), max_size=2), back=st.integers(0, 5))
+    def watch(self, watched: list[str], ends: list[str], back: int) -> None:
         since = max(1, self.model.revision - back)
         batches: list[Batch] = []
-        self.engine.subscribe(watched, since, batches.append)
-        self.watches.append((watched, since, batches))
+        self.engine.subscribe(watched, since, batches.append, ends)
+        self.watches.append((watched, ends, since, batches))
 
     @invariant()
     def same_items(self) -> None:
@@ -442,12 +442,12 @@ class Agreement(RuleBasedStateMachine):
 
     @invariant()
     def every_watch_saw_all_of_its_events_once(self) -> None:
-        for watched, since, batches in self.watches:
+        for watched, ends, since, batches in self.watches:
             wanted = [
                 event
                 for event in self.model.log
                 if event.revision > since
-                and any(matches(one, event.key) for one in watched)
+                and (any(matches(one, event.key) for one in watched) or (event.item is None and event.key in ends))
             ]
             got = [event for batch in batches for event in batch.events]
             assert sorted(got, key=_place) == sorted(wanted, key=_place)

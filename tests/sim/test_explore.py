@@ -19,7 +19,7 @@ CHOICES_MAX = 300
 WHOLE = (
     "two form", "two form on etcd", "three form", "three re-form", "three re-form: losses", "three re-form: messages",
     "three re-form: engine", "three re-form: growth", "three re-form: ends", "three form: last call", "three re-form: racks",
-    "three re-form: same ports", "two re-form: slow stops", "other settings",
+    "three re-form: same ports", "three re-form: quarantine", "two re-form: slow stops", "other settings",
 )  # fmt: skip
 """Worlds that `make soak` walks to the end."""
 
@@ -69,12 +69,9 @@ def test_the_safe_worlds_of_planted_bugs_hold():
 
 
 def test_every_planted_safety_bug_is_explored():
-    """G5, G6 and G7 are promises about time and disturbance.
-
-    Explored members have no checks, and an heir that asks too early only hastens the end of a leader that is dead.
-    """
+    """G5, G6 and G7 are promises about time and disturbance."""
     safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7")}
-    assert safety - set(EXPLORED_BUGS) == {"unhealthy member is sealed in", "leader of a running round is evicted"}
+    assert safety <= set(EXPLORED_BUGS)
 
 
 def test_a_story_is_read_as_it_was_told(tmp_path, capsys):

@@ -12,6 +12,7 @@ from sim_form import count_traffic
 
 from rdzv.core import member as core_member
 from rdzv.core import member_events, wire
+from rdzv.core.keys import Keys
 from rdzv.core.member_rules import ChangeKind
 from rdzv.core.member_state import Standing
 from rdzv.core.model import Call, CauseKind
@@ -24,7 +25,6 @@ from rdzv.member.leader import Leader
 from rdzv.member.presence import Presence
 from rdzv.member.run_status import EXPLAIN_S
 from rdzv.system.timers import sleep
-from rdzv.testing.driver import SimSession
 from support.scripted_members import KEYS, leading
 from support.scripted_simulation import EPSILON_S, Hands, by_hand, defect, tell
 
@@ -117,12 +117,8 @@ async def test_h20_a_duty_that_fails_gives_the_lease_back(hands):
 
 
 def everybody_watches_everybody():
-    right = SimSession.watch
-
-    def watch(self, targets, since):
-        return right(self, [*targets, KEYS.members] if KEYS.head in targets else targets, since)
-
-    return [(SimSession, "watch", watch)]
+    right = Keys.watched_by
+    return [(Keys, "watched_by", lambda self, *given: (*right(self, *given), KEYS.members))]
 
 
 def costs(members):

@@ -40,6 +40,9 @@ FIRST_TO_TRY = {
     "stragglers are waited for without end": 52,
     "two worlds from two engines": 4,
     "unhealthy member is sealed in": 8,
+    "quarantined host is let in without need": 2,
+    "strikes are counted at the break only": 2,
+    "quarantined host is kept out of a quorum": 12,
     "watch gap is not re-listed": 50,
     "world is given from memory": 45,
 }

@@ -11,7 +11,7 @@ import atexit
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import ClassVar, TypeVar, cast
 
@@ -38,6 +38,7 @@ from rdzv.engines.port import (
     Outcome,
     Put,
     Session,
+    Watch,
 )
 from rdzv.engines.register.backend import Backend, BlockingRegister
 from rdzv.engines.register.driver import RegisterDriver, RegisterSession
@@ -301,9 +302,12 @@ async def revision(session: Session) -> int:
 class Reader:
     """Reads a watch event by event, and checks what must hold for every watch."""
 
-    def __init__(self, session: Session, *targets: str, since: int) -> None:
+    def __init__(
+        self, session: Session, *targets: str, since: int, ends: Sequence[str] = (), watch: Watch | None = None
+    ) -> None:
+        """`watch`: one that has begun at that revision."""
         self.revision = since
-        self._watch = session.watch(targets, since)
+        self._watch = watch or session.watch(targets, since, ends)
         self._batches = aiter(self._watch)
         self._events: list[Event] = []
 

@@ -3,16 +3,21 @@
     python etcd_member_process.py '{"endpoint": "etcd://...", "hosts": ["a"], "options": {...}}'
 
 Several hosts are several members in one process. Lines on standard input are orders: 'HOST ORDER', with '*' for all hosts;
-`Application.obey` has the orders. Times are of the monotonic clock, which all processes of a node share.
+`Application.obey` has the orders, and 'reset' resets all connections of the process to the engine. Times are of the monotonic
+clock, which all processes of a node share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import re
+import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,6 +48,20 @@ def report(observation: Observation) -> None:
     stamped = msgspec.structs.replace(observation, at=time.monotonic())
     # One write, so that a kill leaves no partial line that looks complete.
     os.write(1, msgspec.json.encode(stamped) + b"\n")
+
+
+def reset_connections(endpoint: str) -> None:
+    """Reset every TCP connection of this process to a port of the endpoint, beneath the code that uses it."""
+    ports = {int(port) for port in re.findall(r":(\d+)", endpoint)}
+    libc = ctypes.CDLL(None, use_errno=True)
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family != socket.AF_UNIX and one.type == socket.SOCK_STREAM and one.getpeername()[1] in ports:
+                    # To connect to an address of no family is to disconnect: the peer gets a reset.
+                    libc.connect(one.fileno(), bytes(16), 16)
 
 
 class Application:
@@ -177,6 +196,9 @@ async def main(spec: Spec) -> None:
         *lines, left = (left + data).split(b"\n")
         for line in lines:
             host, _, order = line.decode().partition(" ")
+            if order == "reset":
+                reset_connections(spec.endpoint)
+                continue
             for application in applications.values() if host == "*" else [applications[host]]:
                 application.command(order)
 

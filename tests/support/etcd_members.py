@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -56,10 +56,16 @@ SAFETY: tuple[type[Checker], ...] = (
 _decode = msgspec.json.Decoder(Given | Changed | EvictedTold | ClosedTold | Acted).decode
 
 
+class Listener(Protocol):
+    """The one that hears what a process observes, in a thread of its own."""
+
+    def add(self, observation: Observation) -> None: ...
+
+
 class MemberProcess:
     """A process with one or several members."""
 
-    def __init__(self, run: EtcdRun, hosts: Sequence[str], endpoint: str, within: Sequence[str], **options: Any) -> None:
+    def __init__(self, run: Listener, hosts: Sequence[str], endpoint: str, within: Sequence[str], **options: Any) -> None:
         self.hosts = list(hosts)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         spec = {"endpoint": endpoint, "hosts": self.hosts, "options": options}
@@ -73,6 +79,8 @@ class MemberProcess:
         self.pid = self._process.pid
         self.names = [f"{host}:{self.pid}" for host in self.hosts]
         self.is_stopped = False
+        self.told: list[str] = []
+        """The orders so far."""
         self._run = run
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -91,8 +99,16 @@ class MemberProcess:
             with contextlib.suppress(msgspec.DecodeError):  # The process was killed within a line.
                 self._run.add(_decode(line))
 
+    @property
+    def state(self) -> str:
+        """The letter that the kernel has for its state: T is stopped, Z is dead."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return "gone"
+
     def tell(self, order: str, host: str = "*") -> None:
         assert self._process.stdin is not None
+        self.told.append(f"{host} {order}")
         self._process.stdin.write(f"{host} {order}\n".encode())
         self._process.stdin.flush()
 
@@ -100,6 +116,10 @@ class MemberProcess:
         self._process.kill()
         self._process.wait()
         self.is_stopped = False
+
+    def wait(self, limit_s: float) -> int:
+        """Wait until it has ended by itself."""
+        return self._process.wait(limit_s)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rdzv.engines.embedded import frames
+from rdzv.engines.embedded import features, frames
 from rdzv.engines.embedded.frames import encode
 from rdzv.engines.port import (
     AllCreated,
@@ -39,6 +39,11 @@ REQUESTS = [
     frames.Renew(3, 7),
     frames.Revoke(4, 7),
     frames.WatchStart(5, ("a", "b/"), 12),
+    features.EndsWatchStart(6, ("a", "b/"), 12, ("c",)),
+    features.TxnThenWatch(
+        2, (Created("a", 0),), (List("i/"), Put("a", b"\x01", 9)), (), (), (frames.LeaseGrant(9, 10.0),),
+        7, ("b",), ("a",), (0, 5),
+    ),
     frames.WatchStop(5),
     frames.Ping(6),
     frames.Bye(),

@@ -9,7 +9,18 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from rdzv.core.model import NO_ROUND, Call, Cause, CauseKind, Era, Phase, RoundId, RoundReport, RunSettings
+from rdzv.core.model import (
+    NO_ROUND,
+    Call,
+    Cause,
+    CauseKind,
+    Era,
+    Phase,
+    QuarantineLimit,
+    RoundId,
+    RoundReport,
+    RunSettings,
+)
 from rdzv.core.view import View
 from support.views import STATES, view
 
@@ -49,6 +60,7 @@ def an_agreement() -> RunSettings:
         min_nodes=low, max_nodes=max(low, math.ceil(low / step) * step + chance.randint(0, 4)), unit=unit, segment=segment,
         last_call=pick(TIMES), regroup=pick(TIMES[1:]), settle=pick(TIMES), grow=pick(["settle", "settle", "now", "never"]),
         grow_every=pick(TIMES), replace_wait=pick(TIMES), drain_settle=pick(TIMES), on_failure=pick(["close", "wait"]),
+        quarantine=pick([None, None, QuarantineLimit(1, 60.0), QuarantineLimit(3, 60.0)]),
     )  # fmt: skip
 
 
@@ -107,6 +119,8 @@ def views(draw):
         record = said[word[0]] = {"order": {"c": "2", "d": "10"}.get(word[0], ""), "topology": places.get(word[0], "")}
         if word.endswith(":ready"):
             record["left"] = draw(st.sampled_from([here, here, here, here, before]))
+        elif word.endswith(":sick"):
+            record["left"] = here  # The put that says unhealthy gives the round up.
     for name in draw(st.lists(st.sampled_from([word[0] for word in people]), max_size=3)) if people else []:
         said[name] |= {draw(st.sampled_from(["holds", "heard"])): draw(st.sampled_from(TOLDS))}
     agreed = msgspec.structs.asdict(draw(st.sampled_from(AGREED)))
@@ -119,6 +133,8 @@ def views(draw):
         orphans=[] if phase is None else draw(st.sampled_from([[], [], [], ["x1", "x2"]])),
         asked=draw(st.sampled_from([{}, {}, {}, {"C": "maintenance"}])),
         banned=draw(st.sampled_from([{}, {}, {}, {"node-a": "bad memory"}, {"node-e": "bad memory"}])),
+        strikes=draw(st.sampled_from([{}, {}, {"node-a": {"t1": 1, "t2": 1}, "node-b": {"t3": 1}}])),
+        quarantined=draw(st.sampled_from([{}, {}, {"node-c": "broke"}, {"node-b": "broke", "node-d": "broke"}])),
         min=agreed.pop("min_nodes"), max=agreed.pop("max_nodes"), **agreed, **given, **draw(st.sampled_from(MANY_AGES)),
     )  # fmt: skip
 

@@ -164,10 +164,12 @@ class ProcessSet:
         self.processes.append(process)
         return process
 
-    def serve(self, bind: str = "127.0.0.1:0", on: Sequence[str] = ()) -> tuple[Process, str]:
-        """Start `rdzv serve`, and return it and its address."""
-        server = self.start("server", "-m", "rdzv", "serve", "--bind", bind, on=on, as_json=False)
-        line = server.until(lambda line: "serving at" in line["text"], "where it serves")
+    def serve(
+        self, bind: str = "127.0.0.1:0", on: Sequence[str] = (), before: Sequence[str] = (), limit_s: float = LONG_S
+    ) -> tuple[Process, str]:
+        """Start `rdzv serve`, and return it and its address. `before`: arguments of Python."""
+        server = self.start("server", *before, "-m", "rdzv", "serve", "--bind", bind, on=on, as_json=False)
+        line = server.until(lambda line: "serving at" in line["text"], "where it serves", limit_s)
         return server, line["text"].split()[-1]
 
     def member(

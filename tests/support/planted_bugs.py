@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rdzv.config import settings as settings_module
-from rdzv.core import choice, member, member_events, ranks, recovery, rules, topology, view, wire
+from rdzv.core import choice, member, member_events, quarantine, ranks, recovery, rules, topology, view, wire
 from rdzv.core.acts import Evict, Verdict, close_head
 from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
 from rdzv.core.model import Head, MemberRecord, Phase, RankEntry, WorkerRanks
-from rdzv.core.view import View
+from rdzv.core.view import LiveMember, View
 from rdzv.engines.leases import Leases
 from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
 from rdzv.errors import Unreachable
@@ -200,6 +200,16 @@ def _evict_leader_anyway(view: View) -> Verdict:
     return Verdict(Evict((leader.id,), view.linger_s / 4), "it may be dead")
 
 
+def _blamed_at_the_break(view: View) -> set[str]:
+    """Hosts that the cause names: those that were lost later are overlooked."""
+    cause = None if view.head is None else view.head.cause
+    return {one.host for one in view.vanished if cause is not None and one.name in cause.members}
+
+
+def _kept_out_always(view: View) -> dict[str, LiveMember]:
+    return {id: live for id, live in view.members.items() if live.record.host in view.quarantined}
+
+
 _hung_up: set[int] = set()
 """Leases whose connection was lost once."""
 
@@ -290,6 +300,15 @@ BUGS: dict[str, PlantedBug] = {
     ]),
     "unhealthy member is sealed in": PlantedBug("G4", [
         (View, "stays", lambda self, live: _right_stays(self, msgspec.structs.replace(live, record=_well(live.record))))
+    ], in_broken_rounds=True),
+    "quarantined host is let in without need": PlantedBug("T17", [
+        (View, "kept_out", property(lambda _view: {}))
+    ], in_broken_rounds=True),
+    "strikes are counted at the break only": PlantedBug("T17", [
+        (quarantine, "blamed", _blamed_at_the_break)
+    ], in_broken_rounds=True),
+    "quarantined host is kept out of a quorum": PlantedBug("G5", [
+        (View, "kept_out", property(_kept_out_always))
     ], in_broken_rounds=True),
     "leader is taken for dead without asking": PlantedBug("T8", [(Heir, "is_away", lambda _self, _key, _act: [])]),
     "leader of a running round is evicted": PlantedBug("T8", [

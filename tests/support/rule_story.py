@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rdzv.core import model
-from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead, close_head
+from rdzv.core.acts import Evict, Seal, StrikeHost, Sweep, Verdict, WriteHead, close_head
 from rdzv.core.evictions import evict_leader
 from rdzv.core.member_rules import TakeResult, change_for, report, still_ours, take_result, worth_examining
 from rdzv.core.model import NO_ROUND, CauseKind, Head, MemberRecord, Phase, RankEntry, RoundReport, RunSettings
@@ -63,6 +63,9 @@ class Story:
         self.tables: dict[str, dict[str, RankEntry]] = {}
         self.asked: dict[str, str] = {}
         self.banned: dict[str, str] = {}
+        self.strikes: dict[tuple[str, str], tuple[int, float]] = {}
+        """By host and table: the count of a strike, and when its lease ends."""
+        self.quarantined: dict[str, tuple[str, float]] = {}
         self.known_at = self.call_at = self.sealed_at = self.grown_at = self.now
         self.drains_at: float | None = None
         self.killed: dict[str, float] = {}
@@ -195,6 +198,8 @@ class Story:
             orphans=[] if self.head is None else [one for one in self.tables if one != table],
             asked=dict(self.asked),
             banned=dict(self.banned),
+            strikes=self._strikes(),
+            quarantined={host: reason for host, (reason, until) in self.quarantined.items() if until > self.now},
             call_age_s=self.now - self.call_at,
             sealed_age_s=self.now - self.sealed_at,
             grown_age_s=self.now - self.grown_at,
@@ -224,11 +229,25 @@ class Story:
             for id in self._evictable(act):
                 del self.members[id]
                 self.asked.pop(id, None)
+        elif isinstance(act, StrikeHost):
+            assert self.head is not None
+            for table in act.replaced:
+                del self.strikes[act.host, table]
+            self.strikes[act.host, self.head.table] = act.strike.count, self.now + act.lasts_s
+            if act.quarantine is not None:
+                self.quarantined[act.host] = act.quarantine.reason, self.now + act.quarantine_s
         elif isinstance(act, Sweep):
             for table in act.tables:
                 del self.tables[table]
         self.revision += 1
         return view, verdict
+
+    def _strikes(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for (host, table), (count, until) in self.strikes.items():
+            if until > self.now:
+                found.setdefault(host, {})[table] = count
+        return found
 
     def inherit(self, name: str) -> Verdict | None:
         """T8.6: a follower asks whether the leader is dead."""

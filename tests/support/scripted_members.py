@@ -12,7 +12,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import NO_ROUND, Head, Phase, RoundId
 from rdzv.core.model import MemberRecord as Record
-from rdzv.engines.port import Compare, Get, Item, Operation, Outcome, Put
+from rdzv.engines.port import Compare, Get, Item, Operation, Outcome, Put, Watch
 from rdzv.errors import Banned, Closed, Drained, EngineMoved, Evicted, JoinTimeout, RdzvError, SettingsError
 from rdzv.member.member import Member
 from rdzv.member.notices import Notice
@@ -119,12 +119,19 @@ class HandSession(SimSession):
     player: Player
 
     async def txn(self, compares=(), then=(), otherwise=(), instead=()) -> Outcome:
-        compares, then, otherwise = tuple(compares), tuple(then), tuple(otherwise)
-        request = Request(self.player.node.name, compares, then)
+        await self._pass_gates(compares, then)
+        return await super().txn(compares, then, otherwise, instead)
+
+    async def txn_then_watch(self, plan, compares=(), then=(), *more) -> tuple[Outcome, Watch | None]:
+        if self.stars:  # Else it is a transaction like any, and a watch.
+            await self._pass_gates(compares, then)
+        return await super().txn_then_watch(plan, compares, then, *more)
+
+    async def _pass_gates(self, compares, then) -> None:
+        request = Request(self.player.node.name, tuple(compares), tuple(then))
         for gate in list(self.player.gates):
             if gate.picks(request):
                 await gate.pass_by()
-        return await super().txn(compares, then, otherwise, instead)
 
 
 class HandDriver(SimDriver):

@@ -61,12 +61,14 @@ class Row:
 
 
 class AgentForker:
-    """A process that has imported torch, and forks agents."""
+    """A process that has imported torch, and forks agents. `source`: the code of rdzv that they run, if not today's."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Path | None = None) -> None:
+        self.environ = {} if source is None else {"PYTHONPATH": str(source)}
         self._process = subprocess.Popen(
-            [sys.executable, str(AGENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+            [sys.executable, str(AGENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, **self.environ},
+        )  # fmt: skip
         self._lock = threading.Condition()
         self._forked: list[int] = []
         self._is_ready = False
@@ -243,9 +245,10 @@ class Job:
         container: str = "",
         netns: str = "",
         env: dict[str, str] | None = None,
+        forker: AgentForker | None = None,
         **conf: object,
     ) -> Agent:
-        """Start an agent. `wrap` is a command to run it under, which costs an import of torch.
+        """Start an agent, by another forker if one is given. `wrap` is a command that runs it, which costs an import of torch.
 
         In a `container` it is process 1 on a host of that name, and its `pid` is that of the process outside.
         """
@@ -264,9 +267,11 @@ class Job:
             "JOB_MODE": mode or self.mode, "JOB_ARGV": json.dumps(argv), **(env or {}),
         }  # fmt: skip
         out = self.folder / f"{node}.out"
-        if self._forker is not None and not wrap:
-            pid = self._forker.fork(argv=argv, env=environ, out=str(out), function=function, container=container, netns=netns)
-            codes = self._forker.codes
+        forker = forker or self._forker
+        if forker is not None and not wrap:
+            environ.update(forker.environ)
+            pid = forker.fork(argv=argv, env=environ, out=str(out), function=function, container=container, netns=netns)
+            codes = forker.codes
             agent = Agent(self, node, pid, lambda: codes.get(pid))
         else:
             with out.open("ab") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
+from rdzv.core.acts import Evict, Seal, StrikeHost, Sweep, Verdict, WriteHead
 from rdzv.core.evictions import AWAY_MAX
 from rdzv.core.model import Call, Cause, CauseKind, Era, Head, Phase
 from rdzv.core.ranks import digest
@@ -39,6 +39,8 @@ def check(view: View, verdict: Verdict) -> None:
         check_seal(view, act)
     elif isinstance(act, Evict):
         check_evict(view, act)
+    elif isinstance(act, StrikeHost):
+        check_strike(view, act)
     else:
         assert isinstance(act, Sweep)
         assert act.tables == tuple(view.orphans) != ()
@@ -104,6 +106,10 @@ def check_seal(view: View, act: Seal) -> None:
         assert (one.record.done, one.record.drain, id in view.asked) == (False, "", False)
         assert one.record.host not in view.banned
         assert (entry.done, entry.gave_up, entry.went) == (False, "", "")
+    # T17.4: nobody of a quarantined host is in without need.
+    held = [id for id, entry in entries.items() if entry.host in view.quarantined]
+    free = [one for one in view.ready if one.record.host not in view.quarantined]
+    assert not held or not view.fits(free, [view.members[id] for id in held[1:]])
     # G3
     assert new.round > old.round
     assert new.number > old.number
@@ -150,6 +156,20 @@ def check_evict(view: View, act: Evict) -> None:
     assert view.call_age_s < view.linger_s * 1.25
 
 
+def check_strike(view: View, act: StrikeHost) -> None:
+    limit, head = view.settings.quarantine, view.head
+    assert limit is not None
+    assert head is not None
+    assert head.phase is Phase.BROKEN
+    assert act.host in {entry.host for entry in view.entries.values()} - view.banned.keys()
+    before = view.strikes.get(act.host, {})
+    assert head.table not in before
+    assert (act.quarantine is not None) is (sum(before.values()) + 1 >= limit.strikes)
+    assert act.lasts_s == limit.within_s + act.quarantine_s
+    assert act.replaced == (() if act.quarantine is None else tuple(sorted(before)))
+    assert view.fits(view.ready)
+
+
 def said(view: View) -> str:
     """The verdict for a view as text: "reason @ seconds to the next look", or "reason | act".
 
@@ -164,6 +184,9 @@ def said(view: View) -> str:
         shown = f"evict {' '.join(act.ids)}" + ("" if act.away_s is None else f" if away for {act.away_s:g} s")
     elif isinstance(act, Sweep):
         shown = f"sweep {' '.join(act.tables)}"
+    elif isinstance(act, StrikeHost):
+        out = "" if act.quarantine is None else f", quarantine for {act.quarantine_s:g} s"
+        shown = f"strike {act.host} {act.strike.count} for {act.lasts_s:g} s instead of {len(act.replaced)}{out}"
     elif isinstance(act, Seal):
         shown = f"seal {' '.join(entry.name for entry in sorted(act.entries.values(), key=lambda entry: entry.rank))}"
     else:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ..launch.orphans import OrphanKiller
 from .exit_codes import ExitCode
 
 MEMBERS = 4
@@ -45,10 +46,12 @@ class Demo:
         self._nodes: list[DemoNode] = []
         self._updated = asyncio.Event()
         self._readers: list[asyncio.Task[None]] = []
+        self._orphans = OrphanKiller()
         self._live = Live(console=console, get_renderable=self._table, auto_refresh=False)
 
     async def run(self) -> int:
         """Run the demo and return the exit code: 0 if every step succeeded."""
+        await self._orphans.start()
         server = await self._start("serve", "--bind", "127.0.0.1:0")
         assert server.stdout is not None, "piped"
         address = (await server.stdout.readline()).decode().split()[-1]
@@ -65,6 +68,7 @@ class Demo:
             # The server ends last: members that cannot reach it would wait for it before they end.
             await _end([node.process for node in self._nodes])
             await _end([server])
+            await self._orphans.close()
             for reader in self._readers:
                 reader.cancel()
 
@@ -84,9 +88,12 @@ class Demo:
         return ExitCode.OK
 
     async def _start(self, *words: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rdzv", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rdzv", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        self._orphans.add(process.pid)
+        return process
 
     async def _add(self, name: str, address: str) -> None:
         settings = [word for pair in (*QUICK, f"slot={name}") for word in ("--conf", pair)]

@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ..config.duration import read_duration, show_duration
 from ..config.settings import Settings
+from ..core.duration import read_duration, show_duration
 from ..core.keys import Keys
 from ..engines.port import Get, Session
 from ..errors import NotFound, SettingsError
@@ -120,10 +120,10 @@ async def ban(
 
 @_operator_command
 async def unban(session: Session, settings: Settings, host: options.Host) -> Answer:
-    """Let a banned host in again. Exit code 7: there is no such run, or the host is not banned."""
+    """Let a banned or quarantined host in again. Exit code 7: there is no such run, or the host is neither."""
     await _require_run(session, settings)
     if not await commands.unban(session, settings.run_id, host):
-        raise NotFound(settings.run_id, f"host {host!r} is not banned from it")
+        raise NotFound(settings.run_id, f"host {host!r} is neither banned from it nor quarantined")
     return "unbanned", f"host {host!r} may join run {settings.run_id!r} again", {"host": host}
 
 

@@ -15,9 +15,10 @@ from ..printable import shown
 from .output import say
 
 ROWS_MAX = 200  # More than a terminal has room for; a pipe and `--json` show all members.
-_URGENT = ("lost", "gave up", "straggling", "draining", "banned")
+_URGENT = ("lost", "gave up", "straggling", "draining", "unhealthy", "quarantined", "banned")
 _COLORS = {
     "lost": "red", "gave up": "red", "banned": "red", "straggling": "yellow", "draining": "yellow", "broken": "yellow",
+    "unhealthy": "yellow", "quarantined": "yellow",
     "in": "green", "ready": "green", "sealed": "green",
 }  # fmt: skip
 

@@ -60,6 +60,9 @@ class Options(TypedDict, total=False):
     """Break the round when the step of a worker has not changed for this long, if workers tell their steps; 0: never."""
     on_failure: Literal["close", "wait"]
     """When a member that gave up puts quorum out of reach: close the run with its reason, or wait for others."""
+    quarantine: str
+    """Keep a host out for 10 minutes, or LENGTH, if it broke so many rounds within that time; doubled each time, at
+    most a day; a host that quorum needs is let in all the same."""
     closed_for: float
     """A closed run id is refused for this long."""
     incarnation: int

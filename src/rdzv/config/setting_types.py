@@ -19,6 +19,9 @@ from typing import Any
 
 import msgspec
 
+from ..core.duration import read_duration
+from ..core.model import QuarantineLimit
+from ..core.quarantine import QUARANTINE_MAX_S, STRIKES_MAX
 from ..core.topology import PARTS_MAX
 from .endpoint import Endpoint, parse_bind, parse_host
 from .secret import SIZE_MAX, Secret
@@ -219,6 +222,20 @@ def _read_way(value: Any) -> str:
     return path
 
 
+def _read_limit(value: Any) -> QuarantineLimit | None:
+    """Return the limit in a text such as 3/1h or 3/1h/10m."""
+    if value is None or isinstance(value, QuarantineLimit):
+        return value
+    _check(isinstance(value, str))
+    if value.strip() in ("", "off"):
+        return None
+    strikes, within, *rest = value.strip().split("/")
+    _check(_WHOLE.fullmatch(strikes) and 1 <= int(strikes) <= STRIKES_MAX and len(rest) <= 1)
+    limit = QuarantineLimit(int(strikes), read_duration(within), *map(read_duration, rest))
+    _check(1.0 <= limit.within_s <= QUARANTINE_MAX_S and 1.0 <= limit.for_s <= QUARANTINE_MAX_S)
+    return limit
+
+
 def _hide(kind: str, value: object) -> str:
     # A value of a wrong type given for a secret or its file is likely to be the secret itself.
     return f"not a {kind} (a value of type {type(value).__name__})"
@@ -237,4 +254,7 @@ mapping = partial(Setting, allowed=f"a dict of str to str of at most {INFO_MAX} 
 way = partial(Setting, read=_read_way,
     allowed=f"a path of less than {PARTS_MAX} parts such as 'block/rack', at most 256 characters on one line")  # fmt: skip
 bind = partial(Setting, allowed="HOST:PORT such as '127.0.0.1:29480', or '*:29480' for all interfaces", read=_read_bind)
+limit = partial(Setting, read=_read_limit,
+    allowed=f"ROUNDS/TIME such as '3/1h', or ROUNDS/TIME/LENGTH such as '3/1h/10m', with at most {STRIKES_MAX} rounds and "
+    "times from 1s to 1d, or 'off' (or empty) for none")  # fmt: skip
 location = partial(Setting, allowed="text such as 'host:29400', 'etcd://host:2379', 'memory://' or 'auto'", read=_read_endpoint)

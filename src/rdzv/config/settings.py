@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
-from ..core.model import RunSettings
+from ..core.model import QuarantineLimit, RunSettings
 from ..errors import SettingsError
 from . import setting_types
 from .endpoint import Endpoint
@@ -29,6 +29,7 @@ from .setting_types import (
     command,
     file,
     folder,
+    limit,
     location,
     mapping,
     ports,
@@ -118,6 +119,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: Annotated[str, choice(
         "when a member that gave up puts quorum out of reach: close the run with its reason, or wait for others",
         "'wait' keeps idle nodes until join_timeout if nobody restarts agents", words=("close", "wait"))] = "close"
+    quarantine: Annotated[QuarantineLimit | None, limit(
+        "keep a host out for 10 minutes, or LENGTH, if it broke so many rounds within that time; doubled each time, at most a "
+        "day; a host that quorum needs is let in all the same", "a bad host makes the others restart more often")] = None
     closed_for: Annotated[float, seconds(
         "a closed run id is refused for this long", "the id cannot be used again for longer")] = 60.0
     incarnation: Annotated[int, whole(

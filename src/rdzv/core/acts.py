@@ -6,7 +6,18 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from .model import CAUSE_MEMBERS_MAX, Call, Cause, CauseKind, Head, JournalEntry, Phase, RankEntry
+from .model import (
+    CAUSE_MEMBERS_MAX,
+    Call,
+    Cause,
+    CauseKind,
+    Head,
+    JournalEntry,
+    Phase,
+    Quarantine,
+    RankEntry,
+    Strike,
+)
 from .text import clip
 
 
@@ -42,7 +53,19 @@ class Sweep(msgspec.Struct, frozen=True):
     tables: tuple[str, ...]
 
 
-Act = WriteHead | Seal | Evict | Sweep
+class StrikeHost(msgspec.Struct, frozen=True):
+    """Note that a host broke the head's round, under a lease that nobody renews, and keep it out if that was too often."""
+
+    host: str
+    strike: Strike
+    lasts_s: float
+    replaced: tuple[str, ...] = ()
+    """Tables of earlier strikes of the host, which this one includes."""
+    quarantine: Quarantine | None = None
+    quarantine_s: float = 0.0
+
+
+Act = WriteHead | Seal | Evict | Sweep | StrikeHost
 
 
 class Verdict(msgspec.Struct, frozen=True):

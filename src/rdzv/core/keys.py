@@ -27,6 +27,8 @@ class Keys:
         self.ranks = self.group + "ranks/"
         self.asks = self.group + "asks/"
         self.bans = self.group + "ban/"
+        self.strikes = self.group + "strikes/"
+        self.quarantines = self.group + "quarantine/"
         self.adopt = self.run + "adopt"
         self.progress = self.run + "progress/"
         self.journal = self.run + "journal/"
@@ -52,9 +54,28 @@ class Keys:
         """Return the key of an operator's request to a member."""
         return self.asks + member_id
 
+    def watched_by(self, member_id: str, stars: bool) -> tuple[str, ...]:
+        """Return the targets that a member watches, beside the ends of its own key and of a member that came earlier.
+
+        `stars`: the engine watches entries of any table.
+        """
+        return self.head, self.ask(member_id), *((self.entry("*", member_id),) if stars else ())
+
     def ban(self, host: str) -> str:
         """Return the key of an operator's ban of a host."""
         return self.bans + _quoted(host)
+
+    def strikes_of(self, host: str) -> str:
+        """Return the prefix of the strikes of a host."""
+        return f"{self.strikes}{_quoted(host)}/"
+
+    def strike(self, host: str, table: str) -> str:
+        """Return the key of a host's strike for the round of that rank table."""
+        return self.strikes_of(host) + table
+
+    def quarantine(self, host: str) -> str:
+        """Return the key that keeps a host out for a time."""
+        return self.quarantines + _quoted(host)
 
     def kv(self, table: str) -> str:
         """Return the prefix of a round's store."""
@@ -67,6 +88,15 @@ class Keys:
     def host_of_ban(self, key: str) -> str:
         """Return the host that a ban's key names."""
         return unquote(key[len(self.bans) :])
+
+    def host_of_quarantine(self, key: str) -> str:
+        """Return the host that a quarantine's key names."""
+        return unquote(key[len(self.quarantines) :])
+
+    def of_strike(self, key: str) -> tuple[str, str]:
+        """Return the host and the rank table that a strike's key names."""
+        host, _, table = key[len(self.strikes) :].partition("/")
+        return unquote(host), table
 
 
 @lru_cache(maxsize=1024)

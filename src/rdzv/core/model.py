@@ -283,6 +283,17 @@ class ProgressReport(Record, frozen=True, kw_only=True, tag="progress"):
     """The writer's wall clock, from which people are told how old this is. No rule computes with it."""
 
 
+class QuarantineLimit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many rounds a host may break within which time before it is kept out, and for how long the first time."""
+
+    strikes: int
+    within_s: float
+    for_s: float = 600.0
+
+    def __str__(self) -> str:
+        return f"{self.strikes}/{self.within_s:g}s/{self.for_s:g}s"  # As a user may write it.
+
+
 class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     """R/settings: the settings that all members must share, because any of them may lead. Times in seconds."""
 
@@ -301,6 +312,7 @@ class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     stall: float = 0.0
     on_failure: str = "close"
     closed_for: float = 60.0
+    quarantine: QuarantineLimit | None = None
 
 
 class DrainRequest(Record, frozen=True, kw_only=True, tag="ask"):
@@ -311,6 +323,20 @@ class DrainRequest(Record, frozen=True, kw_only=True, tag="ask"):
 
 class Ban(Record, frozen=True, kw_only=True, tag="ban"):
     """R/ban/<host>: an operator bans a host."""
+
+    reason: str
+
+
+class Strike(Record, frozen=True, kw_only=True, tag="strike"):
+    """R/strikes/<host>/<table>: the host broke the round of that table, and `count` - 1 others before it (quarantine.py)."""
+
+    count: int = 1
+    reason: str = ""
+    """Why that round was broken, for an operator who reads the record."""
+
+
+class Quarantine(Record, frozen=True, kw_only=True, tag="quarantine"):
+    """R/quarantine/<host>: the leader keeps a host out while this record lives, unless quorum needs it."""
 
     reason: str
 

@@ -8,8 +8,8 @@
 # or none, the reason in words, and when to look again. The leader carries the act out and looks again. No other code
 # decides anything.
 #
-# There are four acts: write a new head, seal a round (a rank table and the head that names it), evict members (delete
-# their keys), and sweep rank tables that no head names.
+# There are five acts: write a new head, seal a round (a rank table and the head that names it), evict members (delete
+# their keys), sweep rank tables that no head names, and strike a host that broke a round.
 #
 # The head moves through four phases:
 #
@@ -68,6 +68,7 @@ from .evictions import away_wait_s, evict_away, evict_banned, evict_stragglers
 from .fence import first_fence, next_fence
 from .flaps import count_flaps, flap_wait_s, times
 from .model import BACK_S, CAUSE_MEMBERS_MAX, STALL_GATHER_S, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
+from .quarantine import about_kept_out, strike
 from .ranks import assign, digest, worker_ranks
 from .text import clip
 from .view import LiveMember, View, candidate, name_of, names
@@ -220,6 +221,7 @@ def grow(view: View) -> Verdict:
     useful, why_not, wait = useful_newcomers(view)
     plural = "" if head.size == 1 else "s"
     calm = f"round {head.number} runs with {head.size} node{plural}" + (f"; {why_not}" if why_not else "")
+    calm += about_kept_out(view)
     if view.drains:
         calm += f"; {names(view.drains)} draining, but too few would remain without"
     if not useful:
@@ -321,7 +323,8 @@ def seal(view: View) -> Verdict | None:
         why = "last call over"
     else:
         return None
-    return Verdict(_seal(view, size), f"{view.here}: {why}")
+    # Before the seal, and not at the break: whoever is lost in between counts too.
+    return strike(view) or Verdict(_seal(view, size), f"{view.here}: {why}{about_kept_out(view)}")
 
 
 def start_call(view: View) -> Verdict | None:

@@ -38,13 +38,13 @@ class MemberStatus(msgspec.Struct, frozen=True):
     name: str
     host: str
     state: str
-    """One of: in, ready, straggling, waiting, spare, draining, unhealthy, done, banned, lost, left, gave up."""
+    """One of: in, ready, straggling, waiting, spare, draining, unhealthy, quarantined, done, banned, lost, left, gave up."""
     rank: int = -1
     info: dict[str, str] = {}
     here: bool = True
     """Whether the engine has the member's record. False: it was in the round and is gone, in the way that `state` says."""
     problem: str = ""
-    """Why it is unhealthy."""
+    """Why it is unhealthy or quarantined."""
     progress: ProgressReport | None = None
     """How far its workers are in this round; None: they do not tell."""
 
@@ -143,6 +143,7 @@ def describe(run_id: str, view: View) -> Status:
             room -= 1
         rank = view.entries[live.id].rank if live.id in view.in_table else -1
         problem = live.record.unhealthy if state == "unhealthy" else ""
+        problem = view.quarantined[live.record.host] if state == "quarantined" else problem
         shown.append(MemberStatus(
             live.id, live.record.name, live.record.host, state, rank, live.record.info, problem=problem,
             progress=_progress_of(view, live),
@@ -240,6 +241,8 @@ def _state(view: View, live: LiveMember, room: int) -> str:
         return "draining"
     if live.record.unhealthy:
         return "unhealthy"
+    if live.id in view.kept_out:
+        return "quarantined"
     phase = view.head.phase if view.head is not None else Phase.OPEN
     if live.id in view.in_table:
         if view.is_ready(live):

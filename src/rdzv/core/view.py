@@ -20,6 +20,7 @@ from .model import (
     BACK_S,
     FOLLOW_S,
     NO_ROUND,
+    SEALED,
     Call,
     Head,
     MemberRecord,
@@ -70,6 +71,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     """Reason by member id: an operator asked the member to drain."""
     banned: Mapping[str, str] = {}
     """Reason by host."""
+    strikes: Mapping[str, Mapping[str, int]] = {}
+    """By host, and by the table of the round that it broke: how many rounds the strike stands for."""
+    quarantined: Mapping[str, str] = {}
+    """Reason by host: the leader keeps it out for a time."""
     progress: Mapping[str, ProgressReport] = {}
     """How far the workers of each member are, if the observer has read that. For people; no rule reads it."""
     call_age_s: float = 0.0
@@ -138,7 +143,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         return {id: live for id, live in self.members.items() if self.stays(live)}
 
     def is_ready(self, live: LiveMember) -> bool:
-        """Whether the member wants to be in the next round and runs no workers of an earlier one."""
+        """Whether the member may be in the next round and runs no workers of an earlier one."""
+        return self._wants_in(live) and live.id not in self.kept_out
+
+    def _wants_in(self, live: LiveMember) -> bool:
         record = live.record
         if live.id not in self.candidates:
             return False
@@ -162,6 +170,26 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
     def ready(self) -> list[LiveMember]:
         """Members that would be in a round sealed now, if there is room."""
         return [live for live in self.members.values() if self.is_ready(live)]
+
+    @cached_property
+    def kept_out(self) -> dict[str, LiveMember]:
+        """Members that would be ready, but are on quarantined hosts that quorum does not need."""
+        # The others that count are those that are ready without them: a straggler may never be. In a running round its
+        # survivors count, because the question there is whether it could go on.
+        if not self.quarantined:
+            return {}
+        runs = self.head is not None and self.head.phase is SEALED
+        others = self.survivors if runs else []
+        wanting = [one for one in self.members.values() if self._wants_in(one) and not (runs and one.id in self.in_table)]
+        free = [one for one in wanting if one.record.host not in self.quarantined]
+        held = sorted(
+            (one for one in wanting if one.record.host in self.quarantined),
+            key=lambda one: (sum(self.strikes.get(one.record.host, {}).values()), one.created),
+        )
+        needed = 0
+        while needed < len(held) and not self.fits(others, free, held[:needed]):
+            needed += 1
+        return {one.id: one for one in held[needed:]}
 
     @cached_property
     def newcomers(self) -> list[LiveMember]:

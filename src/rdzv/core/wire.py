@@ -14,7 +14,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import Incompatible, LimitExceeded
-from .model import Ban, DrainRequest, Head, JournalEntry, MemberRecord, ProgressReport, RankEntry, Record, RunSettings
+from .model import (
+    Ban,
+    DrainRequest,
+    Head,
+    JournalEntry,
+    MemberRecord,
+    ProgressReport,
+    Quarantine,
+    RankEntry,
+    Record,
+    RunSettings,
+    Strike,
+)
 from .text import NAME_MAX, REASON_MAX, clip
 
 VERSION = 1
@@ -26,6 +38,8 @@ SIZES_MAX: dict[type[Record], int] = {
     RunSettings: 4 * 1024,
     DrainRequest: 1024,
     Ban: 1024,
+    Strike: 1024,
+    Quarantine: 1024,
     JournalEntry: 8 * 1024,
     ProgressReport: 1024,
 }
@@ -92,8 +106,8 @@ def read_head(data: bytes) -> Head | None:
         return None
 
 
-def reason_of(kind: type[Ban | DrainRequest], data: bytes) -> str:
-    """Return the reason in an operator's request. A request that cannot be read counts all the same."""
+def reason_of(kind: type[Ban | DrainRequest | Quarantine], data: bytes) -> str:
+    """Return the reason in an operator's request or in a quarantine. One that cannot be read counts all the same."""
     try:
         return decode(kind, data).reason
     except Incompatible:

@@ -12,12 +12,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import Unreachable
 from .port import Batch, Case, Compares, Gap, Operations, Outcome, ServerLife
 from .reference import Engine
-from .watch_queue import WatchQueue
+from .watch_queue import WatchesAfterwards, WatchQueue
 
 TICK_S = 0.25
 """Time between two checks for ended leases."""
@@ -111,7 +111,7 @@ class MemoryDriver:
         """Do nothing: the engine belongs to the process."""
 
 
-class MemorySession:
+class MemorySession(WatchesAfterwards):
     """A session for the loop it was made on. Its calls return at once, without switching to other tasks."""
 
     durable = True
@@ -150,12 +150,12 @@ class MemorySession:
         with self._lock():
             self.engine.revoke(lease)
 
-    def watch(self, targets: Sequence[str], since: int) -> MemoryWatch:
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> MemoryWatch:
         """Start a watch. Its reader gets the error if it cannot start, as with a remote engine."""
         watch = MemoryWatch(self)
         try:
             with self._lock():
-                watch.stop = self.engine.subscribe(targets, since, watch.deliver)
+                watch.stop = self.engine.subscribe(targets, since, watch.deliver, ends)
                 self.watches.add(watch)
         except (Gap, Unreachable) as problem:
             watch.problem = problem
@@ -196,20 +196,27 @@ class MemoryWatch(WatchQueue):
 
     async def __anext__(self) -> Batch:
         while True:
-            if self._shared.forked:
-                raise self._session.unreachable()
+            self.before_waiting()
             with self._shared.lock:
-                if self.problem is not None:
-                    raise self.problem
-                if self._batches:
-                    batch = self._batches.popleft()
-                    self._events -= len(batch.events)
-                    return batch
+                news = super().take()
+                if isinstance(news, Batch):
+                    return news
+                if news is not None:
+                    raise news
                 reader = self._reader = self._session.loop.create_future()
             await reader
 
+    def take(self) -> Batch | Exception | None:
+        with self._shared.lock:
+            return super().take()
+
+    def before_waiting(self) -> None:
+        if self._shared.forked:
+            raise self._session.unreachable()
+
     async def aclose(self) -> None:
         """End the watch. Closing twice is harmless."""
+        self._listener = None
         if not self._shared.forked:
             with self._shared.lock:
                 self.end(StopAsyncIteration())
@@ -227,15 +234,27 @@ class MemoryWatch(WatchQueue):
         reader, self._reader = self._reader, None
         if reader is None:
             return
-        try:
-            is_here = asyncio.get_running_loop() is self._session.loop
-        except RuntimeError:  # This thread has no loop.
-            is_here = False
-        if is_here:
+        if self._is_here():
             _wake_reader(reader)
-            return
+        else:
+            self._schedule(_wake_reader, reader)
+
+    def call(self, listener: Callable[[Batch | Exception], None], news: Batch | Exception) -> None:
+        if self._is_here():
+            super().call(listener, news)
+        else:
+            self._schedule(listener, news)
+
+    def _is_here(self) -> bool:
+        """Whether this is the thread of the reader's loop."""
         try:
-            self._session.loop.call_soon_threadsafe(_wake_reader, reader)
+            return asyncio.get_running_loop() is self._session.loop
+        except RuntimeError:  # This thread has no loop.
+            return False
+
+    def _schedule(self, callback: Callable[[Any], None], given: Any) -> None:
+        try:
+            self._session.loop.call_soon_threadsafe(callback, given)
         except RuntimeError:
             self.stop()  # The reader's loop is closed.
 

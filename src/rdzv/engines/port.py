@@ -14,7 +14,8 @@ The semantics are a small subset of etcd v3's, which are proven and fit the prot
 - A *watch* delivers every change of its targets after a revision, once each and in the order of revisions; the changes
   of one transaction come in one batch, and no batch is empty. A reader that is cancelled while it waits loses nothing.
   A session answers a call before its watches show what happened after it. An engine that has forgotten the revisions in
-  between ends the watch with `Gap`, and the caller lists again.
+  between ends the watch with `Gap`, and the caller lists again. A watch may begin with a transaction, at its revision, and
+  watch a key that the transaction found.
 
 A run keeps everything that its leader must see under one prefix. One watch then shows the run in the order of
 revisions, so every view is the run at one revision, on every engine.
@@ -32,7 +33,7 @@ Every driver must pass the contract suite, `tests/engines/test_contract*.py`, un
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Protocol, TypeAlias, final, runtime_checkable
 
@@ -220,6 +221,20 @@ class Outcome(_Data, frozen=True):
         return found[0] if found else None
 
 
+class WatchPlan(_Data, frozen=True):
+    """A watch that begins with a transaction, if that succeeds. `targets` and `ends`: as for `Session.watch`."""
+
+    targets: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+    first_of: tuple[int, ...] = ()
+    """Operations of the branch: the end of the first key that one of them finds is watched, too."""
+
+    def found(self, outcome: Outcome) -> tuple[str, ...]:
+        """Return that key; nothing, if none was found."""
+        reads = outcome.reads
+        return next(((item.key,) for index in self.first_of if index < len(reads) for item in reads[index]), ())
+
+
 def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:
     """Return the leases under which the branches put keys."""
     return {one.lease for branch in branches for one in branch if type(one) is Put}
@@ -248,6 +263,9 @@ class Watch(Protocol):
     """A stream of changes. It ends with Gap or EngineReset, or with Unreachable once its session is closed."""
 
     def __aiter__(self) -> AsyncIterator[Batch]: ...
+
+    def listen(self, listener: Callable[[Batch | Exception], None]) -> None:
+        """Call the listener with each batch, and with the exception at the end, instead of being iterated: it needs no task."""
 
     async def aclose(self) -> None:
         """End the watch. Harmless when it has ended."""
@@ -316,8 +334,17 @@ class Session(Protocol):
     async def revoke(self, lease: int) -> None:
         """End the lease now. One that has ended already is no error."""
 
-    def watch(self, targets: Sequence[str], since: int) -> Watch:
-        """Deliver the changes after revision `since` of each target: a key, a prefix ending with '/', or a star target."""
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> Watch:
+        """Deliver the changes after revision `since` of each target: a key, a prefix ending with '/', or a star target.
+
+        `ends`: keys of which only the deletion is delivered, unless they are among the targets, too.
+        """
+
+    async def txn_then_watch(
+        self, plan: WatchPlan, compares: Compares = (), then: Operations = (), otherwise: Operations = (),
+        instead: Sequence[Case] = (),
+    ) -> tuple[Outcome, Watch | None]:  # fmt: skip
+        """Make a transaction and, if it succeeds, begin a watch at its revision: one request, where the engine can."""
 
     async def close(self) -> None:
         """Close the connection. Leases live on: revoke first those that should end now."""

@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from .leases import Leases
 from .port import (
@@ -48,23 +49,35 @@ TELL_STEPS = 5
 class _Watcher:
     """A subscription to changes after revision `seen`. A change that two of its targets match is delivered once."""
 
-    __slots__ = ("deliver", "keys", "live", "prefixes", "seen")
+    __slots__ = ("deliver", "ends", "keys", "live", "prefixes", "seen")
 
-    def __init__(self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None]) -> None:
+    def __init__(
+        self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None], ends: Sequence[str] = ()
+    ) -> None:
         prefixes = {target for target in targets if target.endswith("/")}
         self.prefixes: tuple[str, ...] = ()
-        self.keys = frozenset(targets)
+        # Tuples: they are small, and looked into only for the past.
+        self.keys = tuple(dict.fromkeys(targets))
         if prefixes:
             self.prefixes = tuple(
                 sorted(one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes))
             )
-            self.keys = frozenset(one for one in targets if not one.startswith(self.prefixes))
+            self.keys = tuple(one for one in self.keys if not one.startswith(self.prefixes))
+        self.ends = tuple(one for one in dict.fromkeys(ends) if not self._wants_all(one)) if ends else ()
+        """Keys of which only the deletion is delivered."""
         self.seen = seen
         self.deliver = deliver
         self.live = True
 
-    def wants(self, key: str) -> bool:
+    def wants(self, event: Event) -> bool:
+        return self._wants_all(event.key) or (event.item is None and event.key in self.ends)
+
+    def _wants_all(self, key: str) -> bool:
         return key in self.keys or key.startswith(self.prefixes) or starred(key) in self.keys
+
+
+_Index: TypeAlias = dict[str, "tuple[_Watcher] | dict[_Watcher, None]"]
+"""The watchers of each name. Nearly every name has one, and a tuple takes a sixth of a dictionary's memory."""
 
 
 class Engine:
@@ -96,8 +109,9 @@ class Engine:
         """Events kept for watches from the past. A large one counts once per KiB begun."""
         self._forgotten = 0
         self._changed: dict[str, int] = {}
-        self._by_key: dict[str, dict[_Watcher, None]] = {}
-        self._by_prefix: dict[str, dict[_Watcher, None]] = {}
+        self._by_key: _Index = {}
+        self._by_prefix: _Index = {}
+        self._by_end: _Index = {}
         self._untold: deque[tuple[Batch, list[str]]] = deque()
         """Commits whose watchers are to be told, with the star targets of their events."""
         self._telling = False
@@ -263,18 +277,28 @@ class Engine:
 
     # ---- watches
 
-    def subscribe(self, targets: Sequence[str], since: int, deliver: Callable[[Batch], None]) -> Callable[[], None]:
+    def subscribe(
+        self, targets: Sequence[str], since: int, deliver: Callable[[Batch], None], ends: Sequence[str] = ()
+    ) -> Callable[[], None]:
         """Deliver every change of the targets after revision `since`, and return a function that ends the subscription.
+
+        Of the keys in `ends`, only the deletions are delivered.
 
         Past changes are delivered before this returns, as one batch, or Gap is raised. Then one batch per commit
         follows. All watchers of the same events get the same object, so that a server encodes it once.
         """
         if not self._forgotten <= since <= self.revision:
             raise Gap(f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}")
-        watcher = _Watcher(targets, self.revision, deliver)
-        for index, names in ((self._by_key, watcher.keys), (self._by_prefix, watcher.prefixes)):
+        watcher = _Watcher(targets, self.revision, deliver, ends)
+        for index, names in self._indices(watcher):
             for name in names:
-                index.setdefault(name, {})[watcher] = None
+                known = index.get(name)
+                if known is None:
+                    index[name] = (watcher,)
+                elif isinstance(known, dict):
+                    known[watcher] = None
+                else:
+                    index[name] = {known[0]: None, watcher: None}
         missed = self._missed(watcher, since)
         if missed:
             self.meter.steps += len(missed)
@@ -285,14 +309,22 @@ class Engine:
         if not watcher.live:
             return
         watcher.live = False
-        for index, names in ((self._by_key, watcher.keys), (self._by_prefix, watcher.prefixes)):
+        for index, names in self._indices(watcher):
             for name in names:
-                del index[name][watcher]
-                if not index[name]:
+                known = index[name]
+                if isinstance(known, dict) and len(known) > 1:
+                    del known[watcher]
+                else:
                     del index[name]
 
+    def _indices(self, watcher: _Watcher) -> tuple[tuple[_Index, tuple[str, ...]], ...]:
+        return (self._by_key, watcher.keys), (self._by_end, watcher.ends), (self._by_prefix, watcher.prefixes)
+
     def _missed(self, watcher: _Watcher, since: int) -> tuple[Event, ...]:
-        if not watcher.prefixes and max([self._changed.get(key, 0) for key in watcher.keys], default=0) <= since:
+        if not watcher.prefixes and since == self.revision:
+            return ()
+        names = watcher.keys + watcher.ends
+        if not watcher.prefixes and max([self._changed.get(name, 0) for name in names], default=0) <= since:
             return ()
         missed: list[Event] = []
         # Backwards: most watches begin near the end of the history.
@@ -300,7 +332,7 @@ class Engine:
             if batch.revision <= since:
                 break
             self.meter.steps += len(batch.events)
-            missed.extend(event for event in reversed(batch.events) if watcher.wants(event.key))
+            missed.extend(event for event in reversed(batch.events) if watcher.wants(event))
         return tuple(reversed(missed))
 
     def compact(self, revision: int) -> None:
@@ -359,6 +391,9 @@ class Engine:
         for name in (key, star):
             for watcher in self._by_key.get(name, ()):
                 found[watcher] = None
+        if batch.events[0].item is None:
+            for watcher in self._by_end.get(key, ()):
+                found[watcher] = None
         if self._by_prefix:
             for name in _ancestors(key[: key.rfind("/") + 1]):
                 for watcher in self._by_prefix.get(name, ()):
@@ -377,6 +412,9 @@ class Engine:
         for index, event in enumerate(batch.events):
             for name in (event.key, stars[index]):
                 for watcher in self._by_key.get(name, ()):
+                    found.setdefault(watcher, {})[index] = None
+            if event.item is None:
+                for watcher in self._by_end.get(event.key, ()):
                     found.setdefault(watcher, {})[index] = None
             if not self._by_prefix:
                 continue

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..core import wire
-from ..core.acts import Act, Evict, Seal, Sweep, Verdict, WriteHead
+from ..core.acts import Act, Evict, Seal, StrikeHost, Sweep, Verdict, WriteHead
 from ..core.model import Head, Phase
 from ..core.rules import lead
 from ..core.view import View
@@ -230,6 +230,8 @@ class Leader:
             return await self._seal(act, reason, view)
         if isinstance(act, Evict):
             return await self._evict(act, view)
+        if isinstance(act, StrikeHost):
+            return await self._strike(act, view)
         return await self._sweep(act, view)
 
     def guard(self, view: View) -> list[Compare]:
@@ -323,6 +325,17 @@ class Leader:
     async def _sweep(self, act: Sweep, view: View) -> Outcome:
         prefixes = [prefix(table) for table in act.tables for prefix in (self._keys.table, self._keys.kv)]
         writes: list[Operation] = [DeletePrefix(prefix) for prefix in prefixes[: self.session.writes_max]]
+        return await self._txn(self.guard(view), writes)
+
+    async def _strike(self, act: StrikeHost, view: View) -> Outcome:
+        """T17.2: note the strike, and the quarantine if there is one, each under a lease of its own."""
+        keys, table = self._keys, view.head.table if view.head is not None else ""
+        strike = await self.session.grant(act.lasts_s)
+        writes: list[Operation] = [Put(keys.strike(act.host, table), wire.encode(act.strike), strike)]
+        writes += [port.Delete(keys.strike(act.host, former)) for former in act.replaced]
+        if act.quarantine is not None:
+            quarantine = await self.session.grant(act.quarantine_s)
+            writes.append(Put(keys.quarantine(act.host), wire.encode(act.quarantine), quarantine))
         return await self._txn(self.guard(view), writes)
 
     async def _keep_run_lease(self, mirror: RunMirror) -> None:

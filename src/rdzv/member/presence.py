@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -92,6 +93,9 @@ class Presence:
         self._error: BaseException | None = None
         self._ended = Wakeup(node)
         self._made_settings = False
+        self._watch: port.Watch | None = None
+        """The watch that is listened to."""
+        self._leading: asyncio.Task[None] | None = None
         self.since = 0
         """The watch has shown everything up to this revision."""
         self._shown: Item | None = None
@@ -135,7 +139,7 @@ class Presence:
         if self.created < 0:
             raise await self.why_gone()
         self.predecessor, self.since = found.predecessor, found.revision
-        self._made_settings = found.made_settings
+        self._made_settings, self._watch = found.made_settings, found.watch
         self._entry_created = self.created
         self.show_head(found.head, found.revision)
         head = self.tracker.head
@@ -166,10 +170,10 @@ class Presence:
 
     async def run(self) -> None:
         """Stay until `end` is called. Raises EngineReset, or a defect."""
-        self._tasks = [self._spawn(self._stay_in_line, "watch")]
+        self._stay_in_line()
         # A timer first, and a task once there is something to renew: thousands may come at once.
         due_s = self.state.renewed_at + self.settings.lease / 3 - self.node.now()
-        first = self.node.call_later(due_s, lambda: self._tasks.append(self._spawn(self.heartbeat, "heartbeat")))
+        first = self.node.call_later(due_s, lambda: self._start(self.heartbeat, "heartbeat"))
         try:
             while not self.is_over:
                 await self._ended.wait()
@@ -182,8 +186,12 @@ class Presence:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._watch is not None:
+                await self._watch.aclose()
 
-    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> asyncio.Task[None]:
+        """Start a task of this presence, which ends with it."""
+
         async def watched() -> None:
             try:
                 await work()
@@ -192,19 +200,22 @@ class Presence:
             except Exception as error:  # noqa: BLE001  Whatever it is, it ends the presence, and `run` raises it.
                 self.end(error)
 
-        return asyncio.get_running_loop().create_task(watched(), name=f"rdzv {what} {self.record.name}")
+        task = asyncio.get_running_loop().create_task(watched(), name=f"rdzv {what} {self.record.name}")
+        self._tasks = [*(one for one in self._tasks if not one.done()), task]
+        return task
 
-    async def _stay_in_line(self) -> None:
-        """Follow. Once no earlier member is left, lead as well."""
-        await self._follow()
-        self.leader = Leader(self, self._made_settings)
-        self.emit(Leads())
-        leading = self._spawn(self._lead, "duty")
-        try:
-            await self._follow()
-        finally:
-            leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
+    def _stay_in_line(self) -> None:
+        """Follow: listen to the watch, without a task. Once no earlier member is left, lead as well."""
+        if self.is_over:
+            return
+        if not self.predecessor and self.leader is None:
+            self.leader = Leader(self, self._made_settings)
+            self.emit(Leads())
+            self._leading = self._start(self._lead, "duty")
+        if self._watch is None:
+            ends = [one for one in (self.keys.member(self.id), self.predecessor) if one]
+            self._watch = self.session.watch(self.keys.watched_by(self.id, self.session.stars), self.since, ends)
+        self._watch.listen(partial(self._told, self._watch))
 
     async def _lead(self) -> None:
         """Lead. A leader that fails must not stay as one that leads nobody: its lease ends with it."""
@@ -261,33 +272,48 @@ class Presence:
             with suppress(LeaseGone):
                 await self.session.renew(self.run_lease)
 
-    async def _follow(self) -> None:
-        """Watch the head, the own key and entries, an operator's ask, and a member that came earlier.
-
-        Returns when no earlier member is left and this one does not lead yet.
-        """
-        keys = self.keys
-        own, ask, entries = keys.member(self.id), keys.ask(self.id), keys.entry("*", self.id)
-        while True:
-            if not self.predecessor and self.leader is None:
-                return
-            targets = [keys.head, own, ask, entries if self.session.stars else "", self.predecessor]
-            watch = self.session.watch([target for target in targets if target], self.since)
+    def _told(self, watch: port.Watch, news: port.Batch | Exception) -> None:
+        """Heed what the watch shows. A task is needed only if that takes a request."""
+        if watch is not self._watch or self.is_over:
+            return
+        is_key_gone = False
+        if isinstance(news, port.Batch):
+            self.since = news.revision
             try:
-                async for batch in watch:
-                    self.since = batch.revision
-                    for event in batch.events:
-                        if event.key == own and event.item is None:
-                            self.forget_shown()
-                            raise await self.why_gone()
-                        self._heed(event)
-                    if not self.predecessor and self.leader is None:
-                        break
-            except port.Gap:
-                pass
-            finally:
-                await watch.aclose()
-            await self.look_again()
+                is_key_gone = self._heed_all(news.events)
+            except Exception as error:  # noqa: BLE001  Whatever it is, it ends the presence, and `run` raises it.
+                self.end(error)
+            if not is_key_gone and (self.predecessor or self.leader is not None):
+                return
+        elif not isinstance(news, port.Gap):
+            self.end(news)
+            return
+        self._watch = None
+        self._start(partial(self._go_on, watch, is_key_gone), "watch")
+
+    def _heed_all(self, events: tuple[port.Event, ...]) -> bool:
+        """Note what the watch shows. Return True, and heed no more, if the own key is gone."""
+        own = self.keys.member(self.id)
+        for event in events:
+            if event.key == own:
+                self.forget_shown()
+                return True
+            self._heed(event)
+        return False
+
+    async def _go_on(self, watch: port.Watch, is_key_gone: bool) -> None:
+        """Find out what has become of this member, or whom it follows now, and watch anew."""
+        await watch.aclose()
+        if is_key_gone:
+            self._evicted(await self.why_gone())
+        await self.look_again()
+        self._stay_in_line()
+
+    def _evicted(self, error: Exception) -> NoReturn:
+        """Stop leading at once: the machine was told, and ends this presence."""
+        if self._leading is not None:
+            self._leading.cancel()
+        raise error
 
     def _heed(self, event: port.Event) -> None:
         """Note what the watch shows, in the order in which it happened."""
@@ -311,7 +337,7 @@ class Presence:
         seen = await self.read_patiently(reads)
         own, ask = seen.item(1), seen.item(2)
         if own is None or own.created != self.created:
-            raise await self.why_gone()
+            self._evicted(await self.why_gone())
         if ask is not None:
             self.emit(DrainAsked(wire.reason_of(DrainRequest, ask.value)))
         self.predecessor = "" if self.leader is not None else next((item.key for item in seen.reads[3]), "")
@@ -439,7 +465,7 @@ class Presence:
     def _inherit(self) -> None:
         heir = Heir(self)
         if heir.is_needed and not self.is_over:
-            self._tasks = [*(task for task in self._tasks if not task.done()), self._spawn(heir.run, "heir")]
+            self._start(heir.run, "heir")
 
     @property
     def own_guard(self) -> Created:

@@ -21,7 +21,7 @@ from ..core.model import Ban, MemberRecord, Phase, RankEntry, RunSettings
 from ..core.text import NAME_MAX, clip
 from ..core.topology import with_host
 from ..engines import port
-from ..engines.port import Compare, Empty, Equals, Get, Item, List, Modified, Operation, Order, Outcome, Put
+from ..engines.port import Compare, Empty, Equals, Get, Item, List, Modified, Operation, Order, Outcome, Put, WatchPlan
 from ..errors import Banned, Incompatible, SettingsError
 from ..system.node import Node
 
@@ -46,6 +46,8 @@ class Found(msgspec.Struct, frozen=True):
     run_lease: int
     made_settings: bool = False
     """The settings were put with the key, and hang on no lease yet."""
+    watch: port.Watch | None = None
+    """What every member watches, from `revision` on, if it began with the transaction that put the key."""
 
 
 class Registration:
@@ -61,6 +63,7 @@ class Registration:
         self._show_head = presence.show_head
         self._me = presence.state.me
         self._own = presence.keys.member(presence.id)
+        self._watch_plan = WatchPlan(self._keys.watched_by(presence.id, self._session.stars), (self._own,), (0, 1))
         self._ban = presence.keys.ban(presence.record.host)
         self._entrance = Put(self._own, wire.encode(presence.record), presence.lease)
         self._welcome: tuple[Compare, ...] = (port.Created(self._own, 0), port.Created(self._ban, 0))
@@ -82,10 +85,13 @@ class Registration:
         seen: Outcome | None = None
         while True:
             ways = [port.Case(tuple(one), (*before, *writes, Get(keys.head))) for one, writes in self.ways(seen)]
-            outcome = await self._session.txn(ways[0].compares, ways[0].then, around, ways[1:])
+            then, instead = ways[0].then, ways[1:]
+            outcome, watch = await self._session.txn_then_watch(
+                self._watch_plan, ways[0].compares, then, around, instead
+            )
             if outcome.succeeded:
                 made_settings = any(type(one) is Put and one.key == keys.settings for one in ways[outcome.case].then)
-                return self._found(outcome, outcome.revision, self._record, made_settings)
+                return self._found(outcome, outcome.revision, self._record, made_settings, watch)
             own = outcome.item(_OWN)
             if own is not None:
                 return await self._recognize(own)
@@ -99,10 +105,13 @@ class Registration:
         created = own.created if still is not None and still.created == own.created else -1
         return self._found(outcome, created, wire.decode(MemberRecord, own.value))
 
-    def _found(self, outcome: Outcome, created: int, record: MemberRecord, made_settings: bool = False) -> Found:
-        others = [item.key for item in (*outcome.reads[0], *outcome.reads[1]) if item.key != self._own]
-        predecessor = others[0] if others else ""
-        return Found(created, record, predecessor, outcome.item(-1), outcome.revision, self._run_lease, made_settings)
+    def _found(
+        self, outcome: Outcome, created: int, record: MemberRecord, made_settings: bool = False,
+        watch: port.Watch | None = None,
+    ) -> Found:  # fmt: skip
+        predecessor = next(iter(self._watch_plan.found(outcome)), "")
+        head, revision = outcome.item(-1), outcome.revision
+        return Found(created, record, predecessor, head, revision, self._run_lease, made_settings, watch)
 
     def ways(self, seen: Outcome | None) -> list[_Way]:
         """The transactions by which this member can come in; the engine does the first whose compares hold.

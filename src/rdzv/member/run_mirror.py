@@ -13,7 +13,17 @@ import msgspec
 from ..config.settings import Settings
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import Ban, DrainRequest, Head, MemberRecord, ProgressReport, RankEntry, RunSettings
+from ..core.model import (
+    Ban,
+    DrainRequest,
+    Head,
+    MemberRecord,
+    ProgressReport,
+    Quarantine,
+    RankEntry,
+    RunSettings,
+    Strike,
+)
 from ..core.view import LiveMember, View
 from ..engines.port import Batch, EngineReset, Item, List, Session
 from ..errors import Incompatible, Unreachable
@@ -37,6 +47,8 @@ class RunMirror:
         self.tables: dict[str, dict[str, RankEntry]] = {}
         self.asked: dict[str, str] = {}
         self.banned: dict[str, str] = {}
+        self.strikes: dict[str, dict[str, int]] = {}
+        self.quarantined: dict[str, str] = {}
         self.progress: dict[str, ProgressReport] = {}
         """How far the workers of each member are, if the caller has read or watched that."""
         for item in items:
@@ -63,6 +75,10 @@ class RunMirror:
             self._note(self.asked, key[len(keys.asks) :], item, DrainRequest)
         elif key.startswith(keys.bans):
             self._note(self.banned, keys.host_of_ban(key), item, Ban)
+        elif key.startswith(keys.strikes):
+            self._strike(*keys.of_strike(key), item)
+        elif key.startswith(keys.quarantines):
+            self._note(self.quarantined, keys.host_of_quarantine(key), item, Quarantine)
         elif key.startswith(keys.progress):
             self._progress(key[len(keys.progress) :], item)
 
@@ -101,7 +117,19 @@ class RunMirror:
             with suppress(Incompatible):
                 self.progress[id] = wire.decode(ProgressReport, item.value)
 
-    def _note(self, notes: dict[str, str], name: str, item: Item | None, kind: type[DrainRequest | Ban]) -> None:
+    def _strike(self, host: str, table: str, item: Item | None) -> None:
+        strikes = self.strikes.setdefault(host, {})
+        strikes.pop(table, None)
+        if item is not None:
+            strikes[table] = 1
+            with suppress(Incompatible):  # One that cannot be read counts once.
+                strikes[table] = wire.decode(Strike, item.value).count
+        elif not strikes:
+            del self.strikes[host]
+
+    def _note(
+        self, notes: dict[str, str], name: str, item: Item | None, kind: type[DrainRequest | Ban | Quarantine]
+    ) -> None:
         notes.pop(name, None)
         if item is not None:
             notes[name] = wire.reason_of(kind, item.value)
@@ -120,7 +148,7 @@ class RunMirror:
             settings=settings, me=me, durable=durable, known_s=known_s, revision=self.revision,
             head=self.head, head_modified=self.head_item.modified if self.head_item is not None else 0,
             members=self.members, entries=self.tables.get(table, {}), orphans=orphans,
-            asked=self.asked, banned=self.banned, progress=self.progress,
+            asked=self.asked, banned=self.banned, strikes=self.strikes, quarantined=self.quarantined, progress=self.progress,
             call_age_s=ages[0], sealed_age_s=ages[1], grown_age_s=ages[2],
             late=late, incarnation=incarnation, fresh=fresh, place=place, promised=promised,
             fence_floor=fence_floor, wall_s=wall_s, linger_s=linger_s, away_asked_s=away_asked_s,

@@ -8,6 +8,7 @@ themselves do not come by the socket at all (`core/worker_messages.py`).
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -30,6 +31,9 @@ PATH_MAX = 100
 """Bytes of a path that a socket can surely have; Linux allows 107."""
 SIGNALS = (0, signal.SIGURG)
 """Signals that a worker may ask for, to write its stacks: only such as harm no process."""
+FOLDER = "rdzv-worker-"
+"""The beginning of the names of folders. One that no process has locked is one of a dead agent."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 STACKS_MAX = 64 * 1024
 """Bytes of stacks that are read."""
 
@@ -83,16 +87,19 @@ class WorkerChannel:
         self.came = asyncio.Event()
         """Set when a worker has said hello."""
         self._folder: Path | None = None
+        self._lock = -1
+        """The folder, locked for as long as this process lives."""
         self._server: asyncio.Server | None = None
         self._connections = 0
 
     async def open(self) -> None:
         """Listen. Raises OSError."""
-        self._folder = _make_folder()
+        self._folder, self._lock = _make_folder()
         path = self._folder / "worker"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
         path.chmod(0o600)
         self.path = str(path)
+        await asyncio.to_thread(_remove_dead, self._folder.parent)
 
     def close(self) -> None:
         """Stop listening, let all workers go and remove the folder."""
@@ -102,6 +109,9 @@ class WorkerChannel:
             self._drop(worker)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -162,11 +172,30 @@ class WorkerChannel:
                 worker.close()
 
 
-def _make_folder() -> Path:
-    """Make a folder for this user only, with a path that is short enough for a socket."""
+def _make_folder() -> tuple[Path, int]:
+    """Make a folder for this user only, with a path that is short enough for a socket, and lock it."""
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
-    return Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
+    made = Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
+    lock = os.open(made, _FOLDER_FLAGS)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    # Named when it is locked, so that no other agent takes it for one of a dead agent.
+    return made.rename(made.with_name(FOLDER + made.name.removeprefix("rdzv-"))), lock
+
+
+def _remove_dead(base: Path) -> None:
+    """Remove the folders of agents of this user that were killed: no process can do so at its own SIGKILL."""
+    with suppress(OSError), os.scandir(base) as entries:
+        for entry in entries:
+            if entry.name.startswith(FOLDER):
+                with suppress(OSError):
+                    lock = os.open(entry.path, _FOLDER_FLAGS)
+                    try:
+                        if os.fstat(lock).st_uid == os.getuid():
+                            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                    finally:
+                        os.close(lock)
 
 
 def _peer(connection: socket.socket) -> tuple[int, str]:

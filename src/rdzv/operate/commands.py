@@ -10,13 +10,13 @@ from contextlib import suppress
 
 import msgspec
 
-from ..config.duration import show_duration
 from ..core import wire
 from ..core.acts import because, close_head, journal_line
+from ..core.duration import show_duration
 from ..core.keys import Keys
 from ..core.model import Ban, CauseKind, DrainRequest, Era, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
-from ..engines.port import Delete, Get, List, Modified, Put, Session
+from ..engines.port import Delete, DeletePrefix, Get, List, Modified, Put, Session
 from ..errors import Incompatible
 from ..member.head_write import write_head
 from ..system.node import stamp
@@ -62,10 +62,13 @@ async def ban(session: Session, run_id: str, host: str, reason: str, for_s: floa
 
 
 async def unban(session: Session, run_id: str, host: str) -> bool:
-    """Let a host in again, and return whether it was banned."""
-    key = Keys(run_id).ban(host)
-    outcome = await session.txn(then=[Get(key), Delete(key)])
-    return bool(outcome.reads[0])
+    """Let a host in again, and return whether it was banned or quarantined. Its strikes are forgotten, too."""
+    keys = Keys(run_id)
+    ban, quarantine = keys.ban(host), keys.quarantine(host)
+    outcome = await session.txn(
+        then=[Get(ban), Get(quarantine), Delete(ban), Delete(quarantine), DeletePrefix(keys.strikes_of(host))]
+    )
+    return any(outcome.reads)
 
 
 async def close(session: Session, run_id: str, reason: str, by: str, at: str | None = None) -> bool:

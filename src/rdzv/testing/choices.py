@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from .chosen import ChosenChannel
-from .history import Fault
 
 if TYPE_CHECKING:
     from .small_world import SmallWorld
@@ -48,13 +47,13 @@ def _lose_answer(world: SmallWorld, name: str) -> None:
 
 def _hold(world: SmallWorld, name: str) -> None:
     """Hold the request back: it may arrive long after the member has given it up."""
-    world.record("cut requests", name, lasts=True)
-    world.held[name] = (world.request_of(name), len(world.history))
+    world.begin("cut requests", name, "release")
+    world.held[name] = world.request_of(name)
 
 
 def _release(world: SmallWorld, name: str) -> None:
     del world.held[name]
-    world.history.add(Fault(kind="cut requests", target=name, stop=True))
+    world.end("cut requests", name, "release")
 
 
 def _crash(world: SmallWorld, name: str) -> None:
@@ -73,11 +72,10 @@ def _crash_late(world: SmallWorld, name: str) -> None:
 
 def _pause(world: SmallWorld, name: str) -> None:
     """Stop the process. A request that it has sent is served, and the answer waits."""
-    world.record("pause", name, lasts=True)
+    world.begin("pause", name, "resume", "resume late")
     if name in world.network.waiting([]):
         world.request_of(name).deliver()
     world.apps[name].node.pause()
-    world.paused[name] = len(world.history)
 
 
 def _stall(world: SmallWorld, name: str) -> None:
@@ -99,8 +97,7 @@ def _resume(world: SmallWorld, name: str) -> None:
 
 def _resume_late(world: SmallWorld, name: str) -> None:
     """Let the process go on. Its timers fire before it reads its sockets."""
-    del world.paused[name]
-    world.history.add(Fault(kind="pause", target=name, stop=True))
+    world.end("pause", name, "resume", "resume late")
     world.apps[name].node.resume()
 
 
@@ -134,20 +131,31 @@ def _gap(world: SmallWorld, _name: str) -> None:
 
 def _lead_astray(world: SmallWorld, name: str) -> None:
     """Let the endpoint's name mean another engine to that member, from its next connection on."""
-    world.record("moved", name, lasts=True)
-    world.record("second engine", name, lasts=True)
+    world.begin("moved", name)
+    world.begin("second engine", name, "lead back")
     world.routes[name] = world.second = world.second or world.serve("engine-2")
-    world.astray[name] = len(world.history)
     for connection in world.network.of(name):
         connection.reset()
 
 
 def _lead_back(world: SmallWorld, name: str) -> None:
-    del world.routes[name], world.astray[name]
-    for kind in ("moved", "second engine"):
-        world.history.add(Fault(kind=kind, target=name, stop=True))
+    del world.routes[name]
+    world.end("moved", name)
+    world.end("second engine", name, "lead back")
     for connection in world.network.of(name):
         connection.reset()
+
+
+def _sick(world: SmallWorld, name: str) -> None:
+    """Let the check of the node fail, and its workers too."""
+    world.begin("sick", name, "cure")
+    world.apps[name].node.sick = "row remapping failed"
+    world.apps[name].command("fail")
+
+
+def _cure(world: SmallWorld, name: str) -> None:
+    world.end("sick", name, "cure")
+    world.apps[name].node.sick = ""
 
 
 def _newcomer(world: SmallWorld, name: str) -> None:
@@ -192,6 +200,7 @@ FAULTS: dict[str, FaultKind] = {
     "host down": FaultKind(REQUEST_OR_QUIET, _host_down),
     "gap": FaultKind(ENGINE, _gap),
     "lead astray": FaultKind(HOLDING, _lead_astray),
+    "sick": FaultKind(HOLDING, _sick),
     "newcomer": FaultKind(NEW, _newcomer),
     "respawn": FaultKind(DEAD, _respawn),
     **{deed: FaultKind(HOLDING, partial(_order, deed)) for deed in ("fail", "leave", "done", "close", "drain", "give up")},
@@ -200,6 +209,6 @@ FAULTS: dict[str, FaultKind] = {
 
 ORDINARY: dict[str, Callable[[SmallWorld, str], None]] = {
     "serve": lambda world, name: world.request_of(name).deliver(),
-    "resume": _resume, "resume late": _resume_late, "release": _release, "lead back": _lead_back,
+    "resume": _resume, "resume late": _resume_late, "release": _release, "lead back": _lead_back, "cure": _cure,
 }  # fmt: skip
 VERBS = ("wait", "rest", *ORDINARY, *FAULTS)

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ..engines.embedded.frames import PREAMBLE, Revoke, Txn, answer_decoder, request_decoder
+from ..engines.embedded.features import request_decoder
+from ..engines.embedded.frames import PREAMBLE, Revoke, Txn, answer_decoder
 from ..engines.port import Delete, DeletePrefix, Put
 from ..system.bootstrap import Bootstrap
 from .fingerprint import CLOCK_STEP, PORT, REVISION
@@ -157,7 +158,7 @@ class ChosenNetwork(SimNetwork):
                 found.setdefault(connection.node.name, channel)
         return dict(sorted(found.items()))
 
-    def deliver_plain(self, paused: dict[str, int], held: list[ChosenChannel]) -> None:
+    def deliver_plain(self, paused: set[str], held: list[ChosenChannel]) -> None:
         """Deliver everything that is not a matter of choice."""
         for connection, channel in self.channels():
             is_answer = channel is connection.answers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.acts import Verdict
 from ..core.model import Phase
 from ..core.rules import RULES
-from ..engines.embedded.frames import Request
+from ..engines.embedded.features import Request
 from .server import SimServer
 
 if TYPE_CHECKING:

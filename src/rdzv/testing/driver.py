@@ -10,6 +10,8 @@ from ..engines.embedded import frames
 from ..engines.embedded.client import Greeter, RemoteDriver, RemoteSession
 from ..engines.embedded.connection import ClientConnection
 from ..engines.embedded.frames import Frame, Hello, Welcome
+from ..engines.port import Outcome, Watch
+from ..engines.watch_queue import WatchesAfterwards
 from ..errors import Unreachable
 from ..system.dial import Address, DialFailed
 from ..system.timers import sleep
@@ -46,6 +48,11 @@ class SimSession(RemoteSession):
                 self._leases[lease] = None
             await self._call(lambda number: frames.Txn(number, (), (), (), (), (grant,)))
         return lease
+
+    async def txn_then_watch(self, *given: Any) -> tuple[Outcome, Watch | None]:
+        """Watch by a request of its own if this session stands for etcd."""
+        kind = RemoteSession if self.stars else WatchesAfterwards
+        return await kind.txn_then_watch(self, *given)
 
     def _lost(self, problem: str) -> None:
         if self._driver.node.loop.unwinding:

@@ -29,10 +29,10 @@ from pathlib import Path
 from .checkers import SAFETY_CHECKERS
 from .choices import FAULTS, TARGETS, VERBS, Choice
 from .fingerprint import PORT
-from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions
+from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine
 from .small_world import SmallWorld, WorldPlan
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine)
 STATES_MAX = 1 << 21
 CHOICES_MAX = 1 << 23
 WRONG_MAX = 20
@@ -87,6 +87,13 @@ WORLDS = {
         WorldPlan(
             "three miss their leader", 3, ("fail", *_CRASHES, *_MESSAGES, "pause"), 2, formed=True, chooses_reads=False,
             options={"min_nodes": 1},
+        ),
+        WorldPlan(
+            "three re-form: sick nodes", 3, ("sick", "crash"), 2, formed=True, chooses_reads=False, options={"check": "check"},
+        ),
+        WorldPlan(
+            "three re-form: quarantine", 3, ("crash", "respawn"), 2, formed=True, chooses_reads=False,
+            options={"quarantine": "1/1h", "min_nodes": 1},
         ),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),

@@ -1,8 +1,8 @@
 """A fingerprint of everything that a simulated run can still depend on, so that equal states are recognised.
 
 The walk follows every reference from the roots: objects, containers, closures, and the suspended frames of coroutines with
-their local variables. Nothing has to be listed, so a new attribute of the product cannot be forgotten. Two kinds of
-value differ between states that behave alike, and are put in a common form:
+what they can still read (`liveness.py`). Nothing has to be listed, so a new attribute of the product cannot be forgotten. Two
+kinds of value differ between states that behave alike, and are put in a common form:
 
 - An instant becomes its distance from the present, and everything longer ago than `AGE_MAX_S` is equally long ago. Clocks of
   explored nodes and servers start at round numbers far apart (`CLOCKS`), by which an instant is recognised.
@@ -25,9 +25,11 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
+
+from .liveness import readable
 
 CLOCK_STEP: Final = 1e8
 """Clocks start at multiples of this: an instant tells which clock it is of. No duration is so long."""
@@ -39,6 +41,8 @@ GRAIN_S = 0.5
 """Instants are told apart to this much."""
 REVISION: Final = 7_000_000
 """First revision of an explored engine: numbers from here to a million above are revisions."""
+LEASE: Final = 10**17
+"""Numbers from here on are leases."""
 PORT: Final = 20_000
 """Ports of bootstrap addresses begin here and end below 30,000."""
 
@@ -51,12 +55,6 @@ _SKIPPED_ATTRIBUTES = frozenset({
 """Counters, caches and chance, which decide nothing, and queues that the world shows itself."""
 
 
-class _Word(str):
-    """An id, lease, revision or port. Its first character tells which."""
-
-    __slots__ = ()
-
-
 def fingerprint(roots: Iterable[object], clocks: Mapping[int, float]) -> bytes:
     """Return 8 bytes that are equal for states that behave alike. `clocks`: the present of each clock, by its number."""
     text = describe(roots, clocks).encode("utf-8", "surrogatepass")
@@ -67,11 +65,11 @@ def describe(roots: Iterable[object], clocks: Mapping[int, float]) -> str:
     """Return the state as text."""
     walk = Walk(clocks)
     for root in roots:
-        walk.visit(root)
-    words = sorted({part for part in walk.out if type(part) is _Word}, key=_order)
-    kinds = itertools.groupby(words, key=lambda word: word[0])
+        if not walk.knows(root):
+            walk.visit(root)
+    kinds = itertools.groupby(sorted(walk.words, key=_order), key=lambda word: word[0])
     ranks = {word: f"{kind}{rank}" for kind, group in kinds for rank, word in enumerate(group)}
-    return " ".join([ranks[part] if type(part) is _Word else part for part in walk.out])
+    return " ".join(map(ranks.get, walk.out, walk.out))  # What has no rank stays as it is.
 
 
 def _order(word: str) -> tuple[str, int, str]:
@@ -79,9 +77,10 @@ def _order(word: str) -> tuple[str, int, str]:
 
 
 @functools.lru_cache(maxsize=100_000)
-def _parts(text: str) -> tuple[str, ...]:
-    """Split a text into words that are renamed and what is between them."""
-    return tuple(_Word(part) if _RENAMED.fullmatch(part) else part for part in _RENAMED.split(text) if part)
+def _parts(text: str) -> tuple[list[str], list[str]]:
+    """Split a text at words that are renamed. Return all parts, and these words."""
+    parts = [part for part in _RENAMED.split(text) if part]
+    return parts, [part for part in parts if _RENAMED.fullmatch(part)]
 
 
 class Walk:
@@ -89,15 +88,18 @@ class Walk:
 
     def __init__(self, clocks: Mapping[int, float]) -> None:
         self.out: list[str] = []
+        self.words: set[str] = set()
+        """Ids, leases, revisions and ports that were met. The first character of each tells which it is."""
         self._clocks = clocks
         self._met: dict[int, int] = {}
         self._kept: list[object] = []
 
     def visit(self, thing: object) -> None:
-        visitor = VISITORS.get(type(thing))
-        if visitor is None:
-            visitor = VISITORS[type(thing)] = _visitor_for(type(thing))
-        visitor(self, thing)
+        VISITORS[type(thing)](self, thing)
+
+    def knows(self, thing: object) -> bool:
+        """Whether the object was met before."""
+        return id(thing) in self._met
 
     def is_met(self, thing: object) -> bool:
         """Whether the object was met before. Its number is written in any case."""
@@ -119,14 +121,14 @@ class Walk:
     def items(self, things: Iterable[object]) -> None:
         self.out.append("[")
         for thing in things:
-            self.visit(thing)
+            VISITORS[type(thing)](self, thing)
         self.out.append("]")
 
     def mapping(self, things: Mapping[Any, object]) -> None:
         self.out.append("{")
         for key, thing in things.items():
-            self.visit(key)
-            self.visit(thing)
+            VISITORS[type(key)](self, key)
+            VISITORS[type(thing)](self, thing)
         self.out.append("}")
 
     def unordered(self, things: Iterable[object]) -> None:
@@ -141,64 +143,85 @@ class Walk:
     def instance(self, thing: object) -> None:
         if self.is_met(thing):
             return
-        self.out.append(type(thing).__name__)
-        for name in _slots(type(thing)):
-            if name not in _SKIPPED_ATTRIBUTES and hasattr(thing, name):
-                self.out.append(name)
-                self.visit(getattr(thing, name))
-        attributes = getattr(thing, "__dict__", None)
-        if attributes is not None:
-            for name in sorted(attributes):
-                if name not in _SKIPPED_ATTRIBUTES:
-                    self.out.append(name)
-                    value = attributes[name]
-                    is_numbered = name == "_waiters" and any(type(one) is int for one in value)
-                    self.visit(list(value.values()) if is_numbered else value)  # The numbers of requests decide nothing.
+        out, kind = self.out, cast("Any", type(thing))
+        out.append(kind.__name__)
+        for name in _slots(kind):
+            if hasattr(thing, name):
+                out.append(name)
+                value = getattr(thing, name)
+                VISITORS[type(value)](self, value)
+        attributes: dict[str, Any] | None = getattr(thing, "__dict__", None)
+        if attributes:
+            for name in _names(tuple(attributes)):
+                out.append(name)
+                value = attributes[name]
+                if name == "_waiters" and any(type(one) is int for one in value):
+                    value = list(value.values())  # The numbers of requests decide nothing.
+                VISITORS[type(value)](self, value)
 
     def struct(self, thing: msgspec.Struct) -> None:
         self.out.append(type(thing).__name__)
-        for name in thing.__struct_fields__:
-            if name not in _SKIPPED_ATTRIBUTES:
-                self.visit(getattr(thing, name))
+        for name in _names(thing.__struct_fields__):
+            value = getattr(thing, name)
+            VISITORS[type(value)](self, value)
 
     def mutable(self, thing: msgspec.Struct) -> None:
         if not self.is_met(thing):
             self.struct(thing)
 
     def text(self, text: str) -> None:
-        self.out += _parts(text)
+        parts, words = _parts(text)
+        self.out += parts
+        if words:
+            self.words.update(words)
 
     def whole(self, value: int) -> None:
-        text = str(value)
-        is_word = value >= 10**17 or REVISION <= value < REVISION + 10**6
-        self.out.append(_Word(f"l{text}" if value >= 10**17 else text) if is_word else text)
+        text = f"l{value}" if value >= LEASE else str(value)
+        self.out.append(text)
+        if value >= LEASE or REVISION <= value < REVISION + 10**6:
+            self.words.add(text)
 
     def frozen(self, thing: msgspec.Struct) -> None:
         """Remember the text: a frozen record says the same in every state, since no instant is ever in one (G10)."""
         known = _FROZEN.get(id(thing))
         if known is None or known[0] is not thing:
-            start = len(self.out)
+            out, words = self.out, self.words
+            self.out, self.words = [], set()
             self.struct(thing)
-            known = _FROZEN[id(thing)] = (thing, self.out[start:])
-            return
+            known = _FROZEN[id(thing)] = (thing, self.out, self.words)
+            self.out, self.words = out, words
         self.out += known[1]
+        self.words |= known[2]
 
-    def suspended(self, code: types.CodeType, frame: types.FrameType | None, awaited: object) -> None:
-        """A coroutine: where it stands, its local variables, and what it awaits."""
+    def suspended(self, thing: Any, code: types.CodeType, frame: types.FrameType | None, awaited: object) -> None:
+        """A coroutine: where it stands, what it can still read, and what it awaits."""
+        if self.is_met(thing):
+            return
         self.out.append(code.co_name)
         if frame is not None:
             self.out.append(str(frame.f_lasti))
-            variables = frame.f_locals
+            variables, stack = readable(thing, code, frame)
             for name, value in variables.items():
                 if name == "rings":  # A count of wake-ups: what matters is whether there were any since it was read.
                     self.out.append(str(variables["self"].bell.rings != value))
                 elif name not in _SKIPPED_ATTRIBUTES and not (name == "since" and code.co_name == "wait"):
                     self.visit(value)
+            self.items(stack)
         self.visit(awaited)
 
     def coroutine(self, thing: Any) -> None:
-        if not self.is_met(thing):
-            self.suspended(thing.cr_code, thing.cr_frame, thing.cr_await)
+        self.suspended(thing, thing.cr_code, thing.cr_frame, thing.cr_await)
+
+    def generator(self, thing: Any) -> None:
+        self.suspended(thing, thing.gi_code, thing.gi_frame, thing.gi_yieldfrom)
+
+    def async_generator(self, thing: Any) -> None:
+        self.suspended(thing, thing.ag_code, thing.ag_frame, thing.ag_await)
+
+    def iterator(self, thing: Any) -> None:
+        """An iterator of Python's own: what it is over, and how far it is."""
+        _, *what = thing.__reduce__()
+        self.items(what)
 
     def task(self, thing: asyncio.Task[Any]) -> None:
         if not self.is_met(thing):
@@ -232,17 +255,27 @@ class Walk:
         self.items(thing.args)
 
 
+@functools.cache
 def _slots(kind: type) -> list[str]:
-    names = _SLOTS.get(kind)
-    if names is None:
-        found = [name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ())]
-        names = _SLOTS[kind] = [name for name in found if name not in ("__weakref__", "__dict__")]
-    return names
+    found = [name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ())]
+    return [name for name in found if name not in ("__weakref__", "__dict__", *_SKIPPED_ATTRIBUTES)]
 
 
-_SLOTS: dict[type, list[str]] = {}
-_FROZEN: dict[int, tuple[object, list[str]]] = {}
-VISITORS: dict[type, Callable[[Walk, Any], None]] = {}
+@functools.cache
+def _names(attributes: tuple[str, ...]) -> list[str]:
+    return sorted(set(attributes) - _SKIPPED_ATTRIBUTES)
+
+
+class _Visitors(dict[type, Callable[["Walk", Any], None]]):
+    """The visitor for each type, found when the type is met first."""
+
+    def __missing__(self, kind: type) -> Callable[[Walk, Any], None]:
+        self[kind] = _visitor_for(kind)
+        return self[kind]
+
+
+_FROZEN: dict[int, tuple[object, list[str], set[str]]] = {}
+VISITORS = _Visitors()
 
 
 def _nothing(_walk: Walk, _thing: object) -> None:
@@ -253,14 +286,25 @@ def _plain(walk: Walk, thing: object) -> None:
     walk.out.append(repr(thing))
 
 
+def _nil(walk: Walk, _thing: None) -> None:
+    walk.out.append("-")
+
+
+def _flag(walk: Walk, thing: bool) -> None:
+    walk.out.append("yes" if thing else "no")
+
+
 IGNORED: list[type] = [
     asyncio.AbstractEventLoop, random.Random, contextvars.Context, contextvars.ContextVar, types.ModuleType, itertools.count,
     logging.Logger,
 ]  # fmt: skip
 """Kinds that decide nothing that is not seen elsewhere. The explorer adds its own."""
 
+_ITERATED: tuple[Iterable[object], ...] = ([], (), {}, {}.values(), {}.items(), set(), range(0))
+_ITERATORS = tuple(type(iter(one)) for one in _ITERATED)
 _BY_KIND: tuple[tuple[type | tuple[type, ...], Callable[[Walk, Any], None]], ...] = (
-    ((type(None), bool), _plain),
+    (type(None), _nil),
+    (bool, _flag),
     (int, Walk.whole),
     (str, Walk.text),
     (float, Walk.number),
@@ -272,6 +316,9 @@ _BY_KIND: tuple[tuple[type | tuple[type, ...], Callable[[Walk, Any], None]], ...
     (asyncio.Task, Walk.task),
     (asyncio.Future, Walk.future),
     (types.CoroutineType, Walk.coroutine),
+    (types.GeneratorType, Walk.generator),
+    (types.AsyncGeneratorType, Walk.async_generator),
+    ((*_ITERATORS, enumerate, zip, reversed), Walk.iterator),
     (types.FunctionType, Walk.function),
     (types.MethodType, Walk.method),
     (functools.partial, Walk.partial),

@@ -1,4 +1,4 @@
-"""The checkers of what must happen in time (G5, G6), and of what must not happen without a cause (G7, T8)."""
+"""The checkers of what must happen in time (G5, G6), of what must not happen without a cause (G7, T8), and of quarantine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..core.model import CauseKind, Head, Phase
-from .checkers import DRIFT, EPSILON_S, Checker, new_head
+from ..core.quarantine import HOSTS_MAX
+from .checkers import DRIFT, EPSILON_S, Checker, new_head, new_seal
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
-from .replay import State
+from .replay import Present, State
 
 KILLS = frozenset({"crash", "crash after head write", "crash in a collective"})
 """Faults that end a process while its node runs on."""
@@ -200,17 +201,20 @@ class G6Notice(DebtChecker):
                     self.report(at, f"{node} holds a round that was {what} at {since:.4f} s and was not told")
 
 
-_BLIPS = frozenset({"reset", "reset all", "lose request", "lose answer"})
-"""Faults of a connection that is restored at once, unless the engine is in trouble at the same time."""
+_RESETS = frozenset({"reset all", "compact"})
+"""Faults that break the connections of all members."""
+_BLIPS = _RESETS | {"reset", "lose request", "lose answer"}
+"""Faults of a connection that is restored at once, unless the engine is in trouble at the same time: then a linger may be over
+before that."""
 _HARMLESS = _BLIPS | {
-    "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap", "compact",
+    "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap",
     "calm", "converged", "finish",
 }  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "stalled", "refused", "closed"})
 """Acts by which a member of a round breaks it."""
-_ANYBODY = frozenset({"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"})
+_ANYBODY = _RESETS | {"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"}
 """Causes whose victims are not all named in the history."""
 _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""
@@ -377,3 +381,47 @@ class T8Evictions(Checker):
     def see(self, seen: Observation) -> None:
         if isinstance(seen, Fault) and seen.kind in KILLS and not seen.stop:
             self._killed.add(seen.target)
+
+
+@dataclass(eq=False)
+class T17Quarantine(Checker):
+    """A host is kept out after enough strikes, while quorum does not need it, and every host that was lost has its strike."""
+
+    name = "T17 quarantine"
+    _struck: set[tuple[str, str, str]] = field(default_factory=set)
+    """Instance, host and table of every strike."""
+    _held: list[Present] = field(default_factory=list)
+    _free: list[Present] = field(default_factory=list)
+    _unstruck: list[str] = field(default_factory=list)
+
+    def before(self, commit: Commit, state: State) -> None:  # noqa: ARG002
+        limit = None if state.settings is None else state.settings.quarantine
+        self._held, self._free, self._unstruck = [], [], []
+        if limit is None or state.head is None or state.head.phase is Phase.SEALED:
+            return
+        self._held = [one for one in state.wanting if one.record.host in state.quarantined]
+        self._free = [one for one in state.wanting if one.record.host not in state.quarantined]
+        gone = {one.host for one in state.lost if not (one.went or one.gave_up or one.host in state.banned)}
+        if len(gone) <= HOSTS_MAX and state.head.number:
+            here = (state.instance, state.head.table)
+            self._unstruck = sorted(host for host in gone if (here[0], host, here[1]) not in self._struck)
+
+    def after(self, commit: Commit, state: State) -> None:
+        keys, limit = state.keys, None if state.settings is None else state.settings.quarantine
+        if limit is None:
+            return
+        for event in commit.events:
+            if event.item is not None and event.key.startswith(keys.strikes):
+                self._struck.add((state.instance, *keys.of_strike(event.key)))
+            if event.item is not None and event.key.startswith(keys.quarantines):
+                host = keys.host_of_quarantine(event.key)
+                if state.struck(host) < limit.strikes:
+                    self.report(commit.at, f"{host} is quarantined after {state.struck(host)} of {limit.strikes} strikes")
+        head = new_seal(commit, state)
+        if head is None:
+            return
+        if self._unstruck:
+            self.report(commit.at, f"round {head.number} was sealed without a strike for {', '.join(self._unstruck)}")
+        let_in = [one for one in self._held if one.id in state.entries]
+        if let_in and state.size_of([*self._free, *let_in[1:]]):
+            self.report(commit.at, f"round {head.number} was sealed with {let_in[0].record.name}, whose host is quarantined")

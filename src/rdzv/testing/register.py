@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..engines.embedded.frames import Request, Txn
+from ..engines.embedded.features import Request
+from ..engines.embedded.frames import Txn
 from ..engines.port import Batch, Compare, Created, Delete, EngineReset, Get, Modified, Operation, Outcome, Put, Session
 from ..engines.reference import Engine
 from ..engines.register.backend import Version

@@ -15,7 +15,7 @@ import msgspec
 
 from ..core import wire
 from ..core.keys import Keys
-from ..core.model import BACK_S, STALL_GATHER_S, Call, Head, MemberRecord, Phase, RankEntry, RunSettings
+from ..core.model import BACK_S, STALL_GATHER_S, Call, Head, MemberRecord, Phase, RankEntry, RunSettings, Strike
 from ..engines.port import Event
 from .history import Commit
 
@@ -56,6 +56,9 @@ class State:
     tables: dict[str, dict[str, RankEntry]] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     banned: set[str] = field(default_factory=set)
+    strikes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By host and table: how many rounds the strike stands for."""
+    quarantined: set[str] = field(default_factory=set)
     heads: list[tuple[int, Head | None]] = field(default_factory=list)
     """Every head, with the revision that wrote it."""
     lives: dict[str, list[int]] = field(default_factory=dict)
@@ -97,6 +100,13 @@ class State:
             (self.asked.add if item is not None else self.asked.discard)(key[len(keys.asks) :])
         elif key.startswith(keys.bans):
             (self.banned.add if item is not None else self.banned.discard)(keys.host_of_ban(key))
+        elif key.startswith(keys.quarantines):
+            (self.quarantined.add if item is not None else self.quarantined.discard)(keys.host_of_quarantine(key))
+        elif key.startswith(keys.strikes):
+            if item is None:
+                self.strikes.pop(keys.of_strike(key), None)
+            else:
+                self.strikes[keys.of_strike(key)] = wire.decode(Strike, item.value).count
 
     # ---- the terms of the protocol; those that are cached hold until the next commit
 
@@ -126,6 +136,24 @@ class State:
 
     @Term
     def ready(self) -> list[Present]:
+        """Those who want to come in, but of quarantined hosts only the fewest that make up a quorum."""
+        runs = self.head is not None and self.head.phase is Phase.SEALED
+        is_held = {one.id: one.record.host in self.quarantined and not (runs and one.id in self.seated) for one in self.wanting}
+        free = [one for one in self.wanting if not is_held[one.id]]
+        held = [one for one in self.wanting if is_held[one.id]]
+        held.sort(key=lambda one: (self.struck(one.record.host), one.created))
+        enough = [*free, *(one for one in self.survivors if one not in free)] if runs else free
+        while held and not self.size_of(enough):
+            free, enough = [*free, held[0]], [*enough, held.pop(0)]
+        return free
+
+    def struck(self, host: str) -> int:
+        """How many rounds the host has broken, as far as that counts."""
+        return sum(count for (one, _), count in self.strikes.items() if one == host)
+
+    @Term
+    def wanting(self) -> list[Present]:
+        """Members that run nothing, and would be in the next round."""
         return [
             one
             for one in self.members.values()

@@ -192,6 +192,12 @@ def draw_broken(seed: int, members: int | None = None) -> Scenario:
         scenario.options["stall"] = rng.choice([0.5, 600.0])
         for life in scenario.lives:
             life.stall_after_s = rng.uniform(0.0, 3.0) if rng.random() < 0.5 else None
+    if seed % 5 == 2:  # As for the check.
+        scenario.options["quarantine"] = rng.choice(["1/20s/4s", "2/20s/8s", "2/1h", "3/10s/2s"])
+        for life in scenario.lives:
+            if rng.random() < 0.3:
+                life.fail_every_s = rng.uniform(1.0, 4.0)
+        scenario.troubles += [FaultPlan(rng.uniform(0.5, TROUBLE_S), "crash", rng.choice(scenario.lives).name, 0.3)]
     scenario.troubles.sort(key=lambda fault: fault.at)
     scenario.plan_end()
     return scenario

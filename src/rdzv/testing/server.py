@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ..engines.embedded.frames import Frame, Request, Revoke, TxnDone, WatchGap, encode
+from ..engines.embedded.features import Request
+from ..engines.embedded.frames import Frame, Revoke, TxnDone, WatchGap, encode
 from ..engines.embedded.lease_clock import STEP_MAX_S, LeaseClock
 from ..engines.embedded.limits import Limits
 from ..engines.embedded.run import Run

@@ -16,13 +16,13 @@ from .checkers import SAFETY_CHECKERS, Calm, CheckContext, run
 from .cluster import SimCluster
 from .decisions import Decided
 from .history import Fault, History
-from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions
+from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine
 from .reached import Reached
 from .scenario import BROKEN, KEPT, Scenario, draw, draw_broken, draw_promised
 from .steering import draw_steered
 from .virtual_loop import RunError
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine)
 
 
 @dataclass

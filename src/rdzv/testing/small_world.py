@@ -106,12 +106,10 @@ class SmallWorld:
         self.decisions: list[Choice] = []
         """The choices made where there were several, or where time began to pass."""
         self.faults_left = plan.faults_max
-        self.paused: dict[str, int] = {}
-        """Paused members, and the length of the history when their return was last offered."""
-        self.held: dict[str, tuple[ChosenChannel, int]] = {}
-        """Members with a request that is held, the channel it is in, and the same length."""
-        self.astray: dict[str, int] = {}
-        """Members to whom the endpoint's name means another engine, and the same length."""
+        self.lasting: dict[Choice, int] = {}
+        """The choices that end a fault that lasts, and the length of the history when each was last offered."""
+        self.held: dict[str, ChosenChannel] = {}
+        """Members with a request that is held, and the channel it is in."""
         self.outcome = ""
         """How the run ended: "at rest", "no progress", "wrong", or "" if the chooser ended it."""
         self._choose = choose
@@ -188,7 +186,7 @@ class SmallWorld:
         self._judged = len(self.history)
         if self.judge.wrong:
             return self._finish("wrong")
-        self.network.deliver_plain(self.paused, [channel for channel, _ in self.held.values()])
+        self.network.deliver_plain(self._paused(), list(self.held.values()))
         if self.loop.is_busy or self.loop.next_timer_in_s() <= 0.0:
             return self.loop.is_busy
         if self.loop.now - self._struck_at > HORIZON_S:
@@ -215,15 +213,14 @@ class SmallWorld:
 
     def choices(self) -> list[Choice]:
         """Return all that may happen next. The first is what happens without faults and delays; none: the world is at rest."""
-        waiting = self.network.waiting([channel for channel, _ in self.held.values()])
+        waiting = self.network.waiting(list(self.held.values()))
         # Members that have not been served yet and have the same settings are alike. Any order of their first requests is
         # this one under other names.
         alike = {str(self.apps[name].life.options): name for name in sorted(waiting, reverse=True) if name in self._new}
         waiting = {name: one for name, one in waiting.items() if name not in self._new or name in alike.values()}
         soon = self.loop.next_timer_in_s() <= SOON_S
         size = len(self.history)
-        lasting = bool(self.paused or self.held or self.astray)
-        if not (waiting or soon or lasting) and self._is_at_rest():
+        if not (waiting or soon or self.lasting) and self._is_at_rest():
             self._formed = True
             # A world that is at rest again after a fault is much like one that has met none: faults combine before that.
             is_first = self.faults_left == self.plan.faults_max
@@ -234,13 +231,9 @@ class SmallWorld:
         if not self._formed:
             return found[:1]
         late = self.loop.now - self._struck_at > LONG_S
-        if late and not waiting and lasting:
+        if late and not waiting and self.lasting:
             found = []
-        for name, offered in self.paused.items():
-            if offered != size or late:
-                found += [Choice("resume", name), Choice("resume late", name)]
-        found += [Choice("release", name) for name, (_, offered) in self.held.items() if offered != size or late]
-        found += [Choice("lead back", name) for name, offered in self.astray.items() if offered != size or late]
+        found += [choice for choice, offered in self.lasting.items() if offered != size or late]
         return found + self._faults(waiting, size)
 
     def _faults(self, waiting: dict[str, ChosenChannel], size: int) -> list[Choice]:
@@ -263,8 +256,12 @@ class SmallWorld:
                 found += [Choice(kind, app.node.name) for app in self._free() if self._strikes(when, app, waiting)]
         return found
 
+    def _paused(self) -> set[str]:
+        return {name for verb, name in self.lasting if verb == "resume"}
+
     def _free(self) -> list[Application]:
-        return [app for app in self.alive() if app.node.name not in self.paused]
+        paused = self._paused()
+        return [app for app in self.alive() if app.node.name not in paused]
 
     def _strikes(self, when: str, app: Application, waiting: dict[str, ChosenChannel]) -> bool:
         return app.node.name in waiting or (when is REQUEST_OR_QUIET and not waiting)
@@ -284,9 +281,12 @@ class SmallWorld:
         return is_held and head.size >= min(self._usable(alive), int(self.options["max_nodes"]))
 
     def _usable(self, apps: list[Application]) -> int:
-        """How many of these members can be in one round."""
-        paths = (with_host(app.settings.topology, app.node.host) for app in apps)
-        return in_segments(paths, int(self.options["segment"]))
+        """How many of these members can be in one round. Quarantined hosts are only let in to make up a quorum."""
+        state = self.context.states.get(self.engine.instance)
+        least, segment = int(self.options["min_nodes"]), int(self.options["segment"])
+        paths = {app.node.host: with_host(app.settings.topology, app.node.host) for app in apps}
+        free = [path for host, path in paths.items() if state is None or host not in state.quarantined]
+        return max(in_segments(free, segment), min(in_segments(paths.values(), segment), least))
 
     def _apply(self, choice: Choice) -> bool:
         """Let it happen. Return False if that is the passing of time."""
@@ -295,9 +295,8 @@ class SmallWorld:
         if name in self._new:
             self._new.remove(name)
         if verb == "wait":
-            self._offered = size = len(self.history)
-            self.paused, self.astray = dict.fromkeys(self.paused, size), dict.fromkeys(self.astray, size)
-            self.held = {name: (channel, size) for name, (channel, _) in self.held.items()}
+            self._offered = len(self.history)
+            self.lasting = dict.fromkeys(self.lasting, self._offered)
             return False
         if verb == "rest":
             return self._finish("at rest")
@@ -314,11 +313,20 @@ class SmallWorld:
     def request_of(self, name: str) -> ChosenChannel:
         return self.network.waiting([])[name]
 
-    def record(self, kind: str, name: str, *, lasts: bool = False) -> None:
-        """Put a fault into the history."""
+    def record(self, kind: str, name: str) -> None:
+        """Put a fault that is over at once into the history."""
+        self.begin(kind, name)
+        self.end(kind, name)
+
+    def begin(self, kind: str, name: str, *ends: str) -> None:
+        """Begin a fault that lasts until one of these choices is made."""
         self.history.add(Fault(kind=kind, target=name))
-        if not lasts:
-            self.history.add(Fault(kind=kind, target=name, stop=True))
+        self.lasting.update({Choice(verb, name): len(self.history) for verb in ends})
+
+    def end(self, kind: str, name: str, *ends: str) -> None:
+        for verb in ends:
+            del self.lasting[Choice(verb, name)]
+        self.history.add(Fault(kind=kind, target=name, stop=True))
 
     # ---- the state
 
@@ -329,7 +337,7 @@ class SmallWorld:
         return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now})
 
     def _roots(self) -> Iterator[object]:
-        yield self.faults_left, self._offered == len(self.history), self._new, [*self.paused], [*self.held], [*self.astray]
+        yield self.faults_left, self._offered == len(self.history), self._new, [*self.lasting]
         for name, app in self.apps.items():
             yield name if app.node.dead else (app, app.node.held)
         for task, label in self.loop.tasks.items():

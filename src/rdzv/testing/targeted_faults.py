@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.keys import Keys
-from ..engines.embedded.frames import Request, Txn
+from ..engines.embedded.features import Request
+from ..engines.embedded.frames import Txn
 from ..engines.port import Batch, Put
 from .history import Fault
 from .nodes import SimNode

@@ -113,7 +113,7 @@ class Actions:
             done = f"host {target!r} is banned"
         elif request.act == "unban":
             if not await commands.unban(session, run_id, target):
-                raise NotFound(run_id, f"host {target!r} is not banned from it")
+                raise NotFound(run_id, f"host {target!r} is neither banned from it nor quarantined")
             done = f"host {target!r} may join again"
         else:
             raise Refusal(400, f"{request.act!r} is no action: there is drain, ban, unban and close")

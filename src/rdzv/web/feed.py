@@ -30,7 +30,7 @@ SMALL = 200
 INFO_MAX = 300
 
 Row = tuple[str, str, str, str, int, str, str]
-"""A member: id, name, host, state, rank (-1: none), info, and why it is unhealthy."""
+"""A member: id, name, host, state, rank (-1: none), info, and why it is unhealthy or quarantined."""
 
 
 def _event(kind: str, data: object) -> bytes:

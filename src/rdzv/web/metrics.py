@@ -23,7 +23,10 @@ from .observer import RunsObserver
 from .sources import ServerFigures
 
 PHASES = ("none", *(phase.value for phase in Phase))
-STATES = ("in", "ready", "straggling", "waiting", "spare", "draining", "done", "banned", "lost", "left", "gave up")
+STATES = (
+    "in", "ready", "straggling", "waiting", "spare", "draining", "unhealthy", "quarantined", "done", "banned", "lost", "left",
+    "gave up",
+)  # fmt: skip
 CAUSES = tuple(kind.value for kind in CauseKind if kind not in (CauseKind.SUCCESS, CauseKind.CLOSED))
 """Causes of a break. Each is shown from the start, with 0, so that the first one is seen as an increase."""
 

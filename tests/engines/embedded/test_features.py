@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
-import pytest
 
 from rdzv.engines.embedded import features, frames
+from rdzv.engines.embedded.client import RemoteWatch
 from rdzv.engines.embedded.features import FEATURES
-from support.releases import ROOT, previous_source, running
+from rdzv.engines.port import Batch, Event, Item
 from support.sans_io import Core, Pair
-
-NEW = ROOT / "src"
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory) -> Path:
-    return previous_source(tmp_path_factory.mktemp("previous"))
 
 
 def test_client_and_server_tell_each_other_which_additions_they_know():
@@ -56,19 +47,27 @@ def test_a_session_that_comes_back_is_known_by_its_id_whatever_it_names():
     assert list(core.runs["job"].sessions) == ["s"]
 
 
-def rounds_of(members):
-    return sorted([int(word) for word in member.line()] for member in members)
+class Link:
+    """A connection to a server with these features, as a watch sees it."""
+
+    def __init__(self, *known):
+        self.features, self.told = frozenset(known), []
+        self.tell = self.told.append
 
 
-@pytest.mark.parametrize("server", ["old", "new"])
-def test_members_of_both_releases_form_rounds_on_a_server_of_either(old, server):
-    sources = {"old": old, "new": NEW}
-    with running((sources[server], ("serve",))) as (serving,):
-        (endpoint,) = serving.line()
-        # Two of each: the leader may be of either release, and follows are led by the other one.
-        with running(*((source, ("member", endpoint, "4")) for source in (old, NEW, NEW, old))) as members:
-            for number in (1, 2):
-                assert rounds_of(members) == [[number, rank, 4, (rank + 1) % 4] for rank in range(4)]
-                for member in members:
-                    member.go_on()
-            rounds_of(members)
+def test_a_server_of_release_0_1_0_watches_everything_and_the_client_drops_the_puts():
+    watch, link = RemoteWatch(lambda _: None, 3, ("head",), 5, ("own",)), Link()
+    watch.start(link)
+    assert link.told == [frames.WatchStart(3, ("head", "own"), 5)]
+    put, end = Event("own", 6, Item("own", b"", 6, 6)), Event("own", 7, None)
+    watch.deliver(Batch(6, (put,)))
+    assert (watch.take(), watch.seen) == (None, 6)
+    watch.deliver(Batch(7, (Event("head", 7, Item("head", b"", 7, 7)), end)))
+    assert [event.key for event in watch.take().events] == ["head", "own"]
+
+
+def test_a_watch_that_began_with_a_transaction_goes_on_by_another_connection_with_what_was_found():
+    watch, link = RemoteWatch(lambda _: None, 3, ("head",), 0, ("own",), begun=False), Link(features.WATCH)
+    watch.begin(9, ("found",))
+    watch.start(link)
+    assert link.told == [features.EndsWatchStart(3, ("head",), 9, ("own", "found"))]

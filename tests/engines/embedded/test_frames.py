@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.engines.embedded import frames
+from rdzv.engines.embedded import features, frames
 from rdzv.engines.embedded.frames import PREAMBLE, describe, encode, encode_news, encoder
 from rdzv.engines.embedded.limits import Limits
 from rdzv.engines.embedded.server import Server, ServerConnection
@@ -53,7 +53,7 @@ class Ear(FramedProtocol):
 
 @pytest.mark.parametrize("frame", REQUESTS, ids=lambda frame: type(frame).__name__)
 def test_every_request_arrives_as_it_was_sent(frame):
-    assert frames.decode(frames.request_decoder, memoryview(encode(frame))[4:]) == frame
+    assert frames.decode(features.request_decoder, memoryview(encode(frame))[4:]) == frame
 
 
 @pytest.mark.parametrize("frame", ANSWERS, ids=lambda frame: type(frame).__name__)

@@ -130,9 +130,53 @@ async def test_a_driver_that_gives_up_says_who_is_missing_and_leaves_no_folder(t
     with pytest.raises(Unreachable, match=r"needs all 3 hosts, and waits for 127\.0\.0\.2") as waiting:
         await made.connect()
     assert "127.0.0.3" in waiting.value.problem
-    assert waiting.value.remedy == "start an agent of the run on each host of the list"
+    assert waiting.value.remedy == "start an agent of the run on each host of the list, with the same list and run id on all"
     await made.close()
     assert left_of(tmp_path / "state", []) == []
+
+
+async def test_a_folder_that_cannot_be_used_ends_the_join_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    given = {"run_id": "job", "min_nodes": 1, "max_nodes": 1, "state_dir": str(tmp_path / "file" / "state")}
+    made = open_driver(Settings.make(endpoint(), **given))
+    with pytest.raises(SettingsError, match=r"state_dir '.*/file/state' cannot be made: not a directory"):
+        await made.connect()
+    await made.close()
+
+
+async def test_a_peer_port_in_use_is_named_with_what_to_do_and_logged_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rdzv.engines.quorum.voter.AGAIN_S", (0.05, 0.05))
+    made = open_driver(Settings.make(endpoint(), run_id="job", min_nodes=1, max_nodes=1, state_dir=str(tmp_path / "state")))
+    assert isinstance(made, QuorumDriver)
+    made.connect_timeout_s = 1.0
+    host, port = made.quorum.hosts[1]
+    with socket.create_server((host, port + 1)):
+        with pytest.raises(Unreachable) as refused:
+            await made.connect()
+        wanted = f"needs 127.0.0.1:{port + 1} for the other hosts (address already in use): free that port"
+        assert wanted in refused.value.problem
+        assert refused.value.remedy == "", "nothing is to be done at the other hosts"
+        assert len([record for record in caplog.records if wanted in record.getMessage()]) == 1
+        await made.close()
+    assert left_of(tmp_path / "state", []) == []
+
+
+async def test_a_folder_that_becomes_unusable_is_named(tmp_path, monkeypatch):
+    """The voter of an agent that waits for the lock finds it so; before, it ended without a word."""
+    kept = folder(tmp_path)
+    quorum = Quorum("q", "job", (("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.3", 1)))
+    voter = Voter(quorum, 0, "127.0.0.1", kept, EtcdProgram("etcd", "3.5.16"), Contexts(lambda: None, lambda: None), None)
+    (tmp_path / "state").touch(mode=0o700)
+    voter.start()
+    await holds(lambda: "state_dir" in voter.reason, "it says so")
+    (tmp_path / "state").unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/x/record")
+
+    monkeypatch.setattr(StateFolder, "save", full)
+    await holds(lambda: "cannot keep its data in state_dir (/x/record: no space left on device)" in voter.reason, "it says so")
+    await voter.stop(forget=True)
 
 
 def leaving(monkeypatch: pytest.MonkeyPatch, *seen: Remaining) -> QuorumDriver:

@@ -69,10 +69,11 @@ SOUND = first_document("instance", "writer")
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        (b"", "it is not rdzv's, or of another version: it begins with b''"),
-        (b"hello world, here I am", "it is not rdzv's, or of another version: it begins with b'hello world, her'"),
+        (b"", "it is not rdzv's: it begins with b''"),
+        (b"hello world, here I am", "it is not rdzv's: it begins with b'hello world, her'"),
+        (b"rdzv register x\n", "it is not rdzv's: it begins with b'rdzv register x\\n'"),
         (pickle.dumps(Evil()), "it begins with a pickle, as torch's own handler writes it: give the two groups"),
-        (b"rdzv register 2\nxx", "of another version: it begins with b'rdzv register 2\\n'"),
+        (b"rdzv register 2\nxx", "it is of version 2, this is version 1: all members of a run need one version"),
         (MAGIC + b"\xc1", "it is damaged: MessagePack data is malformed"),
         (MAGIC + msgspec.msgpack.encode(["i", 1]), "it is damaged: Expected `array` of at least length 8"),
         (MAGIC + msgspec.msgpack.encode([1, 2, 3, 4, [], {}, [], 0]), "it is damaged: Expected `str`"),

@@ -44,7 +44,8 @@ def observe(handler: Any) -> Any:
         say("joins")
         info = join()
         told = False
-        say("joined", rank=info.rank, size=info.world_size, round=int(os.environ.get("RDZV_ROUND", "0")))
+        code = getattr(sys.modules.get("rdzv"), "__file__", "")
+        say("joined", rank=info.rank, size=info.world_size, round=int(os.environ.get("RDZV_ROUND", "0")), code=code)
         hold()
         return info
 

@@ -35,11 +35,14 @@ from ..port import (
     Operations,
     Outcome,
     ServerLife,
+    Watch,
+    WatchPlan,
     leases_of,
 )
-from ..watch_queue import WatchQueue
+from ..watch_queue import WatchesAfterwards, WatchQueue, only_ends
 from . import features, frames
 from .connection import ClientConnection, dial, greet
+from .features import WATCH
 from .frames import Frame, Hello, RunsListed, RunsWanted, Welcome
 from .trust import Trust
 
@@ -62,7 +65,7 @@ Greeter: TypeAlias = Callable[[], Hello | RunsWanted]
 """Makes a greeting: each has a number of its own."""
 
 
-class RemoteSession:
+class RemoteSession(WatchesAfterwards):
     """A client's session with the embedded server. Used from the loop it was made on."""
 
     durable = False
@@ -156,15 +159,41 @@ class RemoteSession:
         await self._call(lambda number: frames.Revoke(number, lease))
         self._leases.pop(lease, None)
 
-    def watch(self, targets: Sequence[str], since: int) -> RemoteWatch:
-        watch = RemoteWatch(self._forget, next(self._watch_numbers), tuple(targets), since)
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> RemoteWatch:
+        watch = RemoteWatch(self._forget, next(self._watch_numbers), tuple(targets), since, tuple(ends))
         if self._ended is not None:
             watch.end(self._end_of_session())
         else:
             self._watches[watch.number] = watch
             if self._link is not None:
-                self._link.tell(frames.WatchStart(watch.number, watch.targets, since))
+                watch.start(self._link)
         return watch
+
+    async def txn_then_watch(
+        self, plan: WatchPlan, compares: Compares = (), then: Operations = (), otherwise: Operations = (),
+        instead: Sequence[Case] = (),
+    ) -> tuple[Outcome, Watch | None]:  # fmt: skip
+        if self._link is None or WATCH not in self._link.features:
+            return await super().txn_then_watch(plan, compares, then, otherwise, instead)
+        given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
+        link, number = self._link, next(self._watch_numbers)
+        watch = self._watches[number] = RemoteWatch(self._forget, number, plan.targets, 0, plan.ends, begun=False)
+        words = number, plan.targets, plan.ends, plan.first_of
+        try:
+            outcome: Outcome = await self._call(
+                lambda number: features.TxnThenWatch(number, *given, self._born(*given[1:]), *words)
+            )
+        except BaseException:
+            await watch.aclose()
+            raise
+        if not outcome.succeeded:
+            watch.at_engine = False
+            await watch.aclose()
+            return outcome, None
+        watch.begin(outcome.revision, plan.found(outcome))
+        if self._link is not link and self._link is not None:
+            watch.start(self._link)  # Another connection has come about between the answer and this.
+        return outcome, watch
 
     async def close(self) -> None:
         """End the session. The goodbye leaves its leases alone; a connection that breaks does not."""
@@ -206,7 +235,8 @@ class RemoteSession:
         self._link = link
         link.admit_threads(link.fileno())
         for watch in self._watches.values():
-            link.tell(frames.WatchStart(watch.number, watch.targets, watch.seen))
+            if watch.begun:
+                watch.start(link)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(link)
@@ -281,13 +311,35 @@ class RemoteSession:
 class RemoteWatch(WatchQueue):
     """A watch that a new connection can go on with."""
 
-    def __init__(self, forget: Callable[[RemoteWatch], None], number: int, targets: tuple[str, ...], since: int) -> None:
+    def __init__(
+        self, forget: Callable[[RemoteWatch], None], number: int, targets: tuple[str, ...], since: int,
+        ends: tuple[str, ...] = (), *, begun: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(since)
         self.number = number
         self.targets = targets
+        self.ends = ends
+        self.begun = begun
+        """Whether it has begun. One that begins with a transaction has not before the answer to that."""
         self.at_engine = True
         """Whether the engine still has it, and must be told of its end."""
         self._forget = forget
+
+    def begin(self, revision: int, found: tuple[str, ...]) -> None:
+        """Note that the transaction which begins the watch was done at that revision, and found that key."""
+        self.ends += found
+        self.seen = max(self.seen, revision)  # News that came with the answer may be there already.
+        self.begun = True
+
+    def start(self, link: ClientConnection) -> None:
+        """Let the engine watch, from where the reader is."""
+        if not self.ends:
+            link.tell(frames.WatchStart(self.number, self.targets, self.seen))
+        elif WATCH in link.features:
+            link.tell(features.EndsWatchStart(self.number, self.targets, self.seen, self.ends))
+        else:
+            self._ends = frozenset(only_ends(self.targets, self.ends))
+            link.tell(frames.WatchStart(self.number, self.targets + self.ends, self.seen))
 
     def ended(self) -> None:
         self._forget(self)

@@ -7,6 +7,10 @@ know in the greeting:
   any text, and it answers as always.
 - A server that finds a plus sign answers with `WelcomeWithFeatures` in place of `Welcome`, which has one field more.
 
+The additions so far:
+
+- `watch`: a transaction that begins a watch (`TxnThenWatch`), and watches for deletions only (`EndsWatchStart`).
+
 To make an addition: choose a name, add it to `FEATURES`, and send its frames or fields only if the peer's features hold the
 name. A frame cannot grow, because all its fields are always sent: an addition is a frame with a tag of its own.
 """
@@ -18,9 +22,11 @@ from typing import Annotated
 
 import msgspec
 
-from .frames import Name, Rejected, Welcome
+from . import frames
+from .frames import Frame, Name, Number, Rejected, Txn, Welcome
 
-FEATURES: frozenset[str] = frozenset()
+WATCH = "watch"
+FEATURES: frozenset[str] = frozenset({WATCH})
 """All additions that this version knows."""
 FEATURES_MAX = 64
 _MARK = "+"
@@ -33,6 +39,26 @@ class WelcomeWithFeatures(Welcome, frozen=True, tag=1):
     """Additions that the server knows; None: it is of release 0.1.0."""
 
 
+class TxnThenWatch(Txn, frozen=True, tag=14):
+    """A transaction of the port with its `WatchPlan`. The answer is that to the transaction."""
+
+    watch: Number = 0
+    targets: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    first_of: tuple[Number, ...] = ()
+
+
+class EndsWatchStart(Frame, frozen=True, tag=15):
+    """Watch these targets, and the deletions of the keys in `ends`, for changes after a revision."""
+
+    watch: Number
+    targets: tuple[str, ...]
+    since: Number
+    ends: tuple[str, ...]
+
+
+Request = frames.Request | TxnThenWatch | EndsWatchStart
+request_decoder = msgspec.msgpack.Decoder(Request)
 welcome_decoder = msgspec.msgpack.Decoder(WelcomeWithFeatures | Rejected)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from ...errors import Unreachable
 from ..port import Case, Compares, EngineReset, Gap, List, Operations, Outcome, ServerLife
-from ..watch_queue import WatchQueue
+from ..watch_queue import WatchesAfterwards, WatchQueue
 from .run import Run
 from .server_core import ServerCore
 
 
-class InsideSession:
+class InsideSession(WatchesAfterwards):
     """A session with one run of a server, on the server's loop. It ends with EngineReset when the server drops the run."""
 
     durable = False
@@ -47,10 +47,10 @@ class InsideSession:
     async def revoke(self, lease: int) -> None:
         self._live().engine.revoke(lease)
 
-    def watch(self, targets: Sequence[str], since: int) -> InsideWatch:
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> InsideWatch:
         watch = InsideWatch(self._watches, since)
         try:
-            watch.stop = self._live().engine.subscribe(targets, since, watch.deliver)
+            watch.stop = self._live().engine.subscribe(targets, since, watch.deliver, ends)
             self._watches[watch] = None
         except (Gap, EngineReset, Unreachable) as problem:
             watch.end(problem)

@@ -293,8 +293,8 @@ class Run:
     def _no_room(self, more: int) -> LimitExceeded:
         return LimitExceeded("this server, with all its runs,", self.room.taken + more, self._limits.stored)
 
-    def watch(self, targets: int, prefixes: int) -> str:
-        """Count what a client begins to watch, or return why there is no room for it."""
+    def why_not_watch(self, targets: int, prefixes: int) -> str:
+        """Return why there is no room for a client to watch so much; empty: there is."""
         limits = self._limits
         if self.targets + targets > limits.run_targets or self.prefixes + prefixes > limits.run_prefixes:
             return (
@@ -304,11 +304,13 @@ class Run:
         more = targets * TARGET_BYTES
         if self.room.taken + more > self.room.half and not self.room.has(self.taken, more):
             return self._no_room(more).sentence
+        return ""
+
+    def watch(self, targets: int, prefixes: int) -> None:
+        """Count what a client begins to watch."""
         self.targets += targets
         self.prefixes += prefixes
-        self.taken += more
-        self.room.taken += more
-        return ""
+        self._take(targets * TARGET_BYTES)
 
     def unwatch(self, targets: int, prefixes: int) -> None:
         self.targets -= targets

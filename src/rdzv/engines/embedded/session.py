@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import LimitExceeded
 from ...system.addresses import plain
 from ...system.node import http_date
-from ..port import Batch, Gap, LeaseGone
-from . import frames, trust
+from ..port import Batch, Gap, LeaseGone, WatchPlan
+from . import features, frames, trust
+from .features import EndsWatchStart, TxnThenWatch
 from .frames import PREAMBLE, Acknowledged, Challenge, Frame, FrameStream, Hello, TxnDone, WatchGap, decode, encode
 from .limits import logger
 from .run import Run, check_key
@@ -221,7 +222,7 @@ class ServerSession(FrameStream, Waiting):
             self._introduced(payload)
             return
         self.heard_s = core.awake_s
-        request = decode(frames.request_decoder, payload)
+        request = decode(features.request_decoder, payload)
         run.hear(core.now())
         answer = self.serve(run, request)
         if type(answer) is TxnDone:
@@ -235,7 +236,7 @@ class ServerSession(FrameStream, Waiting):
             if share.is_waiting:
                 self._wait(run)
 
-    def serve(self, run: Run, request: frames.Request) -> Frame | None:
+    def serve(self, run: Run, request: features.Request) -> Frame | None:
         """Do what is asked and return the answer, if there is one."""
         handler: Callable[[ServerSession, Run, Any], Frame | None] = _HANDLERS[type(request)]
         try:
@@ -297,10 +298,20 @@ class ServerSession(FrameStream, Waiting):
         text = f"{did}the answer would have {size} bytes, at most {size_max} are allowed: read less at once"
         self.send(encode(frames.Refused(answer.number, text)))
 
-    def _txn(self, run: Run, request: frames.Txn) -> Frame:
+    def _txn(self, run: Run, request: frames.Txn) -> TxnDone:
         for granting in request.grants:
             run.grant(granting.ttl_s, self if granting.presence else None, granting.lease)
         return TxnDone(request.number, run.txn(request.compares, request.then, request.otherwise, request.instead))
+
+    def _txn_then_watch(self, run: Run, request: TxnThenWatch) -> Frame | None:
+        plan = WatchPlan(request.targets, request.ends, request.first_of)
+        if self._is_too_much(run, request.watch, plan.targets, (*plan.ends, "")):
+            return None
+        done = self._txn(run, request)
+        if done.outcome.succeeded:
+            ends = (*plan.ends, *plan.found(done.outcome))
+            self._begin_watch(run, request.watch, plan.targets, ends, done.outcome.revision)
+        return done
 
     def _renew(self, run: Run, request: frames.Renew) -> Frame:
         run.renew(request.lease, self)
@@ -318,40 +329,52 @@ class ServerSession(FrameStream, Waiting):
 
     # ---- watches
 
-    def _watch(self, run: Run, request: frames.WatchStart) -> Frame | None:
-        number, targets = request.watch, request.targets
-        prefixes = sum([target.endswith("/") for target in targets])
-        problem = self._why_not_watch(number, targets, prefixes) or run.watch(len(targets), prefixes)
-        if problem:
-            self._core.complain(self.host, problem)
-            self.reject(problem)
+    def _watch(self, run: Run, request: frames.WatchStart | EndsWatchStart) -> Frame | None:
+        ends = request.ends if type(request) is EndsWatchStart else ()
+        if self._is_too_much(run, request.watch, request.targets, ends):
             return None
-        self._watches[number] = (_not_begun, len(targets), prefixes)
-        self._targets += len(targets)
+        return self._begin_watch(run, request.watch, request.targets, ends, request.since)
+
+    def _begin_watch(
+        self, run: Run, number: int, targets: tuple[str, ...], ends: tuple[str, ...], since: int
+    ) -> WatchGap | None:
+        count, prefixes = len(targets) + len(ends), _prefixes(targets)
+        run.watch(count, prefixes)
+        self._watches[number] = (_not_begun, count, prefixes)
+        self._targets += count
         try:
-            stop = run.engine.subscribe(targets, request.since, partial(self._tell, number))
+            stop = run.engine.subscribe(targets, since, partial(self._tell, number), ends)
         except Gap as gap:
             self._end_watch(number)
             return WatchGap(number, str(gap))
         if number in self._watches:
-            self._watches[number] = (stop, len(targets), prefixes)
+            self._watches[number] = (stop, count, prefixes)
         else:
             stop()  # The changes since then were too many already, and the watch was cut off.
         return None
 
-    def _why_not_watch(self, number: int, targets: tuple[str, ...], prefixes: int) -> str:
-        limits = self._core.limits
+    def _is_too_much(self, run: Run, number: int, targets: tuple[str, ...], ends: tuple[str, ...]) -> bool:
+        """Reject a client that would watch more than it may."""
+        names = targets + ends
+        problem = self._why_not_watch(number, names) or run.why_not_watch(len(names), _prefixes(targets))
+        if problem:
+            self._core.complain(self.host, problem)
+            self.reject(problem)
+        return bool(problem)
+
+    def _why_not_watch(self, number: int, names: tuple[str, ...]) -> str:
+        limits, targets = self._core.limits, self._targets + len(names)
         if number in self._watches:
             return f"watch {number} is there already"
-        if len(self._watches) >= limits.watches or self._targets + len(targets) > limits.targets:
+        if len(self._watches) >= limits.watches or targets > limits.targets:
             return (
-                f"{len(self._watches) + 1} watches of {self._targets + len(targets)} keys or prefixes: "
+                f"{len(self._watches) + 1} watches of {targets} keys or prefixes: "
                 f"at most {limits.watches} of {limits.targets} are allowed for one connection"
             )
-        if prefixes > PREFIXES_MAX:
+        if _prefixes(names) > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
         try:
-            check_key(max(targets, key=len, default=""))
+            check_key(max(names, key=len, default=""))
         except ValueError as error:
             return str(error)
         return ""
@@ -430,6 +453,10 @@ class ServerSession(FrameStream, Waiting):
             self.send(b"")
 
 
+def _prefixes(targets: tuple[str, ...]) -> int:
+    return sum([target.endswith("/") for target in targets])
+
+
 def _not_begun() -> None:
     """Stop a watch that has not begun: nothing is to be done."""
 
@@ -439,6 +466,8 @@ _HANDLERS: dict[type[Frame], Callable[[ServerSession, Run, Any], Frame | None]] 
     frames.Renew: ServerSession._renew,  # noqa: SLF001
     frames.Revoke: ServerSession._revoke,  # noqa: SLF001
     frames.WatchStart: ServerSession._watch,  # noqa: SLF001
+    EndsWatchStart: ServerSession._watch,  # noqa: SLF001
+    TxnThenWatch: ServerSession._txn_then_watch,  # noqa: SLF001
     frames.WatchStop: lambda self, _run, request: self._end_watch(request.watch),
     frames.Ping: lambda _self, _run, request: Acknowledged(request.number),
     frames.Bye: ServerSession._bye,  # noqa: SLF001

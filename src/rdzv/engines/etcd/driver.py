@@ -25,6 +25,7 @@ from ...system.dial import DialFailed, Resolver
 from .. import port
 from ..port import Case, EngineReset, Item, LeaseGone, Outcome, ServerLife
 from ..reference import refuse_double_writes
+from ..watch_queue import WatchesAfterwards
 from . import sentinel
 from .client import messages
 from .client.client import Client
@@ -193,7 +194,7 @@ class SharedClient:
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, SharedClient]] = weakref.WeakKeyDictionary()
 
 
-class EtcdSession:
+class EtcdSession(WatchesAfterwards):
     """A session of the port. Used from the loop it was made on."""
 
     durable = True
@@ -284,9 +285,9 @@ class EtcdSession:
         await sentinel.own().forget(lease)
         self._raise_if_ended()
 
-    def watch(self, targets: Sequence[str], since: int) -> EtcdWatch:
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> EtcdWatch:
         """Watch keys and prefixes. The watch itself raises the error if it cannot begin."""
-        watch = EtcdWatch(self, targets, since)
+        watch = EtcdWatch(self, targets, since, ends)
         try:
             self._raise_if_ended()
             self.client.cluster.check_usable()

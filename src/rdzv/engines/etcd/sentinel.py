@@ -28,15 +28,12 @@ from ...system.processes import reap, start
 from .client.client import Client
 from .client.credentials import Credentials
 from .client.errors import Denied, EtcdError, LeaseNotFound, WrongLogin
+from .sentinel_process import ATTEMPT_S, PAUSE_S
 
 START_AFTER_S = 0.1
 """Pause before a sentinel is started. Its start takes 10 ms of CPU time, and a join must not wait for that (8 ms of 27 ms)."""
 STARTS_MAX = 3
 """Sentinels in a row that may end before their time. Then the next would not last either."""
-ATTEMPT_S = 1.0
-"""Time for one attempt to revoke: etcd's members forget a request that was on its way to a leader that died."""
-PAUSE_S = 0.2
-"""Pause after a refusal that may pass, such as of too many requests."""
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals to a whole job must not end a sentinel. It inherits the mask of the thread that starts it, so they never do."""
 _CONSEQUENCE = "if this process is killed, the others notice it when its lease ends"
@@ -188,7 +185,12 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cluster_order(number: int, encoded: bytes) -> bytes:
-    return b"cluster %d %s\n" % (number, encoded.hex().encode())
+    cluster = msgspec.msgpack.decode(encoded, type=ClusterAccess)
+    order = b"cluster %d %s\n" % (number, encoded.hex().encode())
+    if not cluster.credentials.tls and not cluster.credentials.user:
+        names = "\0".join(f"{host}\0{port}" for host, port in cluster.hosts)
+        order += b"plain %d %s\n" % (number, names.encode().hex().encode())
+    return order
 
 
 # ---- this process's own

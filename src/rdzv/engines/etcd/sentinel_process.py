@@ -1,7 +1,8 @@
 """Waits for the death of its parent, then revokes the parent's leases.
 
 This is a script that uses only the standard library until the parent is dead. Importing gRPC at the start would take 34 MB
-instead of 9 MB on every node, and 0.15 s of CPU time during the join; after the death it delays the revocation by that time.
+instead of 9 MB on every node, and 0.15 s of CPU time during the join; after the death it delays the revocation by that time. So
+an etcd without TLS and users is asked without gRPC (`bare_revoke`).
 
     python -I -S sentinel_process.py PARENT PIDFD
 
@@ -10,6 +11,7 @@ orders to standard input, one per line, with texts in hexadecimal:
 
     path TEXT             the parent's module search path
     cluster NUMBER TEXT   where leases are and how to revoke them (`sentinel.ClusterAccess`)
+    plain NUMBER TEXT     the members of that cluster, which has neither TLS nor users
     lease LEASE NUMBER S  revoke this lease of that cluster; it was granted for S seconds
     forget LEASE          the lease has ended
 
@@ -33,6 +35,10 @@ ORPHAN_POLLS = 100
 """How often the sentinel looks, every 10 ms, whether it has lost its parent, once the pidfd says so."""
 OUTAGE_S = 20.0
 """Time added to that of the leases, for an etcd without quorum: it ends no lease, and renews all when it is back."""
+ATTEMPT_S = 1.0
+"""Time for one attempt to revoke: etcd's members forget a request that was on its way to a leader that died."""
+PAUSE_S = 0.2
+"""Pause after an attempt that failed."""
 NAME = "rdzv-sentinel"
 """The name in lists of processes. Linux takes 15 characters."""
 READ_MAX = 65536
@@ -45,6 +51,8 @@ class Orders:
     def __init__(self) -> None:
         self.path: list[str] = []
         self.clusters: dict[bytes, bytes] = {}
+        self.plain: dict[bytes, list[tuple[str, int]]] = {}
+        """The members of clusters without TLS and without users."""
         self.leases: dict[int, tuple[bytes, float]] = {}
         """Each lease's cluster and time."""
         self._left = b""
@@ -58,6 +66,9 @@ class Orders:
                 self.path = os.fsdecode(bytes.fromhex(rest[0].decode())).split("\0")
             elif word == b"cluster":
                 self.clusters[rest[0]] = bytes.fromhex(rest[1].decode())
+            elif word == b"plain":
+                names = bytes.fromhex(rest[1].decode()).decode().split("\0")
+                self.plain[rest[0]] = [(host, int(port)) for host, port in zip(names[::2], names[1::2], strict=True)]
             elif word == b"lease":
                 self.leases[int(rest[0])] = rest[1], float(rest[2])
             elif word == b"forget":
@@ -121,6 +132,16 @@ def read_rest(orders: Orders) -> None:
             orders.take(data)
 
 
+def revoke_barely(orders: Orders, limit_s: float) -> bool:
+    """Revoke without gRPC where that can be done: for one cluster with neither TLS nor users. Return whether it was done."""
+    numbers = {number for number, _ in orders.leases.values()}
+    if len(numbers) != 1 or not numbers <= orders.plain.keys():
+        return False
+    from rdzv.engines.etcd.bare_revoke import revoke  # noqa: PLC0415
+
+    return revoke(orders.plain[numbers.pop()], list(orders.leases), ATTEMPT_S, PAUSE_S, limit_s)
+
+
 def show_name() -> None:
     """Let `ps` and `top` show what this process is, from the moment at which it guards a lease."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123  pathlib is not loaded here.
@@ -135,11 +156,14 @@ def main(arguments: list[str]) -> None:
     orders = Orders()
     if wait_for_death(parent, pidfd, orders) and orders.leases:
         sys.path[:] = orders.path
+        died_at = time.monotonic()
+        if revoke_barely(orders, orders.limit_s):
+            return
         import asyncio  # noqa: PLC0415
 
         from rdzv.engines.etcd.sentinel import revoke_all  # noqa: PLC0415
 
-        asyncio.run(revoke_all(orders.by_cluster(), orders.limit_s))
+        asyncio.run(revoke_all(orders.by_cluster(), max(1.0, died_at + orders.limit_s - time.monotonic())))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import Unreachable
 from ..port import Batch, Event, Gap
-from ..watch_queue import WatchQueue
+from ..watch_queue import WatchQueue, only_ends
 from .client.errors import EtcdError, RequestRefused, Unanswered
 from .client.messages import RangeResponse, WatchEvent
 
@@ -71,10 +71,12 @@ class _TargetWatch:
 class EtcdWatch(WatchQueue):
     """A watch of one or several targets."""
 
-    def __init__(self, session: EtcdSession, targets: Sequence[str], since: int) -> None:
-        super().__init__(since)
+    def __init__(self, session: EtcdSession, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> None:
+        # etcd can leave out puts, but only by them a watch of several targets knows that it has everything (`has_all`).
+        super().__init__(since, only_ends(targets, ends))
         self._session = session
-        self._targets = [_TargetWatch(self, *session.span(target), since) for target in _without_covered(targets)]
+        every = _without_covered((*targets, *ends))
+        self._targets = [_TargetWatch(self, *session.span(target), since) for target in every]
         self._since = since
         self._held: list[Event] = []
         self._counting = False

@@ -27,7 +27,7 @@ from .agreement import Offer, VoterState, quorum_name
 from .etcd_program import PeerTls, find_program, peers_of, shown
 from .exchange import Asker, NoOffer
 from .health import look_at_members
-from .state import StateFolder, default_base
+from .state import StateFolder, default_base, prepare
 from .voter import Contexts, Quorum, Voter, waiting_for
 
 logger = logging.getLogger("rdzv.quorum")
@@ -42,7 +42,7 @@ ALL_LOST = (
     "bring the hosts back that have their data; if a majority has lost it, end all agents of the run, remove its folders in "
     "state_dir on the listed hosts, and start it again"
 )
-ALL_NEEDED = "start an agent of the run on each host of the list"
+ALL_NEEDED = "start an agent of the run on each host of the list, with the same list and run id on all"
 SILENT_S = 5.0  # A quorum that does not answer a host that leaves for so long has gone.
 
 
@@ -160,6 +160,7 @@ class QuorumDriver(EtcdDriver):
             return
         if self.credentials.tls and self._security.tls is None:
             raise SettingsError(f"this host is one of {self.endpoint} and TLS is on: give it tls_cert and tls_key")
+        await asyncio.to_thread(prepare, self._base)
         program = await asyncio.to_thread(find_program)
         if program.loses_data:
             logger.warning(
@@ -217,9 +218,10 @@ class QuorumDriver(EtcdDriver):
                 return
             if loop.time() >= deadline:
                 lost = any(voter.standing is VoterState.CLIENT for voter in self._voters)
+                here = any(voter.reason == voter.problem for voter in self._voters)
                 raise Unreachable(
                     self.endpoint, await self._why_not(), self.connect_timeout_s, applied=False,
-                    remedy=ALL_LOST if lost else ALL_NEEDED,
+                    remedy=ALL_LOST if lost else "" if here else ALL_NEEDED,
                 )  # fmt: skip
             await asyncio.sleep(PROBE_EVERY_S)
 

@@ -8,6 +8,7 @@ data.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import signal
@@ -17,6 +18,7 @@ from functools import partial
 
 import msgspec
 
+from ...errors import SettingsError
 from ...system.addresses import listen
 from ..etcd.server import SupervisedProcess
 from .agreement import NUMBER_BYTES, HostRecord, Offer, VoterState, counted, decide, offer_of
@@ -67,6 +69,8 @@ class Voter:
         self.folder = folder
         self.reason = "it has just started"
         """A sentence for people about what this host does or waits for."""
+        self.problem = ""
+        """The last thing that went wrong here, and not at another host."""
         self.standing = VoterState.OPEN
         self.formed = False
         """Whether this process has seen the cluster at work."""
@@ -110,16 +114,31 @@ class Voter:
         self.folder.unlock()
 
     async def _run(self) -> None:
-        while not await asyncio.to_thread(self.folder.lock):
-            self.reason = "another process of this host looks after its etcd"
-            await asyncio.sleep(LOCK_EVERY_S)
         while True:
             try:
+                while not self.folder.is_locked and not await asyncio.to_thread(self.folder.lock):
+                    self.reason = "another process of this host looks after its etcd"
+                    await asyncio.sleep(LOCK_EVERY_S)
                 await self._take_part()
-            except OSError as error:
-                self.reason = f"{shown(self._address or '*', self._peer_port)} or {self.folder.path}: {error.strerror or error}"
-                logger.warning("quorum of run %r: %s", self.quorum.run_id, self.reason)
+            except (OSError, SettingsError) as error:
+                self._report(error.sentence if isinstance(error, SettingsError) else self._problem(error))
                 await asyncio.sleep(AGAIN_S[1])
+
+    def _problem(self, error: OSError) -> str:
+        """Say what the system refuses to this host: its port, or a file of its folder."""
+        why = (error.strerror or str(error)).lower()
+        if error.errno == errno.EADDRINUSE:
+            where = shown(self._address or "*", self._peer_port)
+            return f"this host's etcd needs {where} for the other hosts ({why}): free that port, or give all nodes another one"
+        if error.filename is not None:
+            return f"this host cannot keep its data in state_dir ({error.filename}: {why})"
+        return f"{shown(self._address or '*', self._peer_port)} or {self.folder.path}: {why}"
+
+    def _report(self, problem: str) -> None:
+        """Tell people what is wrong here. What has not changed since is not logged again."""
+        if problem != self.problem:
+            logger.warning("quorum of run %r: %s", self.quorum.run_id, problem)
+        self.reason = self.problem = problem
 
     async def _take_part(self) -> None:
         """Go on from the record on the disk. Returns when the record is no longer worth anything."""
@@ -199,8 +218,7 @@ class Voter:
         pause_s = AGAIN_S[0]
         while self.folder.load() is not None:
             if problem := self._program.prepare(self.folder):
-                self.reason = problem
-                logger.error("quorum of run %r: %s", self.quorum.run_id, problem)
+                self._report(problem)
                 await asyncio.sleep(AGAIN_S[1])
                 continue
             self.folder.save(msgspec.structs.replace(record, started=True))
@@ -216,8 +234,7 @@ class Voter:
             await self._stop_etcd(at_once=True)
             if not self.folder.has_voted:
                 self.folder.save(record)  # It ended before it had a log, so it has told nobody anything.
-            self.reason = f"etcd ended here and is started again: {problem}"
-            logger.warning("quorum of run %r: %s", self.quorum.run_id, self.reason)
+            self._report(f"etcd ended here and is started again: {problem}")
             pause_s = AGAIN_S[0] if loop.time() - began_at > STEADY_S else min(2 * pause_s, AGAIN_S[1])
             await asyncio.sleep(pause_s)
 

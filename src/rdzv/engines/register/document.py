@@ -22,7 +22,9 @@ from ...errors import Incompatible, LimitExceeded
 from ..port import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, leases_of
 from ..reference import Engine
 
-MAGIC = b"rdzv register 1\n"
+VERSION = 1
+_MAGIC = b"rdzv register "
+MAGIC = b"%s%d\n" % (_MAGIC, VERSION)
 """The first bytes of every state, so that no other value is taken for one."""
 STATE_MAX = 1 << 20
 """Bytes: some 200 members. It goes over the wire twice with every write, so far less is fast."""
@@ -88,8 +90,7 @@ def decode(state: object) -> Document:
     if len(state) > STATE_MAX:
         raise Incompatible(_WHAT, f"it has {len(state)} bytes, at most {STATE_MAX} are allowed")
     if not state.startswith(MAGIC):
-        start = _FOREIGN.get(state[:1]) or repr(state[: len(MAGIC)])
-        raise Incompatible(_WHAT, f"it is not rdzv's, or of another version: it begins with {start}")
+        raise Incompatible(_WHAT, _why_foreign(state))
     try:
         document = _decoder.decode(state[len(MAGIC) :])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -97,6 +98,15 @@ def decode(state: object) -> Document:
     if not _is_sound(document):
         raise Incompatible(_WHAT, "it is damaged: its parts do not agree")
     return document
+
+
+def _why_foreign(state: bytes) -> str:
+    """Say why a value does not begin as states of this version do."""
+    version = state[len(_MAGIC) : len(_MAGIC) + 8].partition(b"\n")[0]
+    if state.startswith(_MAGIC) and version.isdigit():
+        return f"it is of version {int(version)}, this is version {VERSION}: all members of a run need one version"
+    start = _FOREIGN.get(state[:1]) or repr(state[: len(MAGIC)])
+    return f"it is not rdzv's: it begins with {start}"
 
 
 def _is_sound(document: Document) -> bool:

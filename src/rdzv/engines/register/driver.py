@@ -25,6 +25,7 @@ from ...errors import Incompatible, Unreachable
 from ...system.node import Node
 from ...system.timers import backoff_s, sleep
 from ..port import Case, Compare, Operation, Outcome, ServerLife, leases_of
+from ..watch_queue import WatchesAfterwards
 from .backend import Register
 from .document import ELSEWHERE, StoredLease, encode, first_document
 from .swap_loop import Act, RegisterWatch, SwapLoop
@@ -73,7 +74,7 @@ class RegisterDriver:
         await self._register.close()
 
 
-class RegisterSession:
+class RegisterSession(WatchesAfterwards):
     """A session. The swap loop that it shares with the other sessions of its process does the work."""
 
     life: ServerLife | None = None
@@ -133,9 +134,9 @@ class RegisterSession:
         if self._loop.unstored.pop(lease, None) is None:
             await self._ask(lambda draft: draft.end(lease))
 
-    def watch(self, targets: Sequence[str], since: int) -> RegisterWatch:
+    def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> RegisterWatch:
         """Start a watch. Its reader gets the error if it cannot start."""
-        watch = RegisterWatch(targets, since, self._loop.watches, self._watches)
+        watch = RegisterWatch(targets, since, ends, self._loop.watches, self._watches)
         if self._closed or self._loop.ended is not None:
             watch.end(self._problem())
         else:

@@ -22,7 +22,7 @@ from ...errors import LimitExceeded, RdzvError, Unreachable
 from ...system.node import Node
 from ...system.timers import Wakeup, sleep
 from ..port import Batch, EngineReset, Gap, LeaseGone
-from ..watch_queue import WatchQueue
+from ..watch_queue import WatchQueue, only_ends
 from .backend import Register, Version
 from .document import ELSEWHERE, Document, Draft, StoredLease, decode, encode, read_log
 from .expiry import GAP, ExpiryObserver
@@ -70,11 +70,13 @@ class SwapRequest:
 class RegisterWatch(WatchQueue):
     """A watch, fed from the log of each new state."""
 
-    def __init__(self, targets: Sequence[str], since: int, *lists: dict[RegisterWatch, None]) -> None:
+    def __init__(
+        self, targets: Sequence[str], since: int, ends: Sequence[str], *lists: dict[RegisterWatch, None]
+    ) -> None:
         """`lists`: those that the watch is in until it ends."""
-        super().__init__(since)
+        super().__init__(since, only_ends(targets, ends))
         self._prefixes = tuple(target for target in targets if target.endswith("/"))
-        self._keys = frozenset(targets)
+        self._keys = frozenset((*targets, *ends))
         self._lists = lists
         for watches in lists:
             watches[self] = None

@@ -2,7 +2,7 @@
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const URGENT = ["lost", "straggling", "draining", "unhealthy", "banned", "gave up"];
+const URGENT = ["lost", "straggling", "draining", "unhealthy", "quarantined", "banned", "gave up"];
 const SIGNS = { lost: "!", left: "←", restarted: "↻", drained: "↓", banned: "×", gave_up: "✕", growth: "+", retold: "?", success: "✓", closed: "■", unknown: "?" };
 const WORDS = { lost: "lost", left: "left", restarted: "restarted", stalled: "stalled", drained: "drained", banned: "banned", gave_up: "gave up", growth: "growth",
   retold: "engine came back empty", success: "success", closed: "closed", unknown: "unknown cause" };
@@ -244,7 +244,7 @@ function fillRow(row, data, may) {
   if (may) {
     row.act = el("td", { class: "num" },
       el("button", { class: "act", type: "button", text: "Drain…", "aria-label": `Drain ${name}`, onclick: () => ask("drain", id, name) }),
-      state === "banned"
+      state === "banned" || state === "quarantined"
         ? el("button", { class: "act", type: "button", text: "Unban…", "aria-label": `Unban host ${host}`, onclick: () => ask("unban", host, host) })
         : el("button", { class: "act", type: "button", text: "Ban…", "aria-label": `Ban host ${host}`, onclick: () => ask("ban", host, host) }));
     row.row.append(row.act);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.config.duration import read_duration, show_duration
+from rdzv.core.duration import read_duration, show_duration
 
 
 @pytest.mark.parametrize(
