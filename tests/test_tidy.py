@@ -68,7 +68,7 @@ IMPORTS = {
     "web": "operate drivers core config engines engines.embedded system errors _version",
     "cli": "web operate launch aio member drivers core config engines engines.embedded errors printable _version",
     "torchrun": "blocking member core config engines errors system",
-    "torch": "torchrun aio blocking core config errors system",
+    "torch": "torchrun aio blocking core config errors system worker",
     "torchrun.rendezvous": """torchrun blocking operate member drivers core config engines engines.etcd engines.register system
         errors""",
     "testing": "operate member core config engines engines.embedded engines.register system errors",

@@ -170,7 +170,7 @@ def test_the_client_needs_the_standard_library_and_msgspec_only():
 async def test_an_agent_that_can_make_no_socket_says_so_and_goes_on(monkeypatch, caplog):
     async with Party(1, 1) as party:
         ((member,), _) = await party.form("here")
-        monkeypatch.setattr(worker_channel, "_make_folder", lambda: (Path("/nowhere"), -1))
+        monkeypatch.setattr(worker_channel, "make_folder", lambda: (Path("/nowhere"), -1))
         assert await member.serve_workers() == ""
         assert "no socket could be made" in caplog.text
 

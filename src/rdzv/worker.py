@@ -40,6 +40,8 @@ class _Channel:
     def __init__(self) -> None:
         self.page = memoryview(bytearray(PAGE_SIZE)).cast("q")
         self.socket: socket.socket | None = None
+        self._file = -1
+        """The page as a file, to which stacks are written; -1: there is none."""
         path = os.environ.get(SOCKET_ENV, "")
         if path:
             try:
@@ -61,7 +63,16 @@ class _Channel:
         shared = memoryview(mmap.mmap(page, PAGE_SIZE)).cast("q")
         connection.sendall(encode(WorkerHello(rank, round, name, _register_stacks(page))))
         connection.setblocking(False)
-        self.page, self.socket = shared, connection
+        self.page, self.socket, self._file = shared, connection, page
+
+    def close(self) -> None:
+        """Close the connection and the page."""
+        self.forget()
+        if self._file >= 0:
+            # With the signal's handler gone, the file may go. The next connection has its own.
+            faulthandler.unregister(STACKS_SIGNAL)
+            os.close(self._file)
+            self._file = -1
 
     def forget(self) -> None:
         """Let go of the connection in a forked child, such as a data loader: it is the parent's."""
@@ -98,6 +109,14 @@ def progress(step: int) -> None:
     if not 0 <= number < STEP_MAX:
         raise ValueError(f"step is {number}: it must be from 0 to {STEP_MAX - 1}")
     (_channel or _open()).page[0] = number + 1
+
+
+def introduce_again() -> None:
+    """Let the agent go, so that the next call introduces this worker anew. One that stays has a rank per round."""
+    global _channel  # noqa: PLW0603  One process is one worker.
+    if _channel is not None:
+        _channel.close()
+    _channel = None
 
 
 def _forget_in_child() -> None:

@@ -17,7 +17,7 @@ from rdzv.errors import SettingsError
 from rdzv.launch import stacks
 from rdzv.launch.environment import NodeInRound
 from rdzv.launch.output import Destinations
-from rdzv.launch.workers import WorkerGroup
+from rdzv.launch.workers import RoundWorkers
 from support.processes import is_alive
 
 LIMIT_S = 30.0
@@ -31,7 +31,7 @@ STUCK = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('stuck', flush=Tru
 
 def group(folder, workers=1, stop_s=LIMIT_S):
     node = msgspec.structs.replace(NODE, workers=workers)
-    return WorkerGroup(node, Destinations("job", str(folder)), folder / "scratch", stop_s)
+    return RoundWorkers(node, Destinations("job", str(folder)), folder / "scratch", stop_s)
 
 
 async def started(folder, program, workers=1, stop_s=LIMIT_S, command=(sys.executable, "-c")):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from ..errors import Closed, Evicted, RdzvError, SettingsError
 from ..launch.environment import NodeInRound
 from ..launch.failure import Failure
 from ..launch.output import Destinations
-from ..launch.workers import WorkerGroup
+from ..launch.workers import RoundWorkers
 from ..member import log
 from ..member.notices import Notice
 from ..member.world import AsyncWorld
@@ -138,7 +138,7 @@ async def join(make: MemberFactory, printer: Printer) -> int:
 
 
 @asynccontextmanager
-async def _taking_part(member: AsyncRendezvous) -> AsyncIterator[AsyncRendezvous]:
+async def taking_part(member: AsyncRendezvous) -> AsyncIterator[AsyncRendezvous]:
     """Leave at the end of the block. An error that ends the command is shown by itself, and not in the line about leaving."""
     async with member:
         try:
@@ -159,7 +159,7 @@ async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
         if notice.kind == Phase.CLOSED.value:
             over.set()
 
-    async with _taking_part(make(observe)) as rendezvous:
+    async with taking_part(make(observe)) as rendezvous:
         while stop.signal is None:
             try:
                 world = await stop.run_until(rendezvous.join())
@@ -203,8 +203,13 @@ class RunOptions(msgspec.Struct, frozen=True):
     """Whether lines on the console begin with the rank; None: if there are several workers."""
 
 
-async def run(make: MemberFactory, options: RunOptions) -> int:
+RoundLoop = Callable[[MemberFactory, RunOptions, Path], Coroutine[Any, Any, int]]
+
+
+async def run(make: MemberFactory, options: RunOptions, rounds: RoundLoop | None = None) -> int:
     """Run the workers in each world, and restart them when the round changes. Return the exit code of `rdzv run`.
+
+    `rounds`: another loop, which does not restart them.
 
     stdout is the program's. The log of the member goes to stderr, as that of torchrun.
     """
@@ -215,16 +220,16 @@ async def run(make: MemberFactory, options: RunOptions) -> int:
         raise SettingsError(f"no temporary folder can be made: {problem}; set TMPDIR to a folder that can be written") from None
     with log.taken_over(), folder as scratch:
         log.set_up()
-        return await _run_in_rounds(make, options, Path(scratch))
+        return await (rounds or run_in_rounds)(make, options, Path(scratch))
 
 
-async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path) -> int:
+async def run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path) -> int:
     stop = StopSignal()
     prefixed = options.workers > 1 if options.prefix is None else options.prefix
     reason = "this node came to join"
     held = False
     restarts = 0
-    async with _taking_part(make(None)) as rendezvous:
+    async with taking_part(make(None)) as rendezvous:
         output = Destinations(rendezvous.run_id, options.log_dir, tee=options.tee, prefixed=prefixed)
         while True:
             try:
@@ -241,7 +246,7 @@ async def _run_in_rounds(make: MemberFactory, options: RunOptions, scratch: Path
                 node = msgspec.structs.replace(node, channel=await rendezvous.serve_workers())
                 # The worker with rank 0 binds the port itself.
                 world.bootstrap.release()
-                workers = WorkerGroup(node, output, scratch, options.stop_s)
+                workers = RoundWorkers(node, output, scratch, options.stop_s)
                 await workers.start(options.command, os.environ)
                 ending = await _until_changed(workers, rendezvous, stop)
             reason = ending.reason
@@ -270,7 +275,7 @@ class Ending(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-async def _until_changed(workers: WorkerGroup, rendezvous: AsyncRendezvous, stop: StopSignal) -> Ending:
+async def _until_changed(workers: RoundWorkers, rendezvous: AsyncRendezvous, stop: StopSignal) -> Ending:
     """Wait for the workers, for the end of the round or for a signal. Whatever comes first, no worker runs afterwards."""
     ended = asyncio.ensure_future(workers.wait())
     changed = asyncio.ensure_future(rendezvous.wait_changed())

@@ -35,6 +35,7 @@ from . import dashboard, journal, launcher, operator, options, viewer
 from .command import SCHEMES, Command, Group, ProgramCommand
 from .demo import Demo
 from .exit_codes import ExitCode, exit_on_error
+from .staying import stay_in_rounds
 
 if TYPE_CHECKING:
     from ..web.serving import WebServer
@@ -120,6 +121,9 @@ def run(
     ] = 30.0,
     log_dir: Annotated[str, typer.Option("--log-dir", metavar="DIR", help="write each worker's output to files there")] = "",
     tee: Annotated[bool, typer.Option("--tee", help="show the output on the console too, beside --log-dir")] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="keep the workers through all rounds: the program uses rdzv.torch.rounds()")
+    ] = False,
     prefix: Annotated[
         bool | None, typer.Option("--prefix/--no-prefix", help="begin lines with [rank N]; default: with several workers")
     ] = None,
@@ -142,7 +146,7 @@ def run(
     workers, folder = count(nproc, Devices.here()), log_folder(log_dir)
     make = _maker(endpoint, run_id, nnodes, {"journal_dir": folder or state_folder(os.environ), **given})
     chosen = launcher.RunOptions(command, workers, role, stop_s, max_restarts, folder, tee, prefix)
-    sys.exit(asyncio.run(launcher.run(make, chosen)))
+    sys.exit(asyncio.run(launcher.run(make, chosen, stay_in_rounds if stay else None)))
 
 
 @app.command()

@@ -66,7 +66,7 @@ def of_worker(base: Mapping[str, str], node: NodeInRound, local_rank: int, error
     rank = str(node.ranks.first + local_rank)
     world_size = str(node.ranks.total)
     return {
-        **_defaults(node, local_rank),
+        **_defaults(node.workers, local_rank),
         **base,
         "RANK": rank,
         "WORLD_SIZE": world_size,
@@ -97,9 +97,21 @@ def of_worker(base: Mapping[str, str], node: NodeInRound, local_rank: int, error
     }
 
 
-def _defaults(node: NodeInRound, local_rank: int) -> dict[str, str]:
+def of_staying(base: Mapping[str, str], local_rank: int, workers: int, error_file: str) -> dict[str, str]:
+    """Return the environment of a worker that stays. It learns its rank in each round, by the socket."""
+    return {
+        **_defaults(workers, local_rank),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # A failed collective must not end a worker that stays.
+        **base,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+
+
+def _defaults(workers: int, local_rank: int) -> dict[str, str]:
     """Return the variables that a user may have set otherwise."""
-    several = node.workers > 1
+    several = workers > 1
     return {
         # A worker that must be killed shows its stacks first (stacks.py), and so does one that crashes.
         "PYTHONFAULTHANDLER": "1",

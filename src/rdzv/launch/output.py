@@ -166,14 +166,17 @@ class Destinations:
         self._locks = {1: threading.Lock(), 2: threading.Lock()}
 
     def file(self, round: int, rank: int, ending: str) -> Path | None:
-        """Return the path of a file about one worker; None: there is no folder for logs."""
-        return None if self._folder is None else self._folder / f"round-{round}" / f"rank-{rank}.{ending}"
+        """Return the path of a file about one worker; None: there is no folder for logs. Round 0: it stays for all rounds."""
+        if self._folder is None:
+            return None
+        return self._folder / f"round-{round}" / f"rank-{rank}.{ending}" if round else self._folder / f"worker-{rank}.{ending}"
 
     def sinks(self, round: int, rank: int, descriptor: int) -> list[Sink]:
         """Make the sinks for one output (1 or 2, as of the process) of one worker. Raises OSError."""
         sinks: list[Sink] = []
         if self._shown:
-            sinks.append(Console(descriptor, self._locks[descriptor], f"[rank {rank}] " if self._prefixed else ""))
+            prefix = f"[{'rank' if round else 'worker'} {rank}] " if self._prefixed else ""
+            sinks.append(Console(descriptor, self._locks[descriptor], prefix))
         path = self.file(round, rank, "out" if descriptor == 1 else "err")
         if path is not None:
             sinks.append(LogFile(path))

@@ -104,51 +104,30 @@ class Worker:
         return last_exception(self.outputs[2].tail.decode(errors="replace"))
 
 
-class WorkerGroup:
-    """All workers of this node in one round. They succeed together; the first that fails fails them all."""
+def finish_output(workers: Sequence[Worker]) -> None:
+    """Wait for the end of the output of workers that have ended, in a thread."""
+    deadline = time.monotonic() + OUTPUT_S
+    for worker in workers:
+        for copy in worker.outputs.values():
+            copy.finish(max(0.0, deadline - time.monotonic()))
 
-    def __init__(self, node: NodeInRound, sinks: Destinations, scratch: Path, stop_s: float) -> None:
-        self._node = node
+
+class WorkerGroup:
+    """Workers of this node. They are stopped together."""
+
+    def __init__(self, workers: list[Worker], sinks: Destinations, stop_s: float, round: int = 0) -> None:
         self._sinks = sinks
         self._stop_s = stop_s
-        self.workers = [self._worker(local_rank, scratch) for local_rank in range(node.workers)]
+        self._round = round
+        self.workers = workers
         self._ended: list[Worker] = []
         """Those that have ended, in that order."""
         self._watches: list[asyncio.Task[None]] = []
         self._orphans = OrphanKiller()
 
-    def _worker(self, local_rank: int, scratch: Path) -> Worker:
-        round, rank = self._node.round, self._node.ranks.first + local_rank
-        error_file = self._sinks.file(round, rank, "error.json") or scratch / f"round-{round}-rank-{rank}.json"
-        return Worker(rank, local_rank, error_file)
-
-    async def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start all workers, or none. Raises SettingsError if the program cannot be run."""
-        try:
-            await self._orphans.start()
-            for worker in self.workers:
-                own = of_worker(environ, self._node, worker.local_rank, str(worker.error_file))
-                await worker.start(command, own, self._sinks, self._node.round)
-                self._orphans.add(worker.pid)
-                self._watches.append(asyncio.ensure_future(self._watch(worker)))
-        except OSError as error:
-            await self._kill()
-            problem = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-            raise SettingsError(f"program {command[0]!r} cannot be run: {problem}") from None
-        except BaseException:  # Such as a cancelled start: no worker may be forgotten.
-            for worker in self.workers:
-                worker.signal(signal.SIGKILL)
-            raise
-
     async def _watch(self, worker: Worker) -> None:
         await worker.wait()
         self._ended.append(worker)
-
-    async def wait(self) -> None:
-        """Wait until all workers have succeeded, or one has failed."""
-        pending: set[asyncio.Task[None]] = set(self._watches)
-        while pending and self._failed is None:
-            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     @property
     def _failed(self) -> Worker | None:
@@ -205,17 +184,50 @@ class WorkerGroup:
                 if worker.runs:
                     logger.warning("%s has not ended %g s after SIGKILL: this node waits for it", worker, UNKILLED_S)
         await self._orphans.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._finish_output)
-
-    def _finish_output(self) -> None:
-        deadline = time.monotonic() + OUTPUT_S
-        for worker in self.workers:
-            for copy in worker.outputs.values():
-                copy.finish(max(0.0, deadline - time.monotonic()))
+        await asyncio.get_running_loop().run_in_executor(None, finish_output, self.workers)
 
     def _describe(self, worker: Worker) -> Failure:
         assert worker.code is not None, "it has ended"
-        log = self._sinks.file(self._node.round, worker.rank, "err")
+        # A worker that stays has another rank in each round. Its files are named by the one on this node.
+        log = self._sinks.file(self._round, worker.rank if self._round else worker.local_rank, "err")
         return Failure(
             worker.rank, worker.local_rank, worker.pid, worker.code, worker.exception(), str(log) if log is not None else ""
         )
+
+
+class RoundWorkers(WorkerGroup):
+    """All workers of this node in one round. They succeed together; the first that fails fails them all."""
+
+    def __init__(self, node: NodeInRound, sinks: Destinations, scratch: Path, stop_s: float) -> None:
+        self._node = node
+        workers = [self._worker(sinks, local_rank, scratch) for local_rank in range(node.workers)]
+        super().__init__(workers, sinks, stop_s, node.round)
+
+    def _worker(self, sinks: Destinations, local_rank: int, scratch: Path) -> Worker:
+        round, rank = self._node.round, self._node.ranks.first + local_rank
+        error_file = sinks.file(round, rank, "error.json") or scratch / f"round-{round}-rank-{rank}.json"
+        return Worker(rank, local_rank, error_file)
+
+    async def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start all workers, or none. Raises SettingsError if the program cannot be run."""
+        try:
+            await self._orphans.start()
+            for worker in self.workers:
+                own = of_worker(environ, self._node, worker.local_rank, str(worker.error_file))
+                await worker.start(command, own, self._sinks, self._node.round)
+                self._orphans.add(worker.pid)
+                self._watches.append(asyncio.ensure_future(self._watch(worker)))
+        except OSError as error:
+            await self._kill()
+            problem = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+            raise SettingsError(f"program {command[0]!r} cannot be run: {problem}") from None
+        except BaseException:  # Such as a cancelled start: no worker may be forgotten.
+            for worker in self.workers:
+                worker.signal(signal.SIGKILL)
+            raise
+
+    async def wait(self) -> None:
+        """Wait until all workers have succeeded, or one has failed."""
+        pending: set[asyncio.Task[None]] = set(self._watches)
+        while pending and self._failed is None:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -32,18 +32,27 @@ class Gate:
         self._again = again
         self._failures = 0
         self._timer: Timer | None = None
+        self._kept_out = ""
+        """Why the caller keeps this member out."""
         self.problem = ""
         """Why this member must not take part; empty: it may."""
 
     def begin(self) -> None:
         """A join begins: what the check said before does not count any more."""
         self.stop()
-        self.problem = CHECKING if self._command else ""
+        self.problem = self._kept_out or (CHECKING if self._command else "")
+
+    def keep_out(self, reason: str) -> None:
+        """Keep the member out for as long as the reason is not empty, and check the node only then."""
+        changed, self._kept_out = reason != self._kept_out, reason
+        if changed and not reason:
+            self._again()
 
     async def judge(self) -> str:
-        """Run the check, if there is one, and return the problem."""
-        if not self._command:
-            return ""
+        """Run the check, if there is one and nothing else keeps the member out, and return the problem."""
+        if self._kept_out or not self._command:
+            self.problem = self._kept_out
+            return self.problem
         self.stop()
         problem = clip(await self._node.check(self._command, self._timeout_s))
         if problem:

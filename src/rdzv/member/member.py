@@ -241,6 +241,13 @@ class Member:
         await asyncio.wait([self._leaving])
         return self._leaving.result()
 
+    def keep_out(self, reason: str) -> None:
+        """Take no part in rounds that follow the next `join`, while the reason is not empty: be present, and say why.
+
+        A member that has said ready in a join does not take it back.
+        """
+        self._gate.keep_out(clip(reason))
+
     async def serve_workers(self) -> str:
         """Open the channel for this member's workers, and return the path for their variable `RDZV_WORKER`.
 

@@ -91,7 +91,9 @@ class Registration:
             )
             if outcome.succeeded:
                 made_settings = any(type(one) is Put and one.key == keys.settings for one in ways[outcome.case].then)
-                return self._found(outcome, outcome.revision, self._record, made_settings, watch)
+                predecessor = next(iter(self._watch_plan.found(outcome)), "")
+                created, head = outcome.revision, outcome.item(-1)
+                return Found(created, self._record, predecessor, head, created, self._run_lease, made_settings, watch)
             own = outcome.item(_OWN)
             if own is not None:
                 return await self._recognize(own)
@@ -100,18 +102,12 @@ class Registration:
     async def _recognize(self, own: Item) -> Found:
         """An earlier attempt took effect, but its answer was lost. The record of that attempt counts (T1.6)."""
         before = List(self._keys.members, Order.NEWEST, limit=1, created_below=own.created)
-        outcome = await self._session.txn(then=[before, Get(self._own), Get(self._keys.head)])
-        still = outcome.item(1)
+        outcome = await self._session.txn(then=[before, Get(self._keys.head), Get(self._own)])
+        still = outcome.item(2)
         created = own.created if still is not None and still.created == own.created else -1
-        return self._found(outcome, created, wire.decode(MemberRecord, own.value))
-
-    def _found(
-        self, outcome: Outcome, created: int, record: MemberRecord, made_settings: bool = False,
-        watch: port.Watch | None = None,
-    ) -> Found:  # fmt: skip
-        predecessor = next(iter(self._watch_plan.found(outcome)), "")
-        head, revision = outcome.item(-1), outcome.revision
-        return Found(created, record, predecessor, head, revision, self._run_lease, made_settings, watch)
+        predecessor = next((item.key for item in outcome.reads[0]), "")
+        head, revision = outcome.item(1), outcome.revision
+        return Found(created, wire.decode(MemberRecord, own.value), predecessor, head, revision, self._run_lease)
 
     def ways(self, seen: Outcome | None) -> list[_Way]:
         """The transactions by which this member can come in; the engine does the first whose compares hold.

@@ -94,7 +94,7 @@ class WorkerChannel:
 
     async def open(self) -> None:
         """Listen. Raises OSError."""
-        self._folder, self._lock = _make_folder()
+        self._folder, self._lock = make_folder()
         path = self._folder / "worker"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
         path.chmod(0o600)
@@ -117,7 +117,7 @@ class WorkerChannel:
         self._connections += 1
         worker: ConnectedWorker | None = None
         try:
-            pid, problem = _peer(writer.get_extra_info("socket"))
+            pid, problem = peer_of(writer.get_extra_info("socket"))
             if self._connections > WORKERS_MAX:
                 problem = f"{WORKERS_MAX} are connected already"
             if not problem:
@@ -172,7 +172,7 @@ class WorkerChannel:
                 worker.close()
 
 
-def _make_folder() -> tuple[Path, int]:
+def make_folder() -> tuple[Path, int]:
     """Make a folder for this user only, with a path that is short enough for a socket, and lock it."""
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
@@ -198,7 +198,7 @@ def _remove_dead(base: Path) -> None:
                         os.close(lock)
 
 
-def _peer(connection: socket.socket) -> tuple[int, str]:
+def peer_of(connection: socket.socket) -> tuple[int, str]:
     """Return the process at the other end, and why it may not connect; 0 where the kernel does not tell."""
     if not hasattr(socket, "SO_PEERCRED"):  # Then the folder's mode alone keeps others out.
         return 0, ""

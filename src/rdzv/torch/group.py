@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 from ..blocking import World
 from ..torchrun.dist_store import OwnedStore
+from .agent import AgentWorld
 from .gloo_sockets import GlooSockets
 
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
@@ -50,7 +51,7 @@ class ProcessGroup:
         dist.all_reduce(torch.zeros(1, device=device()))
         dist.destroy_process_group()
 
-    def form(self, world: World) -> None:
+    def form(self, world: World | AgentWorld) -> None:
         """Make the group. If a peer is lost meanwhile, raise what torch raises, within about five times `form_s`."""
         # Freed by a thread, without the interpreter's lock: that takes 10 ms.
         threading.Thread(target=self._former.clear, name="rdzv frees groups", daemon=True).start()

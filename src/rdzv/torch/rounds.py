@@ -25,11 +25,13 @@ from ..aio import departure_of
 from ..blocking import Rendezvous, World
 from ..config.endpoint import Endpoint
 from ..config.options import Options, Unpack
+from ..core.stay_messages import STAY_ENV
 from ..errors import Closed, Evicted, RdzvError, RoundOver
 from ..torchrun.signals import SignalListener
+from .agent import AgentRendezvous, AgentWorld
 from .failures import Failures, is_loss, one_line
 from .group import ProcessGroup
-from .watchdog import Watchdog
+from .watchdog import AnyRendezvous, Watchdog
 
 DRAIN_S = 5.0
 """After a signal: how long the process waits for the round to be formed again without it. Then it goes anyway."""
@@ -41,10 +43,13 @@ logger = logging.getLogger("rdzv")
 
 
 def rounds(
-    endpoint: str | Endpoint = "auto", *, run_id: str = "", min_nodes: int | str, max_nodes: int | str,
+    endpoint: str | Endpoint = "auto", *, run_id: str = "", min_nodes: int | str = 0, max_nodes: int | str = 0,
     backend: str = "", timeout_s: float = 600.0, form_s: float = 10.0, max_failures: int = 5, **options: Unpack[Options],
 ) -> Rounds:  # fmt: skip
-    """Return the rounds of this process, to be iterated over once. Each process is a member of its own.
+    """Return the rounds of this process, to be iterated over once.
+
+    Under `rdzv run --stay` the agent is the member and knows the run: then endpoint, run id, numbers of nodes and settings
+    given here do not count. Elsewhere each process is a member of its own, and `min_nodes` and `max_nodes` count processes.
 
     Load and build all that takes long before: the process asks to be let in when the iteration begins.
 
@@ -55,7 +60,12 @@ def rounds(
     """
     chosen = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     settings: dict[str, Any] = {**_settings_of(os.environ), **options}
-    rendezvous = Rendezvous(endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, **settings)
+    agent = os.environ.get(STAY_ENV, "")
+    rendezvous: AnyRendezvous
+    if agent:
+        rendezvous = AgentRendezvous(agent, int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        rendezvous = Rendezvous(endpoint, run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes, **settings)
     return Rounds(rendezvous, ProcessGroup(chosen, form_s, timeout_s), Failures(max_failures), timeout_s)
 
 
@@ -66,7 +76,7 @@ def _settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 class Rounds:
     """The rounds of one process. Make it with `rounds`; iterating over it takes part in the run and gives a world per round."""
 
-    def __init__(self, rendezvous: Rendezvous, group: ProcessGroup, failures: Failures, timeout_s: float) -> None:
+    def __init__(self, rendezvous: AnyRendezvous, group: ProcessGroup, failures: Failures, timeout_s: float) -> None:
         self._rendezvous = rendezvous
         self._group = group
         self._failures = failures
@@ -117,7 +127,7 @@ class Rounds:
                 continue
             return LiveWorld(self, given)
 
-    def _join(self) -> World | None:
+    def _join(self) -> World | AgentWorld | None:
         self._joining = True
         try:
             while True:
@@ -232,7 +242,7 @@ class Rounds:
 class LiveWorld:
     """A round with its process group. Use it as `with world:`; the group is torch's default group inside of the block."""
 
-    def __init__(self, run: Rounds, given: World) -> None:
+    def __init__(self, run: Rounds, given: World | AgentWorld) -> None:
         self.round = given.round
         self.rank = given.rank
         self.size = given.size

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from ..blocking import Rendezvous
 from ..core.member_rules import ChangeKind
 from ..errors import RdzvError
+from .agent import AgentRendezvous
+
+AnyRendezvous = Rendezvous | AgentRendezvous
+"""The member itself, or the link to the agent that is the member."""
 
 AGAIN_S = 0.1
 """Time between two aborts of one round: a connection that is being made now is found by the next."""
@@ -20,7 +24,7 @@ AGAIN_S = 0.1
 class Watchdog:
     """Calls `abort` of the round that is guarded, in its own thread, from the moment the round is over."""
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    def __init__(self, rendezvous: AnyRendezvous) -> None:
         self._rendezvous = rendezvous
         self._lock = threading.Lock()
         self._abort: Callable[[], object] | None = None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import LimitExceeded
-from ..port import AllCreated, Batch, Case, Compare, Delete, DeletePrefix, Empty, List, Operation, Outcome, Put
+from ..port import AllCreated, Batch, Case, Compare, Delete, DeletePrefix, Empty, Get, List, Operation, Outcome, Put
 from ..reference import Engine
 from .frames import KEY_MAX
 from .lease_clock import STEP_MAX_S
@@ -252,6 +252,8 @@ class Run:
         puts: list[Put] = []
         count, scans, added = len(operations), 0, 0
         for operation in operations:
+            if type(operation) is Get:  # The most frequent one.
+                continue
             if type(operation) is Put:
                 puts.append(operation)
                 added += len(operation.key) + len(operation.value)

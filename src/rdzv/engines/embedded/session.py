@@ -305,12 +305,13 @@ class ServerSession(FrameStream, Waiting):
 
     def _txn_then_watch(self, run: Run, request: TxnThenWatch) -> Frame | None:
         plan = WatchPlan(request.targets, request.ends, request.first_of)
-        if self._is_too_much(run, request.watch, plan.targets, (*plan.ends, "")):
+        prefixes = self._prefixes(run, request.watch, plan.targets, (*plan.ends, ""))
+        if prefixes is None:
             return None
         done = self._txn(run, request)
         if done.outcome.succeeded:
-            ends = (*plan.ends, *plan.found(done.outcome))
-            self._begin_watch(run, request.watch, plan.targets, ends, done.outcome.revision)
+            ends = plan.ends + plan.found(done.outcome)
+            self._begin_watch(run, request.watch, plan.targets, ends, prefixes, done.outcome.revision)
         return done
 
     def _renew(self, run: Run, request: frames.Renew) -> Frame:
@@ -331,14 +332,15 @@ class ServerSession(FrameStream, Waiting):
 
     def _watch(self, run: Run, request: frames.WatchStart | EndsWatchStart) -> Frame | None:
         ends = request.ends if type(request) is EndsWatchStart else ()
-        if self._is_too_much(run, request.watch, request.targets, ends):
+        prefixes = self._prefixes(run, request.watch, request.targets, ends)
+        if prefixes is None:
             return None
-        return self._begin_watch(run, request.watch, request.targets, ends, request.since)
+        return self._begin_watch(run, request.watch, request.targets, ends, prefixes, request.since)
 
     def _begin_watch(
-        self, run: Run, number: int, targets: tuple[str, ...], ends: tuple[str, ...], since: int
+        self, run: Run, number: int, targets: tuple[str, ...], ends: tuple[str, ...], prefixes: int, since: int
     ) -> WatchGap | None:
-        count, prefixes = len(targets) + len(ends), _prefixes(targets)
+        count = len(targets) + len(ends)
         run.watch(count, prefixes)
         self._watches[number] = (_not_begun, count, prefixes)
         self._targets += count
@@ -353,16 +355,18 @@ class ServerSession(FrameStream, Waiting):
             stop()  # The changes since then were too many already, and the watch was cut off.
         return None
 
-    def _is_too_much(self, run: Run, number: int, targets: tuple[str, ...], ends: tuple[str, ...]) -> bool:
-        """Reject a client that would watch more than it may."""
+    def _prefixes(self, run: Run, number: int, targets: tuple[str, ...], ends: tuple[str, ...]) -> int | None:
+        """Return how many of the targets are prefixes; None: the client would watch more than it may, and is rejected."""
         names = targets + ends
-        problem = self._why_not_watch(number, names) or run.why_not_watch(len(names), _prefixes(targets))
-        if problem:
-            self._core.complain(self.host, problem)
-            self.reject(problem)
-        return bool(problem)
+        prefixes = sum([target[-1:] == "/" for target in targets])
+        problem = self._why_not_watch(number, names, prefixes) or run.why_not_watch(len(names), prefixes)
+        if not problem:
+            return prefixes
+        self._core.complain(self.host, problem)
+        self.reject(problem)
+        return None
 
-    def _why_not_watch(self, number: int, names: tuple[str, ...]) -> str:
+    def _why_not_watch(self, number: int, names: tuple[str, ...], prefixes: int) -> str:
         limits, targets = self._core.limits, self._targets + len(names)
         if number in self._watches:
             return f"watch {number} is there already"
@@ -371,7 +375,7 @@ class ServerSession(FrameStream, Waiting):
                 f"{len(self._watches) + 1} watches of {targets} keys or prefixes: "
                 f"at most {limits.watches} of {limits.targets} are allowed for one connection"
             )
-        if _prefixes(names) > PREFIXES_MAX:
+        if prefixes > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
         try:
             check_key(max(names, key=len, default=""))
@@ -451,10 +455,6 @@ class ServerSession(FrameStream, Waiting):
         """Write the news that have not gone with an answer."""
         if self._posted:
             self.send(b"")
-
-
-def _prefixes(targets: tuple[str, ...]) -> int:
-    return sum([target.endswith("/") for target in targets])
 
 
 def _not_begun() -> None:

@@ -1,0 +1,194 @@
+"""The socket between an agent and the workers that stay: what each side bears with, with the real link of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from rdzv.core import stay_messages as messages
+from rdzv.core.model import WorkerRanks
+from rdzv.core.stay_messages import CloseRun, FromAgent, FromWorker, RoundEnded, StoreCall, WorkerReady
+from rdzv.errors import Closed, RoundOver, StoreTimeout, Unreachable
+from rdzv.launch.environment import NodeInRound
+from rdzv.launch.stay_channel import StayChannel
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker's link is in rdzv.torch")
+NODE = NodeInRound(
+    run_id="job", round=2, fence=9, reason="b lost", host="127.0.0.1", port=1, rank=1, nodes=2, workers=2,
+    ranks=WorkerRanks(4, 6, 4, 6), role="default", restarts=0, max_restarts=0,
+)  # fmt: skip
+LONG_S = 20.0
+
+
+class FakeStore:
+    """The calls of a store, each with another end."""
+
+    async def add(self, _key, amount):
+        return amount + 1
+
+    async def get(self, key, _timeout_s):
+        if key == "late":
+            raise StoreTimeout([key], 1.0, 2)
+        if key == "away":
+            raise Unreachable("of this run", "no answer", 3.0)
+        raise RoundOver(2, "c lost")
+
+    async def set(self, _key, _value):
+        raise ValueError("too large")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    names = ("add", "get", "set")
+    monkeypatch.setattr("rdzv.launch.stay_channel.CALLS", {name: getattr(FakeStore, name) for name in names})
+
+
+def play(scenario):
+    """Run it with an open channel for two workers. It hears of news by an event."""
+
+    async def main():
+        closed, news = [], asyncio.Event()
+        channel = StayChannel(2, news.set, lambda reason: (closed.append(reason), news.set()))
+        await channel.open()
+
+        async def until(holds):
+            while not holds():
+                await asyncio.wait_for(news.wait(), LONG_S)
+                news.clear()
+
+        try:
+            await scenario(channel, until, closed)
+        finally:
+            channel.close()
+
+    asyncio.run(main())
+
+
+def in_thread(function, *args):
+    return asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+@needs_torch
+def test_a_worker_is_given_its_rank_calls_the_store_and_hears_of_the_end(calls, monkeypatch):
+    from rdzv.torch.agent import AgentRendezvous
+
+    for name in ("RANK", "WORLD_SIZE", "RDZV_ROUND"):
+        monkeypatch.setenv(name, "stale")
+
+    async def scenario(channel, until, closed):
+        link = AgentRendezvous(channel.path, 1)
+        link.prepare()
+        joining = in_thread(link.join)
+        await until(lambda: 1 in channel.workers)
+        assert channel.workers[1].is_ready
+        channel.give(SimpleNamespace(round=2, store=FakeStore()), NODE)
+        world = await joining
+        assert (world.rank, world.size, world.round, world.fence, world.reason) == (5, 6, 2, 9, "b lost")
+        assert "rank 5 of 6" in repr(world)
+        assert not channel.workers[1].is_ready
+        assert await in_thread(world.store.add, "n", 1) == 2
+        for key, error in (("late", StoreTimeout), ("away", Unreachable), ("over", RoundOver)):
+            with pytest.raises(error):
+                await in_thread(world.store.get, key)
+        with pytest.raises(ValueError, match="too large"):
+            await in_thread(world.store.set, "k", b"v")
+        with pytest.raises(ValueError, match="append"):
+            await in_thread(world.store.append, "k", b"v")
+        assert link.changed is None
+        assert await in_thread(link.wait_changed, 0.01) is None
+        channel.end_round(2, "c came to join", 1)
+        change = await in_thread(link.wait_changed, LONG_S)
+        assert (change.reason, change.newcomers) == ("c came to join", 1)
+        with pytest.raises(RoundOver, match="the agent has left it"):
+            await in_thread(world.store.add, "n", 1)
+        link.close_run("it would fail again")
+        await until(lambda: closed)
+        assert closed == ["it would fail again"]
+        again = in_thread(link.join)
+        await until(lambda: channel.workers[1].is_ready)
+        channel.end_run("job", "all are done", True)
+        with pytest.raises(Closed) as ended:
+            await again
+        assert ended.value.success
+        link.leave()
+        await until(lambda: 1 not in channel.workers)
+        with pytest.raises(Unreachable):
+            link.close_run("too late")
+
+    play(scenario)
+
+
+@needs_torch
+def test_the_end_of_a_round_that_comes_after_the_worker_left_it_does_not_end_the_next(calls):
+    from rdzv.torch.agent import AgentRendezvous
+
+    async def scenario(channel, until, _closed):
+        link = AgentRendezvous(channel.path, 0)
+        link.prepare()
+        joining = in_thread(link.join)
+        await until(lambda: 0 in channel.workers)
+        channel.give(SimpleNamespace(round=2, store=FakeStore()), NODE)
+        await joining
+        again = in_thread(link.join)
+        await until(lambda: channel.workers[0].is_ready)
+        channel.workers[0].send(RoundEnded(2, "late"))
+        channel.give(SimpleNamespace(round=3, store=FakeStore()), NODE)
+        await again
+        assert link.changed is None
+        link.leave()
+
+    play(scenario)
+
+
+@needs_torch
+def test_a_worker_whose_agent_is_gone_is_told():
+    from rdzv.torch.agent import AgentRendezvous
+
+    async def scenario(channel, until, _closed):
+        link = AgentRendezvous(channel.path, 0)
+        link.prepare()
+        joining = in_thread(link.join)
+        await until(lambda: 0 in channel.workers)
+        channel.workers[0]._writer.close()
+        with pytest.raises(Unreachable, match="it has ended"):
+            await joining
+        with pytest.raises(Unreachable):
+            AgentRendezvous(channel.path + "x", 0).prepare()
+        link.leave()
+
+    play(scenario)
+
+
+def frame(message):
+    return messages.encode(message)
+
+
+@pytest.mark.parametrize("data", [
+    frame(StoreCall(1, 2, "get", ["k"])), frame(CloseRun("before it has said who it is")),
+    frame(WorkerReady(2, 0)), frame(WorkerReady(-1, 0)), frame(WorkerReady(0, 0)) + frame(WorkerReady(1, 0)),
+    b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00",
+])  # fmt: skip
+def test_a_process_that_says_nonsense_is_not_heard_any_longer(data):
+    async def scenario(channel, until, closed):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(channel.path)
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(LONG_S)
+            assert await in_thread(stranger.recv, 1) == b""
+        await until(lambda: not channel.workers)
+        assert closed == []
+
+    play(scenario)
+
+
+def test_messages_are_bounded_and_of_one_kind():
+    with pytest.raises(ValueError, match="at most 8388608 are allowed"):
+        messages.encode(CloseRun("x" * messages.FRAME_MAX))
+    with pytest.raises(ValueError, match="no message"):
+        messages.decode(FromWorker, messages.encode(RoundEnded(1, "x"))[4:])
+    assert messages.decode(FromAgent, messages.encode(RoundEnded(1, "x"))[4:]) == RoundEnded(1, "x")
