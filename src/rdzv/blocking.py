@@ -31,7 +31,7 @@ from .errors import ForkedChild, LeftAlready
 from .member.member import CALL_S
 from .member.notices import Observer
 from .member.store import AsyncStore
-from .member.store_calls import StoreCall
+from .member.store_calls import StoreOperation
 from .member.world import AsyncWorld, Peer, RoundFacts
 from .system.portal import Portal
 
@@ -388,7 +388,7 @@ class Store:
         """Return the names of this round's keys, sorted."""
         return self._run(self._calls.list_keys())
 
-    def _run(self, call: StoreCall[T]) -> T:
+    def _run(self, call: StoreOperation[T]) -> T:
         """Carry the call out in this thread, if it can; in the portal, if it has to wait or to be tried again."""
         if self._handle.asks_directly:
             try:

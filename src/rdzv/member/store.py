@@ -17,7 +17,7 @@ from ..errors import StoreTimeout, Unreachable
 from ..system.node import Node
 from ..system.timers import OutOfTime, TimeLimit, Wakeup, sleep
 from .presence import Presence
-from .store_calls import AwaitedRead, Missing, Steps, StoreCall, StoreCalls
+from .store_calls import AwaitedRead, Missing, Steps, StoreOperation, StoreCalls
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class AsyncStore:
 
     # ---- carrying out
 
-    def try_now(self, call: StoreCall[T]) -> T:
+    def try_now(self, call: StoreOperation[T]) -> T:
         """Carry a call out in the calling thread, which the session's loop must not run in.
 
         Raises NotNow if that cannot be, or cannot be brought to its end: `finish` goes on from there.
@@ -140,7 +140,7 @@ class AsyncStore:
         except (Missing, Unreachable, EngineReset):
             raise NotNow from None
 
-    async def finish(self, call: StoreCall[T]) -> T:
+    async def finish(self, call: StoreOperation[T]) -> T:
         """Carry a call out, or go on with one that `try_now` has begun."""
         try:
             while True:
@@ -152,7 +152,7 @@ class AsyncStore:
         finally:
             call.end()
 
-    async def _until_sure(self, call: StoreCall[T]) -> T:
+    async def _until_sure(self, call: StoreOperation[T]) -> T:
         """Try until the engine answers, the round ends or the time is up."""
         while True:
             self.calls.check_round()

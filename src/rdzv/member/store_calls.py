@@ -65,7 +65,7 @@ class Missing(Exception):
     """Keys that a call waits for are not set yet."""
 
 
-class StoreCall(ABC, Generic[T]):
+class StoreOperation(ABC, Generic[T]):
     """One call, made by `StoreCalls`."""
 
     def __init__(self, name: str, calls: StoreCalls, limit_s: float) -> None:
@@ -82,7 +82,7 @@ class StoreCall(ABC, Generic[T]):
         """Release what the call holds. It is not attempted any more."""
 
 
-class Read(StoreCall[T]):
+class Read(StoreOperation[T]):
     """A call that reads once."""
 
     def __init__(self, name: str, calls: StoreCalls, reads: Sequence[Operation], pick: Callable[[Outcome], T]) -> None:
@@ -94,7 +94,7 @@ class Read(StoreCall[T]):
         return self._pick((yield StoreRequest(self._calls.presence.session, (), self._reads)))
 
 
-class AwaitedRead(StoreCall[T]):
+class AwaitedRead(StoreOperation[T]):
     """A call that reads keys and waits for those that are missing."""
 
     def __init__(
@@ -129,7 +129,7 @@ class AwaitedRead(StoreCall[T]):
                 self._found[item.key] = item.value
 
 
-class Write(StoreCall[T]):
+class Write(StoreOperation[T]):
     """A call that carries out what its plan makes of a key's present state, exactly once; without a key, whatever its state."""
 
     def __init__(self, name: str, calls: StoreCalls, plan: Plan, key: str, pick: Callable[[bytes], T]) -> None:
