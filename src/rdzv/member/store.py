@@ -17,7 +17,7 @@ from ..errors import StoreTimeout, Unreachable
 from ..system.node import Node
 from ..system.timers import OutOfTime, TimeLimit, Wakeup, sleep
 from .presence import Presence
-from .store_calls import AwaitedRead, Missing, Steps, StoreOperation, StoreCalls
+from .store_calls import AwaitedRead, Missing, Steps, StoreCalls, StoreOperation
 
 T = TypeVar("T")
 
