@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from rdzv.engines.embedded import features, frames
+from rdzv.engines.embedded.client import RemoteWatch
 from rdzv.engines.embedded.features import FEATURES
-from rdzv.engines.embedded.remote_watch import RemoteWatch
 from rdzv.engines.port import Batch, Event, Item
 from support.sans_io import Core, Pair
 

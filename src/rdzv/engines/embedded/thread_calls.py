@@ -108,7 +108,7 @@ class CalledByThreads(ClientProtocol):
 
     # ---- in the thread that calls
 
-    def call_now(self, frame: Callable[[int], Frame], limit_s: float) -> Any:
+    def call_now(self, limit_s: float, kind: Callable[..., Frame], *fields: object) -> Any:
         """Ask, and block for the answer. Raise as `ask` says, NotNow if nothing was sent, and TimeoutError."""
         began_at = time.monotonic()
         if not self._is_lent:
@@ -117,7 +117,7 @@ class CalledByThreads(ClientProtocol):
                 self._borrow()
         self._called_at = began_at
         waiter = ThreadWaiter()
-        number = self._ask_now(frame, waiter)
+        number = self._ask_now(waiter, kind, *fields)
         try:
             if self._is_lent:
                 self._calls += 1
@@ -128,11 +128,11 @@ class CalledByThreads(ClientProtocol):
                 self.forget(number)
             raise
 
-    def _ask_now(self, frame: Callable[[int], Frame], waiter: Waiter) -> int:
+    def _ask_now(self, waiter: Waiter, kind: Callable[..., Frame], *fields: object) -> int:
         with self._lock:
             if self._descriptor < 0 or self._unsent or self.transport.get_write_buffer_size():
                 raise NotNow
-            number, data = self._register(frame, waiter)
+            number, data = self._register(waiter, kind, *fields)
             try:
                 sent = _write(self._descriptor, data)
                 if sent < len(data):
@@ -261,11 +261,11 @@ class CalledByThreads(ClientProtocol):
         with self._reading:
             pass
 
-    def ask(self, frame: Callable[[int], Frame]) -> tuple[int, Waiter]:
+    def ask(self, kind: Callable[..., Frame], *fields: object) -> tuple[int, Waiter]:
         with self._lock:
-            return super().ask(frame)
+            return super().ask(kind, *fields)
 
-    def send(self, data: bytes | memoryview) -> None:
+    def send(self, data: bytes) -> None:
         with self._lock:
             if self._unsent:
                 unsent, self._unsent = self._unsent, b""
