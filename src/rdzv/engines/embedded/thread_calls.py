@@ -262,8 +262,11 @@ class CalledByThreads(ClientProtocol):
             pass
 
     def ask(self, kind: Callable[..., Frame], *fields: object) -> tuple[int, Waiter]:
+        waiter = self._new_waiter()
         with self._lock:
-            return super().ask(kind, *fields)
+            number, data = self._register(waiter, kind, *fields)
+            self.send(data)
+        return number, waiter
 
     def send(self, data: bytes) -> None:
         with self._lock:
