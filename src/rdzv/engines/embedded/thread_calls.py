@@ -85,7 +85,6 @@ class CalledByThreads(ClientProtocol):
     _loop: asyncio.AbstractEventLoop
 
     def __init__(self, *given: Any) -> None:
-        self._lock = threading.RLock()
         self._descriptor = -1
         """The socket, while other threads may use it."""
         self._unsent = b""
@@ -99,6 +98,7 @@ class CalledByThreads(ClientProtocol):
         self._calls = 0
         """Calls of threads that followed each other quickly; since the last look of the loop, if the reading is lent."""
         super().__init__(*given)
+        self._lock = threading.RLock()
 
     def admit_threads(self, descriptor: int) -> None:
         """Let other threads use the socket from now on. Under TLS they cannot: only the loop encrypts."""
@@ -130,7 +130,7 @@ class CalledByThreads(ClientProtocol):
 
     def _ask_now(self, waiter: Waiter, kind: Callable[..., Frame], *fields: object) -> int:
         with self._lock:
-            if self._descriptor < 0 or self._unsent or self.transport.get_write_buffer_size():
+            if not self.is_open or self._descriptor < 0 or self._unsent or self.transport.get_write_buffer_size():
                 raise NotNow
             number, data = self._register(waiter, kind, *fields)
             try:
@@ -168,7 +168,7 @@ class CalledByThreads(ClientProtocol):
         """Read until the answer has come or the loop reads again. One thread reads for all that wait."""
         while not waiter.done():
             with self._reading:
-                if waiter.done() or not self._is_lent or self._descriptor < 0:
+                if waiter.done() or not self._is_lent or not self.is_open or self._descriptor < 0:
                     return
                 assert self._poll is not None, "it was made before the reading was lent"
                 if not self._poll.poll(PATIENCE_S * 1000):
@@ -222,7 +222,7 @@ class CalledByThreads(ClientProtocol):
     def _lend(self, asked: threading.Lock) -> None:
         """Let threads read, if no request waits and no part of a frame is kept."""
         with self._lock:
-            if self._descriptor >= 0 and not (self._waiters or self._rest or self._is_lent or self._unsent):
+            if self.is_open and self._descriptor >= 0 and not (self._waiters or self._rest or self._is_lent or self._unsent):
                 if self._poll is None:
                     self._poll = select.poll()
                     self._poll.register(self._descriptor, select.POLLIN)
@@ -270,25 +270,11 @@ class CalledByThreads(ClientProtocol):
 
     def send(self, data: bytes) -> None:
         with self._lock:
-            if self._unsent:
-                unsent, self._unsent = self._unsent, b""
-                super().send(unsent)
-            super().send(data)
+            data, self._unsent = self._unsent + data, b""
+            if data and not self.transport.is_closing():
+                self.transport.write(data)
         if self._is_lent and data:
             self._take_back()
-
-    def close(self) -> None:
-        with self._lock:
-            super().close()
-
-    def check(self) -> float:
-        with self._lock:
-            return super().check()
-
-    def _end(self, problem: str, waited_s: float = 0.0) -> None:
-        with self._lock:
-            self._descriptor = -1
-            super()._end(problem, waited_s)
 
 
 def _write(descriptor: int, data: bytes) -> int:
