@@ -20,6 +20,7 @@ from servers import torchft
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
 from rdzv.engines.port import Driver, Session
+from rdzv.errors import Unreachable
 from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
 
@@ -36,7 +37,14 @@ class Connected:
         self.close = driver.close
 
     async def prepare(self) -> None:
-        self._session = await self._driver.connect()
+        """Connect, however often that must be tried: thousands do so at once, on a node that may be busy."""
+        deadline = time.monotonic() + LIMIT_S
+        while self._session is None:
+            try:
+                self._session = await self._driver.connect()
+            except Unreachable:
+                if time.monotonic() > deadline:
+                    raise
 
     async def connect(self) -> Session:
         session, self._session = self._session, None

@@ -1,6 +1,6 @@
 """Forming: n members start together. Measures the time until the last has its world and the cost, beside floor and peer.
 
-python bench/form.py [--what cold warm floor lighthouse] [--members 2 4 64 256 1000 4000] [--repeat 5] [--out bench/results]
+python bench/form.py [--what cold warm floor lighthouse] [--members 2 64 1000 10000] [--repeat 5] [--out bench/results]
 
   cold        with connecting
   warm        connections are made in advance; all join
@@ -29,8 +29,10 @@ SPREAD = 16
 """Members from which on there are two processes."""
 PEERS_MAX = 1000
 """Most members of the lighthouse, whose time grows as n squared, and of a cold start, which shows nothing new above."""
-FEW_TURNS = 3
-"""Repetitions of the lighthouse and of a large floor."""
+COUNTED_MAX = 4000
+"""Most members whose frames are counted: the relay needs two files for each, and counts do not change above."""
+STRANGERS = 800
+"""Most connections that are being made at once. A server keeps no more than 1,000 that have not said hello."""
 LATE = (2, 64, 1000)
 """Sizes of the late mode: it takes a second per thousand members until all but one wait."""
 
@@ -46,7 +48,8 @@ def once(what: str, size: int, processes: int, exchange: dict[str, int]) -> dict
     """Run one repetition on a fresh server and return the figures by mode."""
     server = Server("lighthouse", str(size)) if what == "lighthouse" else Server()
     kind = {"floor": "floor", "lighthouse": "lighthouse"}.get(what, "members")
-    with server, Crowd(kind, server.address, size, processes=processes, warm=what != "cold", **exchange) as crowd:
+    how = {"warm": what != "cold", "at_once": min(200, STRANGERS // processes), **exchange}
+    with server, Crowd(kind, server.address, size, processes=processes, **how) as crowd:
         modes = {"warm": ("warm", "again")}.get(what, (what,))
         found = {}
         for mode in modes:
@@ -93,15 +96,13 @@ def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: 
     """Measure the kinds by turns, so that other load on the node hits all alike."""
     skipped = {"lighthouse": size > PEERS_MAX, "cold": size > PEERS_MAX, "late": size not in LATE}
     whats = [what for what in whats if not skipped.get(what) and (size > 2 or what == "late")]
-    counts = asyncio.run(count(size)) if "warm" in whats else {}
+    counts = asyncio.run(count(size)) if "warm" in whats and size <= COUNTED_MAX else {}
     if "floor" in whats and size <= PEERS_MAX:
         counts |= asyncio.run(count(size, "floor", **exchange))
     found: dict[str, list[dict[str, float]]] = {}
     failed = 0
-    for turn in range(repeat):
+    for _ in range(repeat):
         for what in whats:
-            if turn >= FEW_TURNS and (what == "lighthouse" or (what == "floor" and size > PEERS_MAX)):
-                continue
             try:
                 figures_by_mode = once(what, size, processes or crowds(what, size), exchange)
             except RuntimeError as problem:  # For example on a node too busy for so many members.
@@ -123,7 +124,7 @@ def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
-    parser.add_argument("--members", type=int, nargs="+", default=[2, 4, 64, 256, 1000, 4000])
+    parser.add_argument("--members", type=int, nargs="+", default=[2, 4, 64, 256, 1000, 4000, 10_000])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--processes", type=int, default=0, help="0: as said above")
     parser.add_argument("--out", default="")

@@ -7,8 +7,15 @@ import sys
 
 def main() -> None:
     """Run the shell tools, or name the missing package: users of the library need not install it."""
+    from .cli.start import needed, start  # noqa: PLC0415  The package's users do without it.
+
+    words = sys.argv[1:]
+    if start(words):
+        return
     try:
-        from .cli.main import app  # noqa: PLC0415
+        from .cli.main import make_app  # noqa: PLC0415
+
+        app = make_app(needed(words))
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise

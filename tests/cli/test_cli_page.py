@@ -12,7 +12,7 @@ import typer
 import rdzv
 from rdzv.cli.exit_codes import ExitCode
 from rdzv.cli.launcher import Printer
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Era, Phase, WorkerRanks
 from rdzv.launch.environment import NodeInRound, of_worker
@@ -20,7 +20,7 @@ from rdzv.member.notices import ABOUT_OTHERS, Notice
 from rdzv.system.bootstrap import Bootstrap
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-GROUP = typer.main.get_command(app)
+GROUP = typer.main.get_command(make_app())
 COMMANDS = sorted(GROUP.commands)
 
 

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from rdzv import __version__, errors
 from rdzv.cli.exit_codes import ExitCode, exit_code_of
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.config.auto_endpoint import HOST_ENV, RUN_ID_ENV
 
 _numbers = itertools.count()
 
 
 def invoke(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(make_app(), [str(word) for word in words])
 
 
 def alone():
@@ -33,7 +33,7 @@ def test_the_version_is_shown():
     assert invoke("--version").stdout == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(make_app()).commands))
 def test_every_command_has_help(command):
     shown = invoke(command, "--help")
     assert shown.exit_code == 0

@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rdzv.cli.completion import complete_conf, complete_run_id
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.cli.tables import draw_table, duration, member_rows
 from rdzv.cli.viewer import _draw_finding
 from rdzv.config.endpoint import _SCHEMES
@@ -26,11 +26,11 @@ from rdzv.operate.doctor import PROBLEM, Finding
 from support.embedded_server import ServerThread
 from support.views import sealed
 
-GROUP = typer.main.get_command(app)
+GROUP = typer.main.get_command(make_app())
 
 
 def invoke(*words, **environ):
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "100", **environ})
+    return CliRunner().invoke(make_app(), [str(word) for word in words], env={"COLUMNS": "100", **environ})
 
 
 def test_the_endpoint_of_every_command_may_be_in_the_environment():
@@ -119,7 +119,7 @@ def test_run_ids_are_completed_from_the_engine_and_nothing_is_said_if_that_fails
             **os.environ, "_RDZV_COMPLETE": "complete_bash", "RDZV_ENDPOINT": where,
             "COMP_WORDS": "rdzv status --run-id jo", "COMP_CWORD": "3",
         }  # fmt: skip
-        program = "from rdzv.cli.main import app; app(prog_name='rdzv')"
+        program = "from rdzv.cli.main import make_app; make_app()(prog_name='rdzv')"
         done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
         assert done.stdout.split() == ["job-1", "job-2"], done
     assert complete_run_id(context, "") == []

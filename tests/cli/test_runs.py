@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.cli.watch import Watcher
 from rdzv.config.settings import Settings
 from rdzv.engines.port import DeletePrefix
@@ -28,7 +28,7 @@ HOST = os.uname().nodename
 
 def invoke(*words, **environ):
     """Run a command in this process, without a terminal."""
-    return CliRunner().invoke(app, [str(word) for word in words], env=environ)
+    return CliRunner().invoke(make_app(), [str(word) for word in words], env=environ)
 
 
 def on_a_terminal(*words, columns=100):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.config.settings import DEFAULTS, TABLE, _plain
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "settings.md"
 HEAD = "| setting | default | allowed | meaning | if raised, or set |\n|---|---|---|---|---|\n"
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = typer.main.get_command(make_app()).commands
 DOCUMENTS = sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
 
 

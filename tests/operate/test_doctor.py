@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rdzv.aio import AsyncRendezvous
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.config.secret import Secret
 from rdzv.config.settings import Settings
 from rdzv.engines.embedded.server import Server
@@ -242,13 +242,13 @@ def test_a_name_that_means_this_machine_here_is_warned_about(monkeypatch):
 
 def test_the_command_shows_it_to_people_and_programs_and_ends_with_1_if_there_is_a_problem():
     words = ["doctor", "no-such-host.invalid:29400"]
-    shown, said = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
+    shown, said = (CliRunner().invoke(make_app(), [*words, *more]) for more in ([], ["--json"]))
     assert (shown.exit_code, said.exit_code) == (1, 1)
     assert "problem  name        host 'no-such-host.invalid' does not resolve" in shown.stdout
     assert "[RDZV-P01]\n                     -> check the spelling" in shown.stdout
     findings = [json.loads(line) for line in said.stdout.splitlines()]
     assert next(one["topic"] for one in findings if one["level"] == "problem") == "name"
-    assert CliRunner().invoke(app, ["doctor", "memory://"]).exit_code in (0, 1)
+    assert CliRunner().invoke(make_app(), ["doctor", "memory://"]).exit_code in (0, 1)
 
 
 async def test_an_agent_that_serves_its_own_run_is_no_problem_unless_another_run_is_meant():

@@ -277,9 +277,7 @@ def a_session_goes_on_at_another_instance():
     async def redial(self):
         for _ in count():
             try:
-                connection, _ = await self._driver.dial(
-                    lambda: self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
-                )
+                connection, _ = await self._driver.dial(self._greeting)
             except Unreachable:
                 await sleep(self._node, 0.05)
                 continue

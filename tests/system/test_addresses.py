@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from itertools import count
 
 import pytest
 
 from rdzv.config.endpoint import Endpoint
-from rdzv.engines.embedded import client
-from rdzv.engines.embedded import connection as greeting
+from rdzv.engines.embedded import client, dialer
 from rdzv.engines.embedded.client import RemoteDriver
 from rdzv.engines.embedded.frames import Welcome
 from rdzv.errors import Unreachable
@@ -57,8 +57,9 @@ async def test_an_address_that_does_not_answer_does_not_keep_the_next_one_waitin
             addresses = [(socket.AF_INET, full.getsockname()), (socket.AF_INET, ("127.0.0.1", server.port))]
             driver = driver_to(server.port)
             began_at = time.monotonic()
-            found, _ = await greeting.dial(addresses, lambda: driver.hello("s", 1), driver.new_link, 5.0)
-            within(time.monotonic() - began_at, 3 * greeting.STAGGER_S)
+            greeting = dialer.Greeting("s", count(1))
+            found, _ = await dialer.dial(addresses, lambda: driver.hello(greeting), driver.new_link, 5.0)
+            within(time.monotonic() - began_at, 3 * dialer.STAGGER_S)
             found.close()
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from rdzv.aio import AsyncRendezvous
 from rdzv.cli.dashboard import actions_secret
-from rdzv.cli.main import app
+from rdzv.cli.main import make_app
 from rdzv.config.secret import Secret
 from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
@@ -121,7 +121,7 @@ def listening(pid):
     ],
 )
 def test_wrong_usage_is_refused_with_a_sentence(words, says):
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(make_app(), words)
     assert (done.exit_code, says in done.stderr) == (2, True), done.output
 
 

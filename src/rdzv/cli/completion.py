@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from ..config.settings import TABLE
-from ..operate.runs import list_runs
 
 ANSWER_S = 2.0
 """Longest wait for the engine: a person waits before the prompt."""
@@ -21,7 +20,9 @@ _ELSEWHERE = {"endpoint", "run_id", "min_nodes", "max_nodes", "token", "token_fi
 
 def complete_run_id(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the ids of the runs at the endpoint that is on the line or in the environment."""
-    from .options import trust_of, viewer_settings  # noqa: PLC0415  It names this function.
+    # Only for a person who presses a key: every other command line does without them. `options` names this function.
+    from ..operate.runs import list_runs  # noqa: PLC0415
+    from .options import trust_of, viewer_settings  # noqa: PLC0415
 
     endpoint = ctx.params.get("endpoint") or os.environ.get("RDZV_ENDPOINT", "")
     if not endpoint:

@@ -6,8 +6,6 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ..config import secret
 from ..config.endpoint import parse_bind
 from ..config.secret import Secret
@@ -19,23 +17,25 @@ from . import options
 from .exit_codes import ExitCode
 from .launcher import StopSignal
 from .options import settings_for
+from .output import say
+from .words import Option
 
 if TYPE_CHECKING:
     from ..web.serving import WebServer
 
 HERE = "127.0.0.1:29480"
 Http = Annotated[
-    str, typer.Option("--http", metavar="HOST:PORT", help="where to serve metrics and a page about runs, to all who reach it")
+    str, Option("--http", metavar="HOST:PORT", help="where to serve metrics and a page about runs, to all who reach it")
 ]
 HttpName = Annotated[
     list[str] | None,
-    typer.Option("--http-name", metavar="NAME", help="a name by which browsers reach the page; may be repeated"),
+    Option("--http-name", metavar="NAME", help="a name by which browsers reach the page; may be repeated"),
 ]
 AllowActions = Annotated[
-    bool, typer.Option("--allow-actions", help="let people who give the secret drain, ban, unban and close on the page")
+    bool, Option("--allow-actions", help="let people who give the secret drain, ban, unban and close on the page")
 ]
 ActionsTokenFile = Annotated[
-    str | None, typer.Option("--actions-token-file", help="file with the secret for actions; default: the server's own")
+    str | None, Option("--actions-token-file", help="file with the secret for actions; default: the server's own")
 ]
 
 
@@ -89,7 +89,7 @@ async def open_page(page: WebServer) -> None:
         await page.start()
     except OSError as error:
         raise Unreachable(f"{page.bind[0] or '*'}:{page.bind[1]}", f"cannot listen there: {error.strerror or error}") from None
-    typer.echo(f"metrics and page at {page.url}")
+    say(f"metrics and page at {page.url}")
 
 
 def parse_http(text: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ..launch.orphans import OrphanKiller
-from .exit_codes import ExitCode
+from .exit_codes import ExitCode, exit_on_error
 
 MEMBERS = 4
 LIMIT_S = 30.0  # Timeout of each step. A step takes about a second; a loaded machine may need more.
@@ -150,3 +150,9 @@ async def _end(processes: list[asyncio.subprocess.Process]) -> None:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
     await asyncio.gather(*(process.wait() for process in processes))
+
+
+def demo() -> None:
+    """Show rdzv on this machine: a server and four members; one is killed, the others re-form, a late one joins."""
+    with exit_on_error():
+        sys.exit(asyncio.run(Demo(Console()).run()))

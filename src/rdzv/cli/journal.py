@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 
 from ..config.auto_endpoint import AUTO
 from ..errors import NotFound, SettingsError
@@ -20,20 +20,21 @@ from . import options
 from .exit_codes import ExitCode
 from .options import ask, no_such_run, settings_for
 from .output import complain, json_text, say
+from .words import Argument, Option
 
 Places = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="ENDPOINT|FILE...", envvar="RDZV_ENDPOINT",
         help="where the run is kept, or journal files, or folders with some",
     ),
 ]
 RunIdOrAll = Annotated[
-    str, typer.Option("--run-id", envvar="RDZV_RUN_ID", help="names the run; for files: show this run only")
+    str, Option("--run-id", envvar="RDZV_RUN_ID", help="names the run; for files: show this run only")
 ]
 
 Outcome = Annotated[
-    bool, typer.Option("--outcome", help="exit code for how the run ended: 0 all done, 4 closed otherwise, 7 not at all")
+    bool, Option("--outcome", help="exit code for how the run ended: 0 all done, 4 closed otherwise, 7 not at all")
 ]
 
 
@@ -88,9 +89,9 @@ def _exit_as_it_ended(ends: list[tuple[bool, str]]) -> None:
     closed = [end for _, end in ends if end]
     if closed:
         complain(f"the run failed: {closed[-1]}")
-        raise typer.Exit(ExitCode.CLOSED)
+        sys.exit(ExitCode.CLOSED)
     complain("the run did not end: it was interrupted, or still runs")
-    raise typer.Exit(ExitCode.ABSENT)
+    sys.exit(ExitCode.ABSENT)
 
 
 def _are_files(places: list[str]) -> bool:

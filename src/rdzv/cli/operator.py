@@ -21,8 +21,9 @@ from ..operate import commands
 from . import options
 from .options import ask, no_such_run, settings_for
 from .output import json_text, say
+from .words import Argument, Option
 
-Reason = Annotated[str, typer.Option("--reason", help="told to the members, and kept in the journal")]
+Reason = Annotated[str, Option("--reason", help="told to the members, and kept in the journal")]
 ASKED = "asked for by an operator"
 BAN_MAX_S = 30 * 86_400.0
 
@@ -40,7 +41,7 @@ def _ban_time(text: str) -> float:
 
 Expires = Annotated[
     float | None,
-    typer.Option("--for", parser=_ban_time, metavar="DURATION", help="let the host in again after 90s, 15m, 2h or 1d"),
+    Option("--for", parser=_ban_time, metavar="DURATION", help="let the host in again after 90s, 15m, 2h or 1d"),
 ]
 
 Answer = tuple[str, str, dict[str, Any]]
@@ -88,7 +89,7 @@ async def close(session: Session, settings: Settings, reason: Reason = ASKED) ->
 async def drain(
     session: Session,
     settings: Settings,
-    whom: Annotated[str, typer.Argument(metavar="MEMBER|HOST", help="a member's name or id, or a host")],
+    whom: Annotated[str, Argument(metavar="MEMBER|HOST", help="a member's name or id, or a host")],
     reason: Reason = ASKED,
 ) -> Answer:
     """Ask members to leave. If enough members remain, they re-form the round without them.
@@ -131,7 +132,7 @@ async def unban(session: Session, settings: Settings, host: options.Host) -> Ans
 async def adopt(
     session: Session,
     settings: Settings,
-    force: Annotated[bool, typer.Option("--force", help="confirm that the engine that the members knew is gone")] = False,
+    force: Annotated[bool, Option("--force", help="confirm that the engine that the members knew is gone")] = False,
 ) -> Answer:
     """Let the members of a run move to the engine that the endpoint names now, although they know one at another place.
 

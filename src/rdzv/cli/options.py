@@ -9,16 +9,14 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
-import typer
-
 from ..config import auto_endpoint
 from ..config.secret import put_aside
 from ..config.settings import Settings
 from ..drivers import open_driver
 from ..engines.port import EngineReset, Session
 from ..errors import NotFound, SettingsError, Unreachable
-from .completion import complete_conf, complete_run_id
 from .exit_codes import exit_on_error
+from .words import Argument, Option
 
 T = TypeVar("T")
 
@@ -26,35 +24,35 @@ WHERE = (
     "where the run is kept: host:port, rdzv://, etcd://, etcds://, quorum://, c10d://, file://, memory://, "
     "or auto (as Slurm tells)"
 )
-Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=WHERE)]
+Endpoint = Annotated[str, Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=WHERE)]
 MemberEndpoint = Annotated[
-    str, typer.Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=f"{WHERE}; without it: auto")
+    str, Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=f"{WHERE}; without it: auto")
 ]
-Host = Annotated[str, typer.Argument(metavar="HOST", help="a host name as `rdzv status` shows it")]
+Host = Annotated[str, Argument(metavar="HOST", help="a host name as `rdzv status` shows it")]
 
 
 def _run_id(help: str) -> Any:
-    return typer.Option("--run-id", metavar="ID", envvar="RDZV_RUN_ID", help=help, autocompletion=complete_run_id)
+    return Option("--run-id", metavar="ID", envvar="RDZV_RUN_ID", help=help, autocompletion="complete_run_id")
 
 
 RunId = Annotated[str, _run_id("names the run: members with the same id meet; with auto it may be left out: the id of the job")]
 AnyRunId = Annotated[str, _run_id("the run that you will join, if you know it")]
 OnlyRunId = Annotated[str, _run_id("names the run; without it, the only run that is there")]
-Nodes = Annotated[str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="how many nodes")]
+Nodes = Annotated[str, Option("--nnodes", metavar="N|MIN:MAX", help="how many nodes")]
 Conf = Annotated[
     list[str] | None,
-    typer.Option(
-        "--conf", "-c", metavar="KEY=VALUE", autocompletion=complete_conf,
+    Option(
+        "--conf", "-c", metavar="KEY=VALUE", autocompletion="complete_conf",
         help="a setting, such as last_call=10; may be repeated",
     ),
 ]
 TokenFile = Annotated[
-    str | None, typer.Option("--token-file", metavar="FILE", help="file with the shared secret; or set RDZV_TOKEN")
+    str | None, Option("--token-file", metavar="FILE", help="file with the shared secret; or set RDZV_TOKEN")
 ]
-TlsCa = Annotated[str | None, typer.Option("--tls-ca", metavar="FILE", help="PEM file: whose certificates to trust")]
-TlsCert = Annotated[str | None, typer.Option("--tls-cert", metavar="FILE", help="PEM file: the certificate to show")]
-TlsKey = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="PEM file: the key of that certificate")]
-Json = Annotated[bool, typer.Option("--json", help="machine-readable output: one JSON object per line")]
+TlsCa = Annotated[str | None, Option("--tls-ca", metavar="FILE", help="PEM file: whose certificates to trust")]
+TlsCert = Annotated[str | None, Option("--tls-cert", metavar="FILE", help="PEM file: the certificate to show")]
+TlsKey = Annotated[str | None, Option("--tls-key", metavar="FILE", help="PEM file: the key of that certificate")]
+Json = Annotated[bool, Option("--json", help="machine-readable output: one JSON object per line")]
 
 Given: TypeAlias = dict[str, Any]  # Settings from the command line.
 ANY_RUN = "any"  # In place of a run id that is not known yet, and that nothing uses.

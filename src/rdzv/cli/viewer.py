@@ -9,7 +9,6 @@ from collections import Counter
 from typing import Annotated
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,8 +25,9 @@ from .options import ask, no_such_run, settings_for, viewer_settings
 from .output import complain, json_text, say
 from .tables import member_rows, print_table, run_rows, story
 from .watch import Watcher
+from .words import Option
 
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=RUNS_MAX, help="at most so many runs")]
+Limit = Annotated[int, Option("--limit", metavar="N", min=1, max=RUNS_MAX, help="at most so many runs")]
 
 
 @options.with_settings

@@ -17,9 +17,9 @@ repeat it.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
+from collections.abc import Iterable
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import msgspec
@@ -257,9 +257,16 @@ def _read_query(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def similar(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name that a misspelt one is most like, or none."""
+    import difflib  # noqa: PLC0415  Only who misspells a name waits for it.
+
+    return difflib.get_close_matches(name, list(known), n=1)
+
+
 def _hint(name: str, known: tuple[str, ...]) -> str:
     """Return the end of a message about an unknown name: the likely one, or all known ones."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = similar(name, known)
     if close:
         return f": did you mean {close[0]!r}?"
     return f"; there is {', '.join(known)}" if known else "; there is none"

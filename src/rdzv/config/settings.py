@@ -9,7 +9,6 @@ system's environment, which the caller passes in. All three are read alike.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +19,7 @@ import msgspec
 from ..core.model import QuarantineLimit, RunSettings
 from ..errors import SettingsError
 from . import setting_types
-from .endpoint import Endpoint
+from .endpoint import Endpoint, similar
 from .secret import TOKEN_ENV, Secret
 from .setting_types import (
     Setting,
@@ -192,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in options:
             if name not in TABLE:
-                close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else difflib.get_close_matches(name, TABLE, n=1)
+                close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else similar(name, TABLE)
                 hint = f": did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(TABLE)}"
                 raise SettingsError(f"unknown setting {name!r}{hint}")
         given = {"endpoint": endpoint, "run_id": run_id, "min_nodes": min_nodes, "max_nodes": max_nodes, **options}
@@ -267,7 +266,7 @@ def _read(name: str, value: object, source: str = "") -> object:
     except SettingsError:
         raise
     except (ValueError, TypeError):
-        close = difflib.get_close_matches(str(value), setting.words, n=1)
+        close = similar(str(value), setting.words)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise SettingsError(f"{name} is {setting.show(value)}{source}: it must be {setting.allowed}{hint}") from None
 

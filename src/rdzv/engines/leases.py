@@ -83,7 +83,8 @@ class Leases:
         """Restart the lease's time. A renewal proves that the member is there, so it also takes back a hang-up."""
         state = self._live(lease)
         state.due = self._now + state.ttl_s
-        self._connected(lease, state)
+        if self._lingering or self._spared:  # Nearly never, and thousands renew.
+            self._connected(lease, state)
 
     def revoke(self, lease: int) -> bool:
         """End the lease now; False if it had ended already."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TypeAlias
 
 from .leases import Leases
@@ -47,16 +46,19 @@ TELL_STEPS = 5
 
 
 class _Watcher:
-    """A subscription to changes after revision `seen`. A change that two of its targets match is delivered once."""
+    """A subscription to changes after revision `seen`. A change that two of its targets match is delivered once.
 
-    __slots__ = ("deliver", "ends", "keys", "live", "prefixes", "seen")
+    Called, it ends. A server has one for each member, so it is small: no function of its own, tuples in place of sets.
+    """
+
+    __slots__ = ("deliver", "end", "ends", "keys", "live", "prefixes", "seen")
 
     def __init__(
-        self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None], ends: Sequence[str] = ()
-    ) -> None:
+        self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None], ends: Sequence[str],
+        end: Callable[[_Watcher], None],
+    ) -> None:  # fmt: skip
         prefixes = {target for target in targets if target.endswith("/")}
         self.prefixes: tuple[str, ...] = ()
-        # Tuples: they are small, and looked into only for the past.
         self.keys = tuple(dict.fromkeys(targets))
         if prefixes:
             self.prefixes = tuple(
@@ -68,6 +70,12 @@ class _Watcher:
         self.seen = seen
         self.deliver = deliver
         self.live = True
+        self.end = end
+
+    def __call__(self) -> None:
+        if self.live:
+            self.live = False
+            self.end(self)
 
     def wants(self, event: Event) -> bool:
         return self._wants_all(event.key) or (event.item is None and event.key in self.ends)
@@ -113,8 +121,9 @@ class Engine:
         self._by_prefix: _Index = {}
         self._by_end: _Index = {}
         self._untold: deque[tuple[Batch, list[str]]] = deque()
-        """Commits whose watchers are to be told, with the star targets of their events."""
+        """Commits to be told, with the star targets of their events."""
         self._telling = False
+        self._end_watcher = self._unsubscribe  # One method object for all of them.
 
     def __len__(self) -> int:
         return len(self._tree.items)
@@ -289,7 +298,7 @@ class Engine:
         """
         if not self._forgotten <= since <= self.revision:
             raise Gap(f"revisions {self._forgotten} to {self.revision} can be watched from, not {since}")
-        watcher = _Watcher(targets, self.revision, deliver, ends)
+        watcher = _Watcher(targets, self.revision, deliver, ends, self._end_watcher)
         for index, names in self._indices(watcher):
             for name in names:
                 known = index.get(name)
@@ -303,12 +312,9 @@ class Engine:
         if missed:
             self.meter.steps += len(missed)
             deliver(Batch(self.revision, missed))
-        return partial(self._unsubscribe, watcher)
+        return watcher
 
     def _unsubscribe(self, watcher: _Watcher) -> None:
-        if not watcher.live:
-            return
-        watcher.live = False
         for index, names in self._indices(watcher):
             for name in names:
                 known = index[name]
@@ -321,9 +327,7 @@ class Engine:
         return (self._by_key, watcher.keys), (self._by_end, watcher.ends), (self._by_prefix, watcher.prefixes)
 
     def _missed(self, watcher: _Watcher, since: int) -> tuple[Event, ...]:
-        if not watcher.prefixes and since == self.revision:
-            return ()
-        names = watcher.keys + watcher.ends
+        names = watcher.keys + watcher.ends if since < self.revision else ()
         if not watcher.prefixes and max([self._changed.get(name, 0) for name in names], default=0) <= since:
             return ()
         missed: list[Event] = []

@@ -11,11 +11,9 @@ import asyncio
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -108,6 +106,8 @@ class WorkerChannel:
         for worker in tuple(self.workers.values()):
             self._drop(worker)
         if self._folder is not None:
+            import shutil  # noqa: PLC0415  As in `make_folder`.
+
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -174,6 +174,8 @@ class WorkerChannel:
 
 def make_folder() -> tuple[Path, int]:
     """Make a folder for this user only, with a path that is short enough for a socket, and lock it."""
+    import tempfile  # noqa: PLC0415  It imports three compressors, and most members have no channel.
+
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
     made = Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
@@ -185,6 +187,8 @@ def make_folder() -> tuple[Path, int]:
 
 def _remove_dead(base: Path) -> None:
     """Remove the folders of agents of this user that were killed: no process can do so at its own SIGKILL."""
+    import shutil  # noqa: PLC0415  As in `make_folder`.
+
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             if entry.name.startswith(FOLDER):

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..config.endpoint import Endpoint
 from ..engines.embedded import frames
-from ..engines.embedded.client import Greeter, RemoteDriver, RemoteSession
+from ..engines.embedded.client import RemoteDriver, RemoteSession
 from ..engines.embedded.connection import ClientConnection
-from ..engines.embedded.frames import Frame, Hello, Welcome
+from ..engines.embedded.dialer import Greeting
+from ..engines.embedded.frames import Frame, Hello, RunsWanted, Welcome
 from ..engines.port import Outcome, Watch
 from ..engines.watch_queue import WatchesAfterwards
 from ..errors import Unreachable
@@ -34,10 +35,17 @@ class SimSession(RemoteSession):
         self.stars, self.durable, self.writes_max = server.stars, server.durable, server.writes_max
         self.sees_ends = server.stars
 
-    async def _call(self, frame: Callable[[int], Frame]) -> Any:
+    async def _call(self, kind: Callable[..., Frame], *fields: object) -> Any:
+        self._check_over()
+        return await super()._call(kind, *fields)
+
+    async def _connected(self) -> ClientConnection:
+        self._check_over()
+        return await super()._connected()
+
+    def _check_over(self) -> None:
         if self._driver.node.loop.unwinding:
             raise Unreachable(self._driver.endpoint, "the run is over", applied=False)
-        return await super()._call(frame)
 
     async def grant(self, ttl_s: float, *, presence: bool = False) -> int:
         """Begin the lease by an exchange of its own if this session stands for etcd (without stars)."""
@@ -46,7 +54,7 @@ class SimSession(RemoteSession):
             grant = self._unborn.pop(lease)
             if presence:
                 self._leases[lease] = None
-            await self._call(lambda number: frames.Txn(number, (), (), (), (), (grant,)))
+            await self._call(frames.Txn, (), (), (), (), (grant,))
         return lease
 
     async def txn_then_watch(self, *given: Any) -> tuple[Outcome, Watch | None]:
@@ -78,11 +86,11 @@ class SimDriver(RemoteDriver):
         self.network = network
         self._known: dict[str, SimServer] = {}
 
-    async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+    async def dial_named(self, greeting: Greeting | RunsWanted) -> tuple[ClientConnection, Welcome]:
         connection = self.network.connect(self.node)
         self.reached = self._known[connection.server.name] = connection.server
         try:
-            return await self._greet(connection, hello, self.connect_timeout_s)
+            return await self._greet(connection, self.hello(greeting), self.connect_timeout_s)
         except DialFailed as failed:
             # The network loses and delays greetings here. That is no reason to warn of a stranger at the port.
             raise DialFailed(failed.problem, answered=False) from None
@@ -93,17 +101,17 @@ class SimDriver(RemoteDriver):
             await sleep(self.node, timeout_s)
             raise DialFailed("no answer", answered=False)
         connection = self.network.connect(self.node, server)
-        link, welcome = await self._greet(connection, lambda: Hello(RUN, self.node.token(), 1, probe=True), timeout_s)
+        link, welcome = await self._greet(connection, Hello(RUN, self.node.token(), 1, probe=True), timeout_s)
         link.close()
         return welcome
 
     async def _greet(
-        self, connection: SimConnection, hello: Greeter, timeout_s: float
+        self, connection: SimConnection, hello: Hello | RunsWanted, timeout_s: float
     ) -> tuple[ClientConnection, Welcome]:
         link = self.new_link()
         link.transport = connection.client_end
         connection.deliver, connection.lose = link.received, link.lose
-        return link, await link.greet(hello(), timeout_s)
+        return link, await link.greet(hello, timeout_s)
 
     def local_host(self, link: ClientConnection, welcome: Welcome) -> str:  # noqa: ARG002
         return self.node.host

@@ -50,7 +50,7 @@ _RENAMED = re.compile(r"(\be[0-9a-f]{15}\b|\b[1-9]\d{17,18}\b|\b7\d{6}\b|:2\d{4}
 _SKIPPED_ATTRIBUTES = frozenset({
     "_nonce", "_asked", "rings", "number", "_log", "callbacks", "serial", "_endpoint", "progress", "_news", "_news_of",
     "_news_body", "_news_size", "_sizes", "bytes", "queue", "_began_at", "_trained_s", "steps", "steps_end", "share", "turns",
-    "_owed", "_owing", "taken", "room", "meter", "_remembered",
+    "_owed", "_owing", "taken", "room", "meter", "_remembered", "said_at",
 })  # fmt: skip
 """Counters, caches and chance, which decide nothing, and queues that the world shows itself."""
 

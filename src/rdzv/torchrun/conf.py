@@ -5,7 +5,6 @@ This module says what torch's own keys mean, and which keys `--rdzv-conf` refuse
 
 from __future__ import annotations
 
-import difflib
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import msgspec
 
 from ..blocking import Rendezvous
 from ..config import auto_endpoint
-from ..config.endpoint import SECRET_NAME, Endpoint
+from ..config.endpoint import SECRET_NAME, Endpoint, similar
 from ..config.setting_types import Setting, choice, seconds, whole
 from ..config.settings import TABLE, UNNAMED
 from ..engines.port import Driver
@@ -184,7 +183,7 @@ def _check_key(key: str) -> None:
         raise SettingsError(f"--rdzv-conf has {key!r}, which is given with {_OPTIONS[key]}")
     if key in _HINTS:
         raise SettingsError(f"--rdzv-conf has {key!r}: {_HINTS[key]}")
-    close = difflib.get_close_matches(key, KEYS, n=1)
+    close = similar(key, KEYS)
     hint = f": did you mean {close[0]!r}?" if close else f"; the keys are {', '.join(KEYS)}"
     raise SettingsError(f"--rdzv-conf has an unknown key {key!r}{hint}")
 

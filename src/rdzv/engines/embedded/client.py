@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-from ...config.endpoint import Endpoint
 from ...errors import Unreachable, Untrusted
 from ...system.addresses import can_be_told, outward_address, plain
-from ...system.dial import CONNECT_TIMEOUT_S, Address, DialFailed, Resolver, connect, show_address
-from ...system.node import LocalNode, Node
+from ...system.dial import Address, DialFailed, show_address
 from ...system.timers import backoff_s, sleep
 from ..port import (
     Batch,
@@ -40,10 +37,10 @@ from ..port import (
 )
 from ..watch_queue import WatchesAfterwards, WatchQueue, only_ends
 from . import features, frames
-from .connection import ClientConnection, dial, greet
+from .connection import ClientConnection
+from .dialer import STILL_THERE_S, Dialer, Greeting
 from .features import WATCH
-from .frames import Frame, Hello, RunsListed, RunsWanted, Welcome
-from .trust import Trust
+from .frames import Frame, RunsListed, RunsWanted, Welcome
 
 logger = logging.getLogger("rdzv.remote")
 
@@ -53,15 +50,8 @@ BACKOFF_S = (0.02, 0.5)
 The first is short because the nodes of a job start together: those quicker than the one that serves lost half a second each.
 The longest is well below the usual linger: a member that can be back must be back before it is taken for lost."""
 
-STILL_THERE_S = 2.0
-"""How long a former server has to answer before the next one of its name is followed. A second packet is sent after a second.
-Shorter than the time that members have to come back to an empty engine (BACK_S)."""
-
 ASKED_AFTER_S = 1.0
 """An attempt to connect that failed so long after the next server was started has sent a packet after that start."""
-
-Greeter: TypeAlias = Callable[[], Hello | RunsWanted]
-"""Makes a greeting: each has a number of its own."""
 
 
 class RemoteSession(WatchesAfterwards):
@@ -70,12 +60,10 @@ class RemoteSession(WatchesAfterwards):
     durable = False
     stars = True
 
-    def __init__(
-        self, driver: RemoteDriver, name: str, attempts: count[int], link: ClientConnection, welcome: Welcome, asked_at: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, driver: RemoteDriver, greeting: Greeting, link: ClientConnection, welcome: Welcome) -> None:
         self.instance = welcome.instance
         self.place = welcome.place
-        self.life: ServerLife | None = RemoteLife(driver, link, welcome, asked_at) if driver.place else None
+        self.life: ServerLife | None = RemoteLife(driver, link, welcome, greeting.said_at) if driver.place else None
         self.fence_floor: int | None = welcome.fence_floor
         self.compares_max = welcome.compares_max
         self.writes_max = welcome.writes_max
@@ -86,8 +74,6 @@ class RemoteSession(WatchesAfterwards):
         self.server_address = show_address(link.transport.get_extra_info("peername"))
         self._driver = driver
         self._node = driver.node
-        self._name = name
-        self._attempts = attempts
         self._loop = asyncio.get_running_loop()
         self._link: ClientConnection | None = None
         self._redialing: asyncio.Task[None] | None = None
@@ -96,6 +82,8 @@ class RemoteSession(WatchesAfterwards):
         self._watch_numbers = count(1)
         self._ended: type[Exception] | None = None
         self._leases: dict[int, None] = {}
+        self._greeting = greeting
+        greeting.instance, greeting.leases = self.instance, self._leases
         self._unborn: dict[int, frames.LeaseGrant] = {}
         if not self._use(link):
             self._lost("")
@@ -106,7 +94,9 @@ class RemoteSession(WatchesAfterwards):
         self, compares: Compares = (), then: Operations = (), otherwise: Operations = (), instead: Sequence[Case] = ()
     ) -> Outcome:
         given = tuple(compares), tuple(then), tuple(otherwise), tuple(instead)
-        outcome: Outcome = await self._call(lambda number: frames.Txn(number, *given, self._born(*given[1:])))
+        while self._link is None:  # A lease is said to begin when it can be said, and once.
+            await self._connected()
+        outcome: Outcome = await self._call(frames.Txn, *given, self._born(*given[1:]))
         return outcome
 
     def _born(
@@ -136,7 +126,7 @@ class RemoteSession(WatchesAfterwards):
         if lease in self._unborn and self._ended is None:
             return
         try:
-            await self._call(lambda number: frames.Renew(number, lease))
+            await self._call(frames.Renew, lease)
         except LeaseGone:
             self._leases.pop(lease, None)
             raise
@@ -144,7 +134,7 @@ class RemoteSession(WatchesAfterwards):
     async def revoke(self, lease: int) -> None:
         if self._unborn.pop(lease, None) is not None and self._ended is None:
             return
-        await self._call(lambda number: frames.Revoke(number, lease))
+        await self._call(frames.Revoke, lease)
         self._leases.pop(lease, None)
 
     def watch(self, targets: Sequence[str], since: int, ends: Sequence[str] = ()) -> RemoteWatch:
@@ -168,9 +158,7 @@ class RemoteSession(WatchesAfterwards):
         watch = self._watches[number] = RemoteWatch(self._forget, number, plan.targets, 0, plan.ends, begun=False)
         words = number, plan.targets, plan.ends, plan.first_of
         try:
-            outcome: Outcome = await self._call(
-                lambda number: features.TxnThenWatch(number, *given, self._born(*given[1:]), *words)
-            )
+            outcome: Outcome = await self._call(features.TxnThenWatch, *given, self._born(*given[1:]), *words)
         except BaseException:
             await watch.aclose()
             raise
@@ -196,8 +184,8 @@ class RemoteSession(WatchesAfterwards):
 
     # ---- connections
 
-    async def _call(self, frame: Callable[[int], Frame]) -> Any:
-        return await (self._link or await self._connected()).call(frame)
+    async def _call(self, kind: Callable[..., Frame], *fields: object) -> Any:
+        return await (self._link or await self._connected()).call(kind, *fields)
 
     async def _connected(self) -> ClientConnection:
         """Wait for the connection to be restored."""
@@ -243,9 +231,7 @@ class RemoteSession(WatchesAfterwards):
         longest_s = max(first_s, min(longest_s, self._driver.linger_s / 2))
         for attempt in count():
             try:
-                link, welcome = await self._driver.dial(
-                    lambda: self._driver.hello(self._name, next(self._attempts), self.instance, self._leases)
-                )
+                link, welcome = await self._driver.dial(self._greeting)
             except (Unreachable, Untrusted) as error:
                 if isinstance(error, Untrusted):
                     # Final for a newcomer, but an outage for a member that is in: the mistake may be undone before it matters.
@@ -358,50 +344,21 @@ class RemoteLife:
         self._driver.follows = self
 
 
-class RemoteDriver:
+class RemoteDriver(Dialer):
     """Reaches the server that an endpoint names, on behalf of one run."""
 
     session_type: type[Any] = RemoteSession
 
-    def __init__(
-        self, endpoint: Endpoint, *, run_id: str, linger_s: float = 1.0, read_timeout_s: float = 10.0,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S, trust: Trust | None = None, node: Node | None = None, place: str = "",
-    ) -> None:  # fmt: skip
-        """`node`: the clock and the source of chance to go by. `place`: the declared place of the server (T16.4)."""
-        self.endpoint = str(endpoint)
-        self.run_id = run_id
-        self.linger_s = linger_s
-        self.read_timeout_s = read_timeout_s
-        # With a declared place, members that lost their server must be back at the next one within BACK_S.
-        self.connect_timeout_s = min(connect_timeout_s, STILL_THERE_S) if place else connect_timeout_s
-        self.named = endpoint
-        self.trust = trust or Trust()
-        self.node = node or LocalNode()
-        self.place = place
-        self.failed_at: dict[Address, float] = {}
-        """When no connection came about to these addresses: those of the last attempt that failed."""
-        self.follows: RemoteLife | None = None
-        """The life of the server at the declared place that the member follows, or followed last."""
-        self._resolver = Resolver()
-        self._warned = ""
-        self._warned_at = -math.inf
-
     async def connect(self) -> RemoteSession:
-        name, attempts, asked_at = self.node.token(), count(1), self.node.now()
-
-        def hello() -> Hello:
-            nonlocal asked_at
-            asked_at = self.node.now()  # Not before the name was resolved, which may take long.
-            return self.hello(name, next(attempts))
-
-        link, welcome = await self.dial(hello)
-        session: RemoteSession = self.session_type(self, name, attempts, link, welcome, asked_at)
+        greeting = Greeting(self.node.token(), count(1))
+        link, welcome = await self.dial(greeting)
+        session: RemoteSession = self.session_type(self, greeting, link, welcome)
         return session
 
     async def list_runs(self, after: str = "") -> RunsListed:
         """Ask the server for a page of its runs. Raise Unreachable or Untrusted."""
         try:
-            link, answer = await self.dial_named(lambda: RunsWanted(after))
+            link, answer = await self.dial_named(RunsWanted(after))
         except DialFailed as failed:
             if "cannot be read" in failed.problem:
                 failed.problem = "this server is older than this rdzv and cannot list its runs: name the run (--run-id)"
@@ -411,59 +368,6 @@ class RemoteDriver:
 
     async def close(self) -> None:
         """Do nothing: the server belongs to another process."""
-
-    def hello(self, session: str, attempt: int, instance: str = "", leases: Iterable[int] = ()) -> Hello:
-        """Return the greeting of a session, with the presences it brings back."""
-        follows = () if self.follows is None else (False, self.follows.server, self.node.now() - self.follows.began_at)
-        brought = tuple(leases)[-frames.LEASES_MAX :]
-        return Hello(self.run_id, features.mark(session), attempt, instance, brought, self.linger_s, *follows)
-
-    async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        """Try once to get a connection. Raise Unreachable or Untrusted."""
-        try:
-            link, welcome = await self.dial_named(hello)
-            self.check_place(link, welcome)
-        except DialFailed as failed:
-            raise self.unreachable(failed) from None
-        return link, welcome
-
-    def check_place(self, link: ClientConnection, welcome: Welcome) -> None:
-        """Raise DialFailed, and hang up, if a place was declared and the server there has not that name."""
-        if self.place and welcome.promised != self.place:
-            link.close()
-            where = show_address(link.transport.get_extra_info("peername"))
-            named = repr(welcome.promised) if welcome.promised else "none"
-            problem = f"place is {self.place!r} here and {named} of the server there: start both with the same place"
-            raise DialFailed(f"{where}: {problem}", answered=True)
-
-    async def probe(self, address: Address, timeout_s: float) -> Welcome:
-        """Ask the server at that address who it is. Raise DialFailed."""
-        sock = await connect(address, timeout_s)
-        hello = Hello(self.run_id, secrets.token_hex(8), 1, probe=True)
-        link, welcome = await greet(sock, hello, self.new_link, timeout_s)
-        link.close()
-        return welcome
-
-    async def dial_named(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
-        """Try all addresses of the endpoint. Raise DialFailed."""
-        addresses = await self.addresses()
-        try:
-            return await dial(addresses, hello, self.new_link, self.connect_timeout_s)
-        except DialFailed as failed:
-            if not failed.answered:
-                self.failed_at = dict.fromkeys(addresses, self.node.now())
-            raise
-
-    async def addresses(self) -> list[Address]:
-        """Resolve the endpoint's name. Raise DialFailed."""
-        if not self.named.hosts:
-            raise DialFailed("it names no host, and no server was started for it here", answered=False)
-        (host, port), *_ = self.named.hosts
-        return await self._resolver.resolve(host, port, self.connect_timeout_s)
-
-    def new_link(self) -> ClientConnection:
-        host = self.named.hosts[0][0] if self.named.hosts else "127.0.0.1"
-        return ClientConnection(self.endpoint, self.read_timeout_s, self.trust, host, self.node)
 
     def local_host(self, link: ClientConnection, welcome: Welcome) -> str:
         """Return the address at which others reach this process: that of its own connection, which really works.
@@ -478,18 +382,3 @@ class RemoteDriver:
             return ""  # Link-local: it means something else on every host.
         return welcome.reached_at or outward_address() or own
 
-    def unreachable(self, failed: DialFailed) -> Unreachable | Untrusted:
-        """Return the error for an attempt that failed. A program that answers in a server's place is logged."""
-        if failed.untrusted:
-            return Untrusted(self.endpoint, failed.problem)
-        if failed.answered and not failed.passing:
-            self.warn(failed.problem)
-        problem, remedy, other_run = failed.problem, failed.remedy, failed.other_run
-        return Unreachable(self.endpoint, problem, applied=False, remedy=remedy, other_run=other_run)
-
-    def warn(self, problem: str) -> None:
-        """Log a problem unless it is the last one again, at most once per second: rubbish must not fill the log as well."""
-        now = self.node.now()
-        if problem != self._warned and now - self._warned_at >= 1.0:
-            self._warned, self._warned_at = problem, now
-            logger.warning("engine %s: %s", self.endpoint, problem)

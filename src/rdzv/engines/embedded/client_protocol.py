@@ -15,10 +15,12 @@ import msgspec
 from ...errors import Incompatible, LimitExceeded, Unreachable
 from ...printable import shown
 from ...system.dial import DialFailed
+from ...system.timers import Timer
 from ..port import Batch, Gap, LeaseGone
 from . import frames
 from .features import FEATURES, WelcomeWithFeatures, welcome_decoder
-from .frames import PREAMBLE, Challenge, Frame, FrameStream, Hello, Ping, Proof, RunsWanted, TxnDone, decode, encode
+from .frame_stream import FrameStream, Transport
+from .frames import PREAMBLE, Challenge, Frame, Hello, Ping, Proof, RunsWanted, TxnDone, decode, encode
 from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Handshake, Trust, new_nonce
 
 PING_S = 10.0
@@ -47,6 +49,8 @@ class ClientProtocol(FrameStream):
         self.violation = ""
         """How the other side broke the protocol, once it has."""
         self.on_lost: Callable[[str], None] = lambda _problem: None
+        self.alarm: Timer | None = None
+        """The timer of the next check, which whoever drives the connection sets."""
         self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
         self._endpoint = endpoint
         self._timeout_s = read_timeout_s
@@ -90,19 +94,24 @@ class ClientProtocol(FrameStream):
 
     # ---- asking
 
-    def ask(self, frame: Callable[[int], Frame]) -> tuple[int, Waiter]:
-        """Send a request; return its number and the waiter for its answer. `forget` the number afterwards.
+    def ask(self, kind: Callable[..., Frame], *fields: object) -> tuple[int, Waiter]:
+        """Send a request of that kind; return its number and the waiter for its answer. `forget` the number afterwards.
 
         The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown.
         """
         number = self._asked + 1
-        question = frame(number)
+        question = kind(number, *fields)
         data = encode(question)
         self._asked = number
         waiter = self._new_waiter()
         self._waiters[number] = (self._now(), waiter, question)
         self.send(data)
         return number, waiter
+
+    def send(self, data: bytes) -> None:
+        """Write encoded frames, whole."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def forget(self, number: int) -> None:
         """The caller no longer waits."""
@@ -132,6 +141,8 @@ class ClientProtocol(FrameStream):
 
     def _end(self, problem: str, waited_s: float = 0.0) -> None:
         self.is_open = False
+        if self.alarm is not None:
+            self.alarm.cancel()
         self._fail_greeting(problem)
         for _, waiter, question in self._waiters.values():
             if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
@@ -159,10 +170,9 @@ class ClientProtocol(FrameStream):
 
     # ---- what comes
 
-    def received(self, data: memoryview) -> None:
+    def heard(self) -> None:
         self._heard_anything = True
         self._heard_at = self._now()
-        FrameStream.received(self, data)  # Without `super()`, which would take a tenth of the time of a small read.
 
     def closed(self, exc: Exception | None = None) -> None:
         """The connection was ended by the other side or by the network."""
@@ -176,7 +186,7 @@ class ClientProtocol(FrameStream):
             self._fail_greeting(problem, remedy=STRANGER)
         self.lose(problem)
 
-    def in_the_clear(self, transport: frames.Transport, start: bytes) -> None:
+    def in_the_clear(self, transport: Transport, start: bytes) -> None:
         self.transport = transport
         is_ours = frames.MAGIC.startswith(start[: len(frames.MAGIC)])
         problem, remedy = (ONLY_MEMBER_HAS_TLS, "") if is_ours else (frames.describe(start), STRANGER)

@@ -29,8 +29,9 @@ from ...errors import SettingsError
 from ...system.addresses import is_here
 from ...system.dial import Address, DialFailed
 from ...system.node import POD_NAME_ENV, platform_name
-from .client import Greeter, RemoteDriver, logger
+from .client import RemoteDriver
 from .connection import ClientConnection
+from .dialer import Greeting, logger
 from .frames import Welcome
 from .limits import Limits
 from .server import Server
@@ -88,7 +89,7 @@ class HostingDriver(RemoteDriver):
         """
         self._closed = True
         async with self._hosting:
-            server, self.server = self.server, None
+            server, self.server, self.own_address = self.server, None, None
             # All changes of the table come before the first wait: others leave during it, and change the table too.
             used = [shared for shared, users in tuple(_users.items()) if self in users]
             for shared in used:
@@ -124,16 +125,10 @@ class HostingDriver(RemoteDriver):
 
     # ---- dialling
 
-    async def addresses(self) -> list[Address]:
-        """Return the addresses of the endpoint; of our own server if the endpoint means one node."""
-        if self.named.is_one_machine and self.server is not None:
-            return await self._resolver.resolve(self.server.bind[0], self.server.port, self.connect_timeout_s)
-        return await super().addresses()
-
-    async def dial(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+    async def dial(self, greeting: Greeting) -> tuple[ClientConnection, Welcome]:
         """Connect. If no server is there and this process may serve, serve first."""
         try:
-            link, welcome = await self._dial_or_host(hello)
+            link, welcome = await self._dial_or_host(greeting)
             self.check_place(link, welcome)
         except DialFailed as failed:
             raise self.unreachable(failed) from None
@@ -152,9 +147,9 @@ class HostingDriver(RemoteDriver):
                 users.add(self)
         return link, welcome
 
-    async def _dial_or_host(self, hello: Greeter) -> tuple[ClientConnection, Welcome]:
+    async def _dial_or_host(self, greeting: Greeting) -> tuple[ClientConnection, Welcome]:
         try:
-            return await self.dial_named(hello)
+            return await self.dial_named(greeting)
         except DialFailed as failed:
             # Our own server may answer before the endpoint has been seen to mean it.
             if failed.answered and (self.server is None or self.server.is_open):
@@ -162,7 +157,7 @@ class HostingDriver(RemoteDriver):
             nobody = failed
         async with self._hosting:
             await self._host(nobody)
-        return await self.dial_named(hello)
+        return await self.dial_named(greeting)
 
     # ---- hosting
 
@@ -187,6 +182,8 @@ class HostingDriver(RemoteDriver):
                 if not any(is_here(family, str(where[0])) for family, where in addresses):
                     raise nobody
             server = self.server = await self._start(nobody)
+            if self.named.is_one_machine:
+                self.own_address = server.bind[0], server.port
         try:
             serves = await self._is_meant(server)
         except BaseException:
@@ -254,7 +251,7 @@ class HostingDriver(RemoteDriver):
             return failed.problem if failed.answered else ""
 
     async def _give_up_server(self) -> None:
-        server, self.server = self.server, None
+        server, self.server, self.own_address = self.server, None, None
         if server is not None:
             await server.stop()
 

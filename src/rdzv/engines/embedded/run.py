@@ -197,6 +197,8 @@ class Run:
     def _move(self, lease: int, home: ServerSession) -> bool:
         """Hang the lease on this connection, unless this is a late frame of one that was given up."""
         presence = self._presences.get(lease)
+        if presence is not None and presence.home is home:
+            return True
         if presence is None or presence.home.session != home.session or presence.home.attempt > home.attempt:
             return False
         presence.home.leases.discard(lease)

@@ -115,6 +115,7 @@ class Server(ServerCore):
         self._stopping: asyncio.Task[None] | None = None
         self._listeners: list[asyncio.Server] = []
         self._moved = asyncio.Event()
+        self.moved = self._moved.set
 
     # ---- its life
 
@@ -242,6 +243,3 @@ class Server(ServerCore):
     @property
     def stalled(self) -> bool:
         return self._clock.stalled
-
-    def moved(self) -> None:
-        self._moved.set()

@@ -17,7 +17,7 @@ from ...system.addresses import can_be_told, plain
 from ..port import Batch
 from . import features, frames
 from .features import FEATURES, WelcomeWithFeatures
-from .frames import Hello, RunsListed, Welcome, encode, encode_news, encode_news_start, encoder
+from .frames import Hello, Rejected, RunsListed, Welcome, encode_news, encode_news_start, encoder
 from .limits import Complaints, Limits, Room
 from .run import ABANDONED_S, RUN_BYTES, Run
 from .session import LINGER_MAX_S, ServerSession
@@ -83,6 +83,8 @@ class ServerCore(ABC):
         """Bytes of that, at most."""
         self._of_host: dict[str, int] = {}
         """Connections of each host that have said hello."""
+        self.moved: Callable[[], object] = lambda: None
+        """Called when a client comes or goes."""
         self._full_at = -math.inf
         """When there was no room for a new run, last."""
         self._posters: list[ServerSession] = []
@@ -127,9 +129,6 @@ class ServerCore(ABC):
     def age_s(self) -> float:
         return self.now() - self._began_at
 
-    def moved(self) -> None:  # noqa: B027  Only a server that can stop waits for that.
-        """Called when a client comes or goes."""
-
     # ---- what sessions ask of it
 
     def arrived(self, peer: ServerSession) -> None:
@@ -160,30 +159,25 @@ class ServerCore(ABC):
         oldest.transport.abort()
         return True
 
-    def hello(self, peer: ServerSession, hello: Hello) -> None:
+    def hello(self, peer: ServerSession, hello: Hello) -> Welcome | Rejected:
         """Take in a session by its first frame, or say why not."""
         if self._is_succeeded(hello):
-            peer.reject(f"a later server of place {self.promised!r} is there, so this one stops", passing=True)
             self.retire()
-            return
+            return Rejected(f"a later server of place {self.promised!r} is there, so this one stops", passing=True)
         if not hello.probe and hello.run not in self.runs and not self._is_of_another_run(hello):
             self._make_room()
         peer.session, peer.features = features.read(hello.session)
         if problem := self._why_not(hello, peer):
             self.complain(peer.host, problem)
-            peer.reject(problem, other_run=self._is_of_another_run(hello))
-            return
+            return Rejected(problem, other_run=self._is_of_another_run(hello))
         if not self.is_open and not hello.probe:
-            peer.reject(NOT_OPEN, passing=True)
-            return
+            return Rejected(NOT_OPEN, passing=True)
         sockname = peer.transport.get_extra_info("sockname")
         here = plain(sockname[0]) if sockname else ""
         if here and here != peer.host and can_be_told(here):
             self.reached_at = here
         if hello.probe:
-            peer.send(encode(self._welcome(peer, "")))
-            peer.transport.close()
-            return
+            return self._welcome(peer, "")
         self._strangers.pop(peer, None)
         self.turns.are_strangers_there = bool(self._strangers)
         peer.heard_s = self.awake_s
@@ -194,22 +188,17 @@ class ServerCore(ABC):
         run.hear(now)
         peer.attempt = hello.attempt
         if not run.enter(peer, hello.instance, hello.leases):
-            peer.reject("a later connection of this session is there already", passing=True)
-            return
+            return Rejected("a later connection of this session is there already", passing=True)
         peer.run = run
         peer.counted_as = peer.host
         self._of_host[peer.counted_as] = self._of_host.get(peer.counted_as, 0) + 1
         peer.linger_s = hello.linger_s if 0 <= hello.linger_s <= LINGER_MAX_S else self.linger_s
         peer.frame_max = self.limits.frame
-        peer.send(encode(self._welcome(peer, run.engine.instance)))
+        return self._welcome(peer, run.engine.instance)
 
-    def tell_runs(self, peer: ServerSession, wanted: frames.RunsWanted) -> None:
-        """Tell a client which runs there are, and hang up. No run counts as heard by that."""
-        if not self.is_open:
-            peer.reject(NOT_OPEN, passing=True)
-            return
-        peer.send(encode(self.list_runs(wanted.after)))
-        peer.transport.close()
+    def tell_runs(self, wanted: frames.RunsWanted) -> RunsListed | Rejected:
+        """Answer a client that wants to know which runs there are. No run counts as heard by that."""
+        return self.list_runs(wanted.after) if self.is_open else Rejected(NOT_OPEN, passing=True)
 
     def list_runs(self, after: str = "") -> RunsListed:
         """Return a page of the runs that hold any key, in the order of their names. Costs at most `PAGE_LOOKS` looks."""

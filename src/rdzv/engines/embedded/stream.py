@@ -7,7 +7,8 @@ import threading
 from typing import cast
 
 from ...system.fork import let_go_in_children
-from .frames import READ_MAX, FrameStream
+from .frame_stream import FrameStream
+from .frames import READ_MAX
 
 
 class _Buffers(threading.local):
