@@ -286,7 +286,7 @@ def test_the_page_explains_each_option_of_the_scripts(script):
 
 STAY = """#!/bin/bash
 #SBATCH --nodes=3 --ntasks-per-node=1 --no-kill
-srun --no-kill --kill-on-bad-exit=0 python stay_ddp.py auto --nnodes 2:3 --steps 400
+srun --no-kill --kill-on-bad-exit=0 --wait=0 python stay_ddp.py auto --nnodes 2:3 --steps 200
 """
 
 
@@ -300,6 +300,6 @@ def test_processes_that_stay_are_members_under_srun_itself_and_go_on_without_a_l
         slurm.until_said(job, f"round 1: rank {rank} of 3, from step 0")
     slurm.kill_tasks("n2")  # The process on n0 serves.
     slurm.until_said(job, "of 2, from step ", times=2)
-    slurm.until_said(job, "done at step 400", times=2)
+    slurm.until_said(job, "done at step 200", times=2)
     said = slurm.output(job)
     assert "from step 0" not in "".join(line for line in said.splitlines() if " of 2, " in line), said
