@@ -20,7 +20,7 @@ from rdzv.config.settings import Settings
 from rdzv.drivers import open_driver
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.driver import EtcdDriver
-from rdzv.engines.quorum.agreement import HostRecord
+from rdzv.engines.quorum.agreement import HostRecord, Offer, VoterState
 from rdzv.engines.quorum.driver import QuorumDriver, QuorumSession, Remaining, _voters
 from rdzv.engines.quorum.etcd_program import EtcdProgram, find_program
 from rdzv.engines.quorum.exchange import Answering, Asker, NoOffer
@@ -292,6 +292,37 @@ async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
     await answering.close()
     (gone,) = await look_at_members([client], Credentials(), asker)
     assert "connection refused" in gone.problem
+
+
+async def test_a_host_that_has_chosen_answers_until_the_etcd_runs_that_all_ask_first(tmp_path, monkeypatch):
+    """Three etcds that started at once waited for each other, a second each."""
+    monkeypatch.setattr("rdzv.engines.quorum.voter.FIRST_S", 30.0)
+    asked: list[int] = []
+    runs = False
+    monkeypatch.setattr(Asker, "runs_etcd", lambda _, index: asyncio.sleep(0, asked.append(index) or runs))
+    hosts = tuple(sorted((one[:9], int(one[10:])) for one in endpoint().removeprefix("quorum://").split(",")))
+    kept = folder(tmp_path)
+
+    def others_say() -> Offer:
+        record = kept.load()
+        return Offer("q", ("n0", "" if record is None else record.number, "n2"))
+
+    others = [Answering(others_say, None) for _ in range(2)]
+    for other, (host, port) in zip(others, hosts[::2], strict=True):
+        await other.start([socket.create_server((host, port + 1))])
+    quorum = Quorum("q", "job", hosts)
+    voter = Voter(quorum, 1, hosts[1][0], kept, EtcdProgram("sleep", "3.5.16"), Contexts(lambda: None, lambda: None), None)
+    voter.start()
+    await holds(lambda: len(asked) > 3, "it looks for the first etcd")
+    assert set(asked) == {0}
+    asker = Asker([(host, port + 1) for host, port in hosts], lambda: None)
+    assert (await asker.ask(1)).chosen, "it answers still, and says what it has chosen"
+    assert voter.standing is VoterState.OPEN
+    runs = True
+    await holds(lambda: voter.standing is VoterState.VOTER, "it goes on")
+    for other in others:
+        await other.close()
+    await voter.stop(forget=True)
 
 
 async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_voted(tmp_path):

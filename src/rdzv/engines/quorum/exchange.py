@@ -108,6 +108,12 @@ class Asker:
             return msgspec.json.decode(body, type=Offer) if code == 200 else None
         return None
 
+    async def runs_etcd(self, index: int) -> bool:
+        """Whether an etcd answers at a host's peer port."""
+        with suppress(asyncio.TimeoutError, DialFailed, OSError):
+            return (await asyncio.wait_for(self._get(*self._hosts[index], "/members"), ASK_S))[0] == 200
+        return False
+
     async def _ask(self, host: str, port: int) -> Offer:
         code, body = await self._get(host, port, PATH)
         try:

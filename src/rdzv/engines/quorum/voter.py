@@ -29,6 +29,8 @@ from .state import StateFolder
 logger = logging.getLogger("rdzv.quorum")
 
 ASK_EVERY_S = 0.1  # Pause between two questions while the hosts agree.
+FIRST_S = 1.0  # Longest wait for the host whose etcd starts first: as long as it would cost to start without it.
+FIRST_EVERY_S = 0.03  # Pause between two looks whether it runs.
 LOCK_EVERY_S = 0.3  # Pause before another agent of this host looks whether the one that runs etcd is gone.
 LOOK_EVERY_S = 0.2  # Pause between two looks whether etcd still runs.
 AGAIN_S = (0.2, 2.0)  # First and longest pause before etcd is started again. The port of a former one may be in use still.
@@ -191,11 +193,30 @@ class Voter:
                     self.folder.save(decided)
                 # A client is not kept on disk: if all agents are started anew and all hosts are empty, a new cluster is right.
                 if decided is not record:
-                    return decided
+                    record = decided
+                    if record.standing is VoterState.VOTER:
+                        await self._wait_for_first()
+                    return record
                 self.reason = waiting_for(self.quorum, heard, silent)
                 await asyncio.sleep(ASK_EVERY_S)
         finally:
             await answering.close()
+
+    async def _wait_for_first(self) -> None:
+        """Answer until the host runs etcd that the others' etcds ask first.
+
+        A new etcd asks the others whether they know it, in the order of their addresses as text. One that has just bound its
+        port, and waits for others itself, lets it wait for a second. An agent that answers replies at once, and so does an etcd
+        that runs. So the one that all ask first starts alone, and then all others together: elections are slow with fewer.
+        """
+        peers = [shown(*peer) for peer in peers_of(self.quorum.hosts)]
+        first = peers.index(min(peers))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FIRST_S
+        while self.me != first and loop.time() < deadline:
+            if await self._asker.runs_etcd(first):
+                return
+            await asyncio.sleep(FIRST_EVERY_S)
 
     async def _be_client(self, record: HostRecord) -> None:
         """Answer the others, and do nothing else, for as long as this process lives."""
