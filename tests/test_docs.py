@@ -20,6 +20,7 @@ WORDS = (
     "unit", "path", "neighbours", "segment", "last call", "sealed", "world", "hold", "bootstrap address", "store", "waiting",
     "newcomer", "spare", "settle",
     "broken", "cause", "lost", "left", "gave up", "survivor", "straggling", "regroup", "evicted", "drain", "ban", "flap",
+    "drain notice",
     "strike", "quarantine",
     "away", "heir", "check", "unhealthy", "progress", "stalled",
     "done", "closed", "head", "phase", "call", "rank table", "entry", "digest", "era", "journal", "journal file", "notice",

@@ -133,6 +133,8 @@ NOT_RUN = {
         "a check of your site; tests/member/test_gate.py runs others",
     "rdzv run node1:29400 --run-id job --nnodes 4:5 --conf quarantine=3/1h -- python train.py":
         "needs a host that breaks rounds; the tests of the rules and the simulator have one",
+    one("torchrun --nnodes=2:4", "docs/workers.md"): "needs nodes that drain; tests/torchrun/test_drain_notice.py has some",
+    one("#SBATCH --signal", "docs/howto.md"): "needs a Slurm that ends a job; tests/launch/test_drain_notice.py drains",
     "rdzv serve --http": "names an option",
     "rdzv ban --for 2h": "names an option",
     one("openssl rand", "docs/observe.md"): "goes on until it is stopped; tests/web runs each of its options",

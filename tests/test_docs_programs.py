@@ -25,7 +25,7 @@ AS_SHOWN = {
     "docs/launcher.md": {"import torch.distributed": ""},
     "docs/migrate.md": {"from torch.distributed": "", "from rdzv.torchrun.rendezvous.c10d": "", "import rdzv": "",
         "from rdzv.torchrun.rendezvous import": ""},
-    "docs/workers.md": {"import time": ""},
+    "docs/workers.md": {"import time": "", "import rdzv.torch": ""},
 }  # fmt: skip
 """Python blocks that are run here, and what they print."""
 BACKEND = """
@@ -39,9 +39,17 @@ class MyBackend(RendezvousBackend):
 
 store = HashStore()
 """
+TRAINS = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+start, steps = 0, 2
+train = save = lambda step: None
+"""
 AROUND = {
     "rdzv.Rendezvous": ("import rdzv\n", ""),
     "import os": ("", "fence = 1\nsave(9, b'')\nfence = 2\nsave(2, b'')\nprint(newest().name)\n"),
+    "import rdzv.torch": (TRAINS, "dist.destroy_process_group()\n"),
     "import torch.distributed": ("", "dist.destroy_process_group()\n"),
     "from rdzv.torchrun.rendezvous import": (BACKEND, ""),
 }  # fmt: skip

@@ -158,7 +158,7 @@ def test_without_an_agent_every_call_does_nothing():
             env={**own, **more}, capture_output=True, text=True, timeout=LONG_S, check=True,
         )  # fmt: skip
         assert done.stdout == "on\n"
-        assert ("cannot be told of its progress" in done.stderr) == bool(more)
+        assert ("this worker cannot talk to its agent" in done.stderr) == bool(more)
 
 
 def test_the_client_needs_the_standard_library_and_msgspec_only():

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .core.member_rules import Change, ChangeKind
     from .core.model import CauseKind, Era, ProgressReport, WorkerRanks
     from .core.status import MemberStatus, RunChange, RunEvents, RunProgress, Status
+    from .core.worker_messages import EndNotice
     from .engines.port import Driver
     from .member.notices import Notice, Observer, Totals
     from .member.world import Peer
@@ -41,6 +42,7 @@ else:
         "core.member_rules": "Change ChangeKind",
         "core.model": "CauseKind Era ProgressReport WorkerRanks",
         "core.status": "MemberStatus RunChange RunEvents RunProgress Status",
+        "core.worker_messages": "EndNotice",
         "engines.port": "Driver",
         "member.notices": "Notice Observer Totals",
         "member.world": "Peer",
@@ -62,6 +64,7 @@ __all__ = [
     "Change",
     "ChangeKind",
     "Driver",
+    "EndNotice",
     "Endpoint",
     "Era",
     "MemberStatus",

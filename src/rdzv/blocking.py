@@ -26,6 +26,7 @@ from .config.endpoint import Endpoint
 from .config.options import Options, Unpack
 from .core.member_rules import Change, ChangeKind, left_change
 from .core.status import Status
+from .core.worker_messages import EndNotice
 from .engines.port import Driver
 from .errors import ForkedChild, LeftAlready
 from .member.member import CALL_S
@@ -250,12 +251,35 @@ class Rendezvous:
         """
         self._handle.run(self._aio.done(timeout_s))
 
-    def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S) -> None:
+    def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S, *, grace_s: float | None = None) -> None:
         """Say that this member is about to go, so that the others re-form without waiting for it to be gone.
 
         Raises Unreachable if the engine is away for `timeout_s`.
+        `grace_s` (default: `drain_grace`): how long the workers have to save, if the run has a `drain_notice` and this is less.
+        Call `wait_drained` before the workers of this member are stopped.
         """
-        self._handle.run(self._aio.drain(reason, timeout_s))
+        self._handle.run(self._aio.drain(reason, timeout_s, grace_s=grace_s))
+
+    @property
+    def drain_left_s(self) -> float:
+        """How long a member that drains should still keep its workers, because they are saving; 0: stop them. A local read."""
+        return 0.0 if self._handle.is_forked else self._aio.drain_left_s
+
+    def wait_drained(self) -> None:
+        """Wait, after `drain`, until the workers of the run have saved or have had their time: at once without a notice."""
+        self._handle.run(self._aio.wait_drained())
+
+    @property
+    def notice(self) -> EndNotice | None:
+        """The notice that the round held will end, until `saved` answers it. A local read: cheap enough for every step."""
+        return None if self._handle.is_forked else self._aio.notice
+
+    def saved(self) -> None:
+        """Answer the notice: what this member would lose with the round is saved. Without a notice it does nothing.
+
+        Raises Unreachable if the engine is away for as long as the notice lasts.
+        """
+        self._handle.run(self._aio.saved())
 
     def close_run(self, reason: str = "finished", timeout_s: float = CALL_S) -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without this member.

@@ -1,13 +1,17 @@
-"""For training programs: tell the agent how far this worker is. Needs neither torch nor an event loop.
+"""For training programs: tell the agent how far this worker is, and hear when its round will end. Needs no torch.
 
     from rdzv import worker
 
     for step in range(start, steps):
         train(step)
         worker.progress(step)
+        if worker.notice():  # All workers must come to this in the same step: docs/workers.md.
+            save(step)
+            worker.saved()
 
 torchrun with rdzv and `rdzv run` name a Unix socket to their workers (`RDZV_WORKER`). Without it, as in a plain
-`python train.py`, every call does nothing. The calls may be made in any thread, and do not wait for the agent.
+`python train.py`, every call does nothing. In the loop of `rdzv.torch.rounds` the process is its own agent. The calls may be
+made in any thread, and do not wait for the agent.
 """
 
 from __future__ import annotations
@@ -20,11 +24,26 @@ import os
 import secrets
 import signal
 import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from .core.worker_messages import PAGE_SIZE, SOCKET_ENV, STEP_MAX, WorkerHello, encode
+from .core.worker_messages import (
+    LINE_MAX,
+    PAGE_SIZE,
+    SOCKET_ENV,
+    STEP_MAX,
+    EndNotice,
+    NoticeSent,
+    WorkerHello,
+    WorkerListens,
+    WorkerSaved,
+    decode,
+    encode,
+)
 
-__all__ = ["progress"]
+__all__ = ["EndNotice", "notice", "progress", "saved"]
 
 logger = logging.getLogger("rdzv.worker")
 
@@ -37,19 +56,23 @@ STACKS_SIGNAL = signal.SIGURG
 class _Channel:
     """This process's connection to its agent; without one, a page that nobody reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str, rank: str, round: str) -> None:
         self.page = memoryview(bytearray(PAGE_SIZE)).cast("q")
         self.socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._listens = False
+        self._heard = 0
+        """How many notices have been read. The page says how many were sent."""
+        self._unread = b""
+        self._notice = NoticeSent(0)
+        self._saved = 0
         self._file = -1
         """The page as a file, to which stacks are written; -1: there is none."""
-        path = os.environ.get(SOCKET_ENV, "")
         if path:
             try:
-                self._connect(path, int(os.environ.get("RANK", "0")), int(os.environ.get("RDZV_ROUND", "0")))
+                self._connect(path, int(rank), int(round))
             except (OSError, ValueError) as error:
-                logger.warning(
-                    "the agent of this worker cannot be told of its progress: %s (%s=%s)", error, SOCKET_ENV, path
-                )
+                logger.warning("this worker cannot talk to its agent: %s (%s=%s)", error, SOCKET_ENV, path)
 
     def _connect(self, path: str, rank: int, round: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -74,12 +97,52 @@ class _Channel:
             os.close(self._file)
             self._file = -1
 
+    def notice(self) -> NoticeSent | None:
+        """Return the notice that runs and was not answered."""
+        if not self._listens:
+            self._listens = self._say(WorkerListens())
+        if self.page[1] != self._heard:
+            with self._lock:
+                self._read()
+        found = self._notice
+        return None if found.id in (0, self._saved) else found
+
+    def saved(self) -> None:
+        """Answer the notice that runs, if there is one."""
+        found = self.notice()
+        if found is not None and self._say(WorkerSaved(found.id)):
+            self._saved = found.id
+
+    def _say(self, message: WorkerListens | WorkerSaved) -> bool:
+        """Send a message, and return whether that is settled: without an agent nothing is to be said."""
+        if self.socket is None:
+            return True
+        try:
+            self.socket.sendall(encode(message))
+        except BlockingIOError:  # The agent is far behind. The next call tries again.
+            return False
+        except OSError as error:
+            logger.warning("the agent of this worker is gone: %s", error)
+            self.forget()
+        return True
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(4 * LINE_MAX) if self.socket is not None else b""
+        except OSError:  # The line is on its way, or the agent is gone.
+            return
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._heard += 1
+            self._notice = decode(NoticeSent, line) or self._notice
+
     def forget(self) -> None:
-        """Let go of the connection in a forked child, such as a data loader: it is the parent's."""
+        """Let go of the connection: in a forked child, such as a data loader, it is the parent's."""
         if self.socket is not None:
             self.socket.close()
         self.socket = None
         self.page = memoryview(bytearray(PAGE_SIZE)).cast("q")
+        self._heard = 0
 
 
 def _register_stacks(page: int) -> int:
@@ -91,13 +154,33 @@ def _register_stacks(page: int) -> int:
 
 
 _channel: _Channel | None = None
+_agent: tuple[Callable[[], str], int, int] | None = None
+"""For a process that is its own agent: the function that opens its socket, and rank and round of its worker."""
 
 
 def _open() -> _Channel:
     global _channel  # noqa: PLW0603  One process is one worker.
-    if _channel is None:
-        _channel = _Channel()
+    if _channel is None and _agent is not None:
+        _channel = _Channel(_agent[0](), str(_agent[1]), str(_agent[2]))
+    elif _channel is None:
+        environ = os.environ
+        _channel = _Channel(environ.get(SOCKET_ENV, ""), environ.get("RANK", "0"), environ.get("RDZV_ROUND", "0"))
     return _channel
+
+
+def begin_round(serve: Callable[[], str], rank: int, round: int) -> None:
+    """Make this process the worker of an agent in the same process, from this round on. `serve` opens the agent's socket."""
+    global _agent  # noqa: PLW0603  One process is one worker.
+    introduce_again()
+    _agent = serve, rank, round
+
+
+def end_rounds() -> None:
+    """Forget the agent in this process."""
+    global _agent  # noqa: PLW0603  One process is one worker.
+    if _agent is not None:
+        introduce_again()
+    _agent = None
 
 
 def progress(step: int) -> None:
@@ -109,6 +192,20 @@ def progress(step: int) -> None:
     if not 0 <= number < STEP_MAX:
         raise ValueError(f"step is {number}: it must be from 0 to {STEP_MAX - 1}")
     (_channel or _open()).page[0] = number + 1
+
+
+def notice() -> EndNotice | None:
+    """Return why and in how many seconds the round will end, if it is known; None: it is not, or this worker has answered.
+
+    Without a notice it costs less than a microsecond, so call it in every step. The run must have the setting `drain_notice`.
+    """
+    found = (_channel or _open()).notice()
+    return None if found is None else EndNotice(found.reason, max(0.0, found.until - time.monotonic()), found.id)
+
+
+def saved() -> None:
+    """Answer the notice: this worker has saved all that it would lose. When all have answered, the round ends at once."""
+    (_channel or _open()).saved()
 
 
 def introduce_again() -> None:

@@ -103,6 +103,7 @@ ORDER = {
     "T7.3": "break_round",
     "T7.15": "break_for_stall",
     "T7.4": "break_for_drains",
+    "T7.17": "break_for_drains",
     "T7.7": "grow",
     "T11.5": "stay_closed",
 }

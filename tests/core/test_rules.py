@@ -29,7 +29,7 @@ from rdzv.core.rules import RULES, lead
 from support.verdicts import said
 from support.views import NUMBER, REVISION, ROUND, after, broken, closed, live, no_head, opened, report, seal_of, sealed
 
-NONE, LAST, REGROUP, SETTLE = Call
+NONE, LAST, REGROUP, SETTLE, _ = Call
 SOON = ": c was lost soon after it came in"
 BACK = {"heard": report(rank=1)}
 """The record of a member that was in the broken round and comes again."""

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from rdzv.core.acts import Evict, Seal, Sweep, Verdict, WriteHead
-from rdzv.core.model import Era, Head, RunSettings
+from rdzv.core.model import DrainNotice, Era, Head, Reach, RunSettings
 from rdzv.core.status import describe
 from rdzv.core.view import View
 from support.rule_story import Story
@@ -26,6 +26,7 @@ TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"
 assert len(TRANSCRIPTS) >= 8, "they are found"
 _SHOWN = [
     "run", "era", "next_era", "number", "phase", "table", "size", "boot", "call", "adopted", "top", "grown", "flaps", "flapped",
+    "notice", "reach",
 ]  # fmt: skip
 
 
@@ -75,6 +76,22 @@ class Teller:
         """`drain SIGTERM a b`: they say that they are about to go."""
         for name in names:
             self.story.put(name, drain=reason)
+
+    def saved(self, *names: str) -> None:
+        """`saved a b`: all workers of these members have answered the notice that runs."""
+        assert self.story.head is not None
+        for name in names:
+            self.story.put(name, saved=self.story.head.call_seq)
+
+    def grace(self, seconds: str, *names: str) -> None:
+        """`grace 20 a`: it has so long until its platform kills it."""
+        for name in names:
+            self.story.put(name, grace=float(seconds))
+
+    def reached(self, step: str, *names: str) -> None:
+        """`reached 7 a`: its workers got so far in the round that it has given up, as it says with `ready`."""
+        for name in names:
+            self.story.put(name, reached=int(step))
 
     def done(self, *names: str) -> None:
         """`done a`: its work succeeded; it waits for the others."""
@@ -186,6 +203,10 @@ def _changes(old: Head | None, new: Head) -> list[str]:
 def _plain(value: object) -> str:
     if isinstance(value, Era):
         return f"{value.level}@{value.id}"
+    if isinstance(value, DrainNotice):
+        return f"{value.limit_s:g} s for {value.drains}"
+    if isinstance(value, Reach):
+        return f"step {value.step}, {value.rounds} rounds without more" + (f" since {value.cause}" if value.cause else "")
     return str(getattr(value, "value", value)) or "''"
 
 

@@ -209,7 +209,7 @@ def test_a_head_and_what_is_told_of_it_speak_of_one_round():
 
 def test_h19_every_timer_that_a_head_can_start_is_named_in_it():
     """Ages are measured from head writes, so a timer that is in no head would start anew with each leader."""
-    assert [call.value for call in Call] == ["none", "last", "regroup", "settle"]
+    assert [call.value for call in Call] == ["none", "last", "regroup", "settle", "notice"]
     assert {"call", "call_seq"} <= set(Head.__struct_fields__)
 
 

@@ -30,11 +30,13 @@ FULL: list[model.Record] = [
         fence=859093042311725058,
         call=Call.SETTLE, call_seq=5, waited=2.5, seq=6, cause=CAUSE, adopted=True, next_era=Era(3, "beef"), top=4, grown=2,
         came=("node9",), flaps={"node7": 2}, flapped=("node7",), incarnation=1,
+        notice=model.DrainNotice(reason="node7 draining", limit_s=30.0, drains=1),
+        reach=model.Reach(step=118, rounds=2, cause="node7 lost"),
     ),
     MemberRecord(
         name="node7/0", host="node7", addr="10.0.0.7", pid=99, order="7", topology="s1.node7", version="0.1.0",
         info={"gpus": "8"}, boot="10.0.0.7:29500", same_port=True, left=RoundId(ERA, 2), role="trainer", workers=8,
-        drain="SIGTERM", unhealthy="the check failed with exit code 1",
+        drain="SIGTERM", grace=25.0, saved=5, reached=118, unhealthy="the check failed with exit code 1",
         stalled=model.StallReport(table="t1", step=9, ranks=(3,), for_s=600.0, furthest=10),
         done=True, holds=TOLD, heard=TOLD, fence=7, fence_place="boot/net/*:29400",
     ),
@@ -44,7 +46,8 @@ FULL: list[model.Record] = [
     ),
     model.RunSettings(
         min_nodes=2, max_nodes=4, last_call=1.5, regroup=2.5, lease=3.5, settle=4.5, grow="now", unit=2, segment=2,
-        grow_every=5.5, replace_wait=6.5, drain_settle=7.5, stall=9.5, on_failure="wait", closed_for=8.5,
+        grow_every=5.5, replace_wait=6.5, drain_settle=7.5, stall=9.5,
+        drain_notice=90.0, futile_rounds=5, on_failure="wait", closed_for=8.5,
         quarantine=model.QuarantineLimit(3, 3600.0, 60.0),
     ),
     DrainRequest(reason="maintenance"),
@@ -128,6 +131,8 @@ STRATEGIES[Cause | None] = st.none() | any_of(Cause)
 STRATEGIES[model.RoundReport | None] = st.none() | any_of(model.RoundReport)
 STRATEGIES[model.WorkerRanks | None] = st.none() | st.builds(model.WorkerRanks, counts, counts, counts, counts)
 STRATEGIES[model.StallReport | None] = st.none() | any_of(model.StallReport)
+STRATEGIES[model.DrainNotice | None] = st.none() | any_of(model.DrainNotice)
+STRATEGIES[model.Reach | None] = st.none() | any_of(model.Reach)
 records = st.one_of(*map(any_of, KINDS))
 
 

@@ -67,7 +67,7 @@ def test_a_worker_that_was_stopped_and_one_that_loops_are_named_with_their_stack
 
 
 def test_the_example_of_the_page_shows_its_progress_in_the_status(tmp_path):
-    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (example, _) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (shown,) = re.findall(r"^progress: .*$", PAGE.read_text(), re.MULTILINE)
     program = tmp_path / "train.py"
     program.write_text(example)

@@ -19,7 +19,7 @@ from rdzv.system.node import LocalNode
 KEYS = Keys("job")
 HEAD = Head(run="r", era=Era(1, "e"), next_era=Era(1, "e"), number=3, phase=Phase.SEALED, table="t")
 EARLIER = List(KEYS.members, Order.OLDEST, evictions.HEIRS_MAX + 1, created_below=99)
-EVERYTHING = [List(KEYS.group), List(KEYS.progress)]
+EVERYTHING = [List(KEYS.group)]
 
 
 class Engine:

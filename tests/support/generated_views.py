@@ -14,19 +14,21 @@ from rdzv.core.model import (
     Call,
     Cause,
     CauseKind,
+    DrainNotice,
     Era,
     Phase,
     QuarantineLimit,
+    Reach,
     RoundId,
     RoundReport,
     RunSettings,
 )
 from rdzv.core.view import View
-from support.views import STATES, view
+from support.views import CALL_SEQ, STATES, view
 
 CALLS = {
     Phase.OPEN: (Call.NONE, Call.LAST),
-    Phase.SEALED: (Call.NONE, Call.SETTLE),
+    Phase.SEALED: (Call.NONE, Call.SETTLE, Call.NOTICE),
     Phase.BROKEN: (Call.NONE, Call.LAST, Call.REGROUP),
     Phase.CLOSED: (Call.NONE,),
 }
@@ -60,6 +62,7 @@ def an_agreement() -> RunSettings:
         min_nodes=low, max_nodes=max(low, math.ceil(low / step) * step + chance.randint(0, 4)), unit=unit, segment=segment,
         last_call=pick(TIMES), regroup=pick(TIMES[1:]), settle=pick(TIMES), grow=pick(["settle", "settle", "now", "never"]),
         grow_every=pick(TIMES), replace_wait=pick(TIMES), drain_settle=pick(TIMES), on_failure=pick(["close", "wait"]),
+        drain_notice=pick([0.0, 0.0, 30.0]), futile_rounds=pick([0, 0, 1, 3]),
         quarantine=pick([None, None, QuarantineLimit(1, 60.0), QuarantineLimit(3, 60.0)]),
     )  # fmt: skip
 
@@ -78,8 +81,12 @@ def a_head(phase: Phase) -> dict[str, Any]:
     fields = {
         "era": era, "next_era": pick([era, era, Era(era.level + 1, pick(INSTANCES))]),
         "call": pick(CALLS[phase]), "cause": pick([None, CAUSE, STOPPED]), "flaps": pick([{}, {"f": 1, "g": 30}]),
-        "flapped": pick([(), (), ("a", "b")]),
+        "flapped": pick([(), (), ("a", "b")]), "reach": pick([None, Reach(step=7), Reach(step=7, rounds=2, cause="x lost")]),
     }  # fmt: skip
+    if phase is Phase.SEALED:
+        # A notice that runs was given, and one that was given may be over.
+        given = DrainNotice(reason="a draining", limit_s=pick([2.5, 30.0]), drains=pick([1, 2]))
+        fields["notice"] = given if fields["call"] is Call.NOTICE else pick([None, None, given])
     if phase is not Phase.OPEN:
         fields |= {"adopted": pick([False, True]), "grown": pick([0, 2]), "number": chance.randint(1, 5)}
     return fields
@@ -119,6 +126,9 @@ def views(draw):
         record = said[word[0]] = {"order": {"c": "2", "d": "10"}.get(word[0], ""), "topology": places.get(word[0], "")}
         if word.endswith(":ready"):
             record["left"] = draw(st.sampled_from([here, here, here, here, before]))
+            record["reached"] = draw(st.sampled_from([-1, 7, 8]))
+        elif word.endswith((":in", ":drains")):
+            record["saved"], record["grace"] = draw(st.sampled_from([(0, 0.0), (CALL_SEQ, 0.0), (CALL_SEQ, 2.5), (0, 30.0)]))
         elif word.endswith(":sick"):
             record["left"] = here  # The put that says unhealthy gives the round up.
     for name in draw(st.lists(st.sampled_from([word[0] for word in people]), max_size=3)) if people else []:

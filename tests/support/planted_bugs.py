@@ -18,11 +18,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rdzv.config import settings as settings_module
-from rdzv.core import choice, member, member_events, quarantine, ranks, recovery, rules, topology, view, wire
+from rdzv.core import (
+    choice,
+    drain_notice,
+    futile,
+    member,
+    member_events,
+    quarantine,
+    ranks,
+    recovery,
+    rules,
+    topology,
+    view,
+    wire,
+)
 from rdzv.core.acts import Evict, Verdict, close_head
 from rdzv.core.keys import Keys
 from rdzv.core.member_rules import TakeResult, take_result
-from rdzv.core.model import Head, MemberRecord, Phase, RankEntry, WorkerRanks
+from rdzv.core.model import CauseKind, Head, MemberRecord, Phase, RankEntry, Reach, WorkerRanks
 from rdzv.core.view import LiveMember, View
 from rdzv.engines.leases import Leases
 from rdzv.engines.port import Batch, Created, EngineReset, Gap, Get, LeaseGone, List, Order, Outcome, Put
@@ -51,6 +64,13 @@ class PlantedBug(NamedTuple):
     patches: list[Patch]
     in_broken_rounds: bool = False
     """The bug is looked for in the scenarios of `--broken`: only these have it."""
+    noticed: bool = False
+    """The same for those of `--noticed`."""
+
+    @property
+    def scenarios(self) -> dict[str, bool]:
+        """The arguments of `simulate` for the scenarios that may have it."""
+        return {"broken": self.in_broken_rounds, "noticed": self.noticed}
 
 
 # The right functions, which some of the wrong ones call.
@@ -58,6 +78,18 @@ _right_view, _right_ages, _right_write_head = RunMirror.view, HeadTracker.ages, 
 _right_restored_head, _right_away_s, _right_changes = recovery.restored_head, member.away_s, Leader.changes
 _right_hang_up, _right_stays = Leases.hang_up, View.stays
 _right_close_run, _right_look_again, _right_examine = Presence.close_run, Presence.look_again, Presence.examine
+
+
+_right_give_notice = drain_notice.give_notice
+
+
+def _forget_rounds(made: View) -> Reach | None:
+    found = futile.next_reach(made)
+    return None if found is None else msgspec.structs.replace(found, rounds=min(found.rounds, 1))
+
+
+def _wait_for_all(made: View) -> Verdict | None:
+    return _right_give_notice(msgspec.structs.replace(made, call_age_s=0.0))
 
 
 def _fitting(self: View, count: int) -> int:
@@ -316,6 +348,13 @@ BUGS: dict[str, PlantedBug] = {
         (heir, "evict_leader", _evict_leader_anyway),
     ], in_broken_rounds=True),
     "failure closes although others could go on": PlantedBug("G9", [_rule(rules.close_after_failure, _close_hastily)]),
+    "round is broken before all have saved": PlantedBug("T7", [(drain_notice, "unsaved", lambda _view: [])], noticed=True),
+    "drain is not told to the workers": PlantedBug("T7", [(drain_notice, "give_notice", lambda _view: None)], noticed=True),
+    "notice that is not answered has no end": PlantedBug("G6", [(drain_notice, "give_notice", _wait_for_all)], noticed=True),
+    "rounds without progress are counted by each leader anew": PlantedBug("T11", [
+        (rules, "next_reach", _forget_rounds)
+    ], noticed=True),
+    "growth counts as a round without progress": PlantedBug("T11", [(futile, "FAILURES", frozenset(CauseKind))], noticed=True),
 }
 
 
@@ -343,7 +382,7 @@ def first_caught(name: str, seeds: int, *, steered: bool = False) -> tuple[int, 
     """Return the first seed that catches the bug, and the checkers that fire; None: none of them does."""
     with planted(name):
         for seed in range(seeds):
-            wrong = simulate(seed, steered=steered, broken=BUGS[name].in_broken_rounds and not steered).wrong
+            wrong = simulate(seed, **({"steered": True} if steered else BUGS[name].scenarios)).wrong
             if wrong:
                 names = {one.partition(" ")[0] for one in wrong}
                 # One report is no checker's: that the run did not come to an end.

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdzv.torch
+from rdzv import worker
 from rdzv.errors import RoundOver
 from rdzv.torchrun.dist_store import OwnedStore
 
@@ -66,6 +67,8 @@ class Plan:
     """The number of values of a part of the state that is not trained."""
     only_reduce: bool = False
     """Whether there is no model: each step is one all-reduce."""
+    saves: bool = False
+    """Whether the process saves in a step on which all agree, when it is told that the round will end."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -142,6 +145,10 @@ class Trainer:
                 self.trouble(world)
                 dist.all_reduce(value.fill_(1.0))
                 self.state.step += 1
+                worker.progress(self.state.step)
+                if self.plan.saves and (notice := rdzv.torch.notice()):
+                    say("saved", round=world.round, step=self.state.step, reason=notice.reason, seconds=notice.seconds)
+                    worker.saved()
                 if not last:
                     say("step", round=world.round, size=int(value), step=self.state.step)
                 last = time.monotonic()

@@ -49,6 +49,9 @@ def main(file: Path) -> None:
                 dist.all_reduce(value.fill_(DONE if file.exists() else 1.0))
                 state.step += 1
                 worker.progress(state.step)
+                if os.environ.get("TEST_SAVES") and rdzv.torch.notice():
+                    say("saved", round=world.round, step=state.step)
+                    worker.saved()
                 if first:
                     say("step", round=world.round, size=int(value), step=state.step)
                 first = False

@@ -62,14 +62,31 @@ def check_head(view: View, new: Head) -> None:
     assert new.seq == old.seq + 1
     assert new.call_seq == (old.call_seq if new.call is old.call else new.seq)
     if new.phase is old.phase:
-        # The head was written for the call, or to name the root cause (T7.14), and for nothing else.
-        assert (new.call is not old.call) is ((new.cause, new.flaps) == (old.cause, old.flaps))
+        # The head was written for the call, for the notice that runs (T7.17), or to name the root cause (T7.14), and for
+        # nothing else.
+        is_notice = new.call is old.call is Call.NOTICE and new.notice != old.notice
+        assert (new.call is not old.call or is_notice) is ((new.cause, new.flaps) == (old.cause, old.flaps))
         assert new.cause == old.cause or (old.cause.kind, old.call) == (CauseKind.RESTARTED, Call.REGROUP)
     else:
         assert new.cause is not None
         assert new.cause.text
     if new.phase is Phase.CLOSED:
         assert new.call is Call.NONE
+    check_notice(view, new)
+
+
+def check_notice(view: View, new: Head) -> None:
+    """T7.17, T7.18: workers have the time that they were told, and no notice is given without the setting."""
+    old = view.head
+    assert old is not None
+    assert new.notice is None or old.notice is not None or view.settings.drain_notice
+    assert new.call is not Call.NOTICE or (new.notice is not None and new.notice.limit_s > 0)
+    if old.call is Call.NOTICE and new.call is Call.NOTICE and old.notice is not None and new.notice is not None:
+        assert new.notice.limit_s <= old.notice.limit_s
+    drained = new.cause is not None and new.cause.kind is CauseKind.DRAINED and new.phase is Phase.BROKEN
+    if drained and old.call is Call.NOTICE and old.notice is not None and view.settings.drain_notice:
+        answered = all(one.record.saved == old.call_seq or one.record.done for one in view.in_table.values())
+        assert answered or view.call_age_s >= old.notice.limit_s
 
 
 def check_seal(view: View, act: Seal) -> None:

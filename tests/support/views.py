@@ -25,6 +25,8 @@ NUMBER = 3
 ROUND = RoundId(ERA, NUMBER)
 FIRST_CREATED = 11
 REVISION = 900
+CALL_SEQ = 5
+"""The write that set the call of the head."""
 
 # Fields of a member's record and of its rank entry; None where it has no key or no entry.
 _RUNS: dict[str, Any] = {}
@@ -123,7 +125,7 @@ def head(phase: Phase | None, entries: Mapping[str, RankEntry], **fields: Any) -
     """A head of round 3, or of none yet, that has been written seven times."""
     if phase is None:
         return None
-    base: dict[str, Any] = {"run": "r1", "era": ERA, "next_era": ERA, "phase": phase, "seq": 7, "call_seq": 5}
+    base: dict[str, Any] = {"run": "r1", "era": ERA, "next_era": ERA, "phase": phase, "seq": 7, "call_seq": CALL_SEQ}
     if phase is not Phase.OPEN:
         size = len(entries)
         base |= {"number": NUMBER, "table": "t3", "size": size, "top": size, "boot": "node-a:29400"}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
+import time
+
+from rdzv import Rendezvous
 
 QUICK = {"linger": 0.1, "drain_settle": 0.1}
 
@@ -84,3 +87,29 @@ def test_an_error_of_the_program_leaves_with_its_reason(staying):
     assert "ValueError: the data are wrong" in a.errors
     assert b.ends() == 1
     assert "a gave up: ValueError: the data are wrong" in b.errors
+
+
+def test_all_members_save_in_the_same_step_before_the_one_that_got_sigterm_goes(staying):
+    job = staying((2, 3), only_reduce=True, saves=True, settings={**QUICK, "drain_notice": 50, "stall": 600})
+    a, b, c = job.begin("abc")
+    b.send(signal.SIGTERM)
+    assert b.ends() == 128 + signal.SIGTERM
+    for one in (a, c):
+        one.until("step", size=2, round=2)
+    rows = [one.until("saved", round=1) for one in (a, b, c)]
+    assert len({row.step for row in rows}) == 1, job.report()
+    assert all("b draining: SIGTERM received" in row.reason and 40 < row.seconds <= 50 for row in rows)
+    assert a.until("world", round=2).reason.endswith("; all workers have saved"), job.report()
+
+
+def test_the_steps_of_a_process_that_stays_are_shown(staying):
+    job = staying((1, 1), only_reduce=True)
+    (a,) = job.begin("a")
+    with Rendezvous(job.server.endpoint, run_id="job", min_nodes=1, max_nodes=1) as observer:
+        deadline = time.monotonic() + 60
+        while (told := observer.status().progress) is None:
+            assert time.monotonic() < deadline, job.report()
+            time.sleep(0.2)
+    assert told.workers == 1
+    assert told.step > 0
+    assert a.lives

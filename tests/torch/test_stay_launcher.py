@@ -142,3 +142,15 @@ def test_a_program_that_fails_too_often_ends_the_node_with_its_code_and_reason(n
     assert (done.returncode, "the program failed: rank 0: exit code 7" in done.stderr) == (7, True), done.stderr
     assert "restart 1 of 1" in done.stderr
     assert time.monotonic() - began < LONG_S
+
+
+def test_workers_that_stay_save_in_the_same_step_before_their_node_goes(nodes, monkeypatch):
+    monkeypatch.setenv("TEST_SAVES", "1")
+    a, b = nodes("a", 2, "1:2", "drain_notice=50"), nodes("b", 1, "1:2", "drain_notice=50")
+    round = a.until("step", 2, size=3)[0].round
+    b.process.send_signal(signal.SIGTERM)
+    assert b.ends() == 128 + signal.SIGTERM
+    a.until("step", 2, round=round + 1, size=2)
+    saved = a.until("saved", 2, round=round) + b.until("saved", 1, round=round)
+    assert len({row.step for row in saved}) == 1, f"{a.report()}\n{b.report()}"
+    assert a.rows("world")[-1].reason.endswith("; all workers have saved"), a.report()

@@ -9,15 +9,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
 
+from torch.distributed.elastic.multiprocessing import api as torch_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from rdzv.torchrun.signals import FATAL, SignalListener, ended_by_sigterm, fatal_signals
+from rdzv.torchrun import signals as signals_module
+from rdzv.torchrun.signals import FATAL, SignalHold, SignalListener, ended_by_sigterm, fatal_signals
 
 LONG_S = 20.0
 
@@ -167,3 +170,61 @@ def test_a_handler_that_is_installed_meanwhile_stays(default_sigterm):
     with ended_by_sigterm():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+# ---- while workers save
+
+
+@pytest.fixture
+def torchs():
+    """torch's own handler for SIGTERM, as while workers run."""
+    former = signal.signal(signal.SIGTERM, torch_api._terminate_process_handler)
+    yield torch_api._terminate_process_handler
+    signal.signal(signal.SIGTERM, former)
+
+
+def test_a_signal_is_held_back_until_the_agent_may_go(torchs):
+    hold = SignalHold()
+    hold.poll(False)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # As a wrapper sends it, within a second.
+    hold.poll(False)
+    with pytest.raises(SignalException) as caught:
+        hold.poll(True)
+    assert caught.value.sigval is signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is torchs, "the next one is torch's"
+    hold.poll(True)
+    assert signal.getsignal(signal.SIGTERM) is not torchs, "and it is ready for another"
+    hold.close()
+    assert signal.getsignal(signal.SIGTERM) is torchs
+
+
+def test_a_second_signal_is_not_held_back(torchs, monkeypatch):
+    monkeypatch.setattr(signals_module, "IMPATIENT_S", 0.0)
+    hold = SignalHold()
+    hold.poll(False)
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(0.01)
+    with pytest.raises(SignalException):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_only_torchs_handler_is_replaced_and_only_in_the_main_thread(handled, torchs):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hold = SignalHold()
+    hold.poll(False)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    signal.signal(signal.SIGTERM, torchs)
+    thread = threading.Thread(target=hold.poll, args=(False,))
+    thread.start()
+    thread.join(LONG_S)
+    assert signal.getsignal(signal.SIGTERM) is torchs
+
+
+def test_a_signal_that_was_held_back_is_forgotten_when_the_agent_leaves(torchs):
+    hold = SignalHold()
+    hold.poll(False)
+    signal.raise_signal(signal.SIGTERM)
+    hold.close()
+    hold.release()
+    assert signal.getsignal(signal.SIGTERM) is torchs

@@ -178,6 +178,15 @@ async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
     return ExitCode.OK
 
 
+async def _first_of(ended: asyncio.Future[None], other: Coroutine[Any, Any, None]) -> None:
+    """Wait until the workers have ended, or the other thing has. A later signal ends this."""
+    waiting = asyncio.ensure_future(other)
+    try:
+        await asyncio.wait([ended, waiting], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
 async def _changed_or_over(rendezvous: AsyncRendezvous, over: asyncio.Event) -> Change | None:
     """Wait until the world is no longer valid. Return None if all members were done, which leaves the world valid."""
     waits = [asyncio.ensure_future(rendezvous.wait_changed()), asyncio.ensure_future(over.wait())]
@@ -285,6 +294,7 @@ async def _until_changed(workers: RoundWorkers, rendezvous: AsyncRendezvous, sto
         if not by_themselves and stop.signal is not None:
             with suppress(RdzvError):  # The others re-form while our workers are still stopping.
                 await rendezvous.drain(f"{stop.signal.name} received")
+                await _first_of(ended, rendezvous.wait_drained())
         change = changed.result() if changed.done() else None
     finally:
         for wait in (ended, changed):

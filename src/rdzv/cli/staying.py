@@ -135,6 +135,7 @@ class StayingNode:
             if self._stop.signal is not None:
                 with suppress(RdzvError):  # The others re-form while our workers still run.
                     await self._rendezvous.drain(f"{self._stop.signal.name} received")
+                    await self._rendezvous.wait_drained()
                     await asyncio.wait([changed], timeout=DRAIN_S)
                 self._reason = f"{self._stop.signal.name} received"
         finally:

@@ -56,8 +56,17 @@ class Options(TypedDict, total=False):
     """Wait for a replacement before shrinking."""
     drain_settle: float
     """Gather members that drain, to break the round once."""
+    drain_notice: float
+    """Before a round is broken because a node drains, its workers are told and have this long to save; 0: they are not
+    told."""
+    drain_grace: float
+    """Longest time that the workers have to save when this node gets a signal to go, if that is less than
+    drain_notice; a few seconds less than the platform waits before it kills; 0: no less."""
     stall: float
     """Break the round when the step of a worker has not changed for this long, if workers tell their steps; 0: never."""
+    futile_rounds: int
+    """Close the run when so many rounds in a row have failed without a worker getting further than before, if workers
+    tell their steps; 0: never."""
     on_failure: Literal["close", "wait"]
     """When a member that gave up puts quorum out of reach: close the run with its reason, or wait for others."""
     quarantine: str

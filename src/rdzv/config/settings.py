@@ -112,9 +112,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "wait for a replacement before shrinking", "a loss that is not replaced costs this long", zero=True)] = 0.0
     drain_settle: Annotated[float, seconds(
         "gather members that drain, to break the round once", "less of their notice is left", zero=True)] = 1.0
+    drain_notice: Annotated[float, seconds(
+        "before a round is broken because a node drains, its workers are told and have this long to save; 0: they are not told",
+        "a node whose workers do not answer goes later", zero=True)] = 0.0
+    drain_grace: Annotated[float, seconds(
+        "longest time that the workers have to save when this node gets a signal to go, if that is less than drain_notice; a "
+        "few seconds less than the platform waits before it kills; 0: no less",
+        "above what the platform waits, the node is killed while its workers save", zero=True)] = 0.0
     stall: Annotated[float, seconds(
         "break the round when the step of a worker has not changed for this long, if workers tell their steps; 0: never",
         "a job that hangs is noticed later", zero=True)] = 0.0
+    futile_rounds: Annotated[int, whole(
+        "close the run when so many rounds in a row have failed without a worker getting further than before, if workers tell "
+        "their steps; 0: never", "a job that fails again and again at one step is ended later", low=0, high=1000)] = 0
     on_failure: Annotated[str, choice(
         "when a member that gave up puts quorum out of reach: close the run with its reason, or wait for others",
         "'wait' keeps idle nodes until join_timeout if nobody restarts agents", words=("close", "wait"))] = "close"

@@ -9,6 +9,11 @@ from .view import View, name_of, names
 _WANTED = ": a new round is wanted"
 
 
+def briefly(text: str) -> str:
+    """Return the text of a cause as a part of another sentence."""
+    return text.removesuffix(_WANTED)
+
+
 def success(size: int, number: int) -> Cause:
     """All members of that round are done."""
     text = f"all {size} members of round {number} are done" if size > 1 else f"the only member of round {number} is done"
@@ -75,4 +80,4 @@ def root(view: View) -> Cause | None:
         gone, kind, text = went, CauseKind.LEFT, f"{names(went)} left: {went[0].went}"
     else:
         return None
-    return because(kind, f"{text}; as a consequence {head.cause.text.removesuffix(_WANTED)}", map(name_of, gone))
+    return because(kind, f"{text}; as a consequence {briefly(head.cause.text)}", map(name_of, gone))

@@ -38,6 +38,7 @@ import msgspec
 from ..errors import Closed, Drained, EngineMoved, Evicted, LeftAlready, RdzvError
 from . import member_actions as do
 from . import member_events as events
+from .drain_notice import past_notices
 from .member_actions import Actions
 from .member_events import MemberEvent
 from .member_rules import (
@@ -188,6 +189,19 @@ def refusal(state: MemberState, call: str) -> Exception | None:
 def join_refusal(state: MemberState, told_of: Exception | None) -> Exception | None:
     """Why a join cannot begin. After an eviction that the holder was told of, a join is that of a new member."""
     return state.end if state.standing is EVICTED and told_of is not state.end else unusable(state, "join")
+
+
+def drain_left_s(state: MemberState, now: float, limit_s: float) -> float:
+    """How long a member that drains keeps its workers, so that they can save; 0: it may stop them.
+
+    `limit_s`: the setting `drain_notice`. The notice is over when the round is, when the leader says so, or in any case after
+    that time or the member's own grace.
+    """
+    if state.drained_at is None or state.holds is None or state.change is not None:
+        return 0.0
+    if past_notices(state.head) > state.noticed:
+        return 0.0
+    return max(0.0, min(limit_s, state.grace or limit_s) - (now - state.drained_at))
 
 
 # ---- the machine
@@ -430,8 +444,10 @@ def _work_done(state: MemberState, _event: events.WorkDone, _now: float) -> Acti
     return []
 
 
-def _draining(state: MemberState, event: events.Draining, _now: float) -> Actions:
+def _draining(state: MemberState, event: events.Draining, now: float) -> Actions:
     state.drain = event.reason
+    if state.drained_at is None:
+        state.drained_at, state.grace, state.noticed = now, event.grace, past_notices(state.head)
     return []
 
 

@@ -118,6 +118,8 @@ class Draining(MemberEvent, frozen=True):
     """The holder is about to go."""
 
     reason: str
+    grace: float = 0.0
+    """How long its workers have to save before; 0: as long as the run gives them."""
 
 
 class Failed(MemberEvent, frozen=True, gc=True):

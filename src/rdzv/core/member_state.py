@@ -84,6 +84,12 @@ class MemberState(msgspec.Struct):
     done: bool = False
     drain: str = ""
     """Why the holder wants to go; empty: it does not."""
+    drained_at: float | None = None
+    """When the holder said so first."""
+    grace: float = 0.0
+    """How long its workers had to save then; 0: no less than the others."""
+    noticed: int = 0
+    """How many drains of the round had had their notice then."""
 
     # The present instance.
     head: Head | None = None

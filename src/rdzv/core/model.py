@@ -30,6 +30,7 @@ class Call(str, Enum):
     LAST = "last"
     REGROUP = "regroup"
     SETTLE = "settle"
+    NOTICE = "notice"
 
 
 class CauseKind(str, Enum):
@@ -42,6 +43,7 @@ class CauseKind(str, Enum):
     BANNED = "banned"
     GAVE_UP = "gave_up"
     STALLED = "stalled"
+    FUTILE = "futile"
     GROWTH = "growth"
     RETOLD = "retold"
     SUCCESS = "success"
@@ -96,6 +98,27 @@ class Cause(Record, frozen=True, kw_only=True):
     """Names of the members concerned, at most CAUSE_MEMBERS_MAX."""
 
 
+class DrainNotice(Record, frozen=True, kw_only=True):
+    """A notice to all workers of the round: it will end because members drain. Only with the setting `drain_notice`."""
+
+    reason: str
+    limit_s: float
+    """How long the workers have to save, from the write that set the call."""
+    drains: int
+    """For how many members of the table that drain it was given. If more do later, there is another notice."""
+
+
+class Reach(Record, frozen=True, kw_only=True):
+    """How far the workers of the run have ever got. Only with the setting `futile_rounds`."""
+
+    step: int
+    """The highest step that a worker has told in any round."""
+    rounds: int = 0
+    """Rounds in a row that failed since, and in which no worker got further."""
+    cause: str = ""
+    """Why the round that got there ended, or if that did not fail, the first that failed since."""
+
+
 # Bounds that keep the head small: every change of it goes to every member (H21).
 CAUSE_MEMBERS_MAX = 8
 FLAPS_MAX = 16
@@ -148,6 +171,9 @@ class Head(Record, frozen=True, kw_only=True, tag="head"):
     """Names of members of the present round that `flaps` counts already, at most FLAPS_MAX."""
     incarnation: int = 0
     """Set by the user: a higher one may begin anew after a close."""
+    notice: DrainNotice | None = None
+    """The last notice of this round. It runs while the call is `notice`; after that, the workers have had their time."""
+    reach: Reach | None = None
 
     @property
     def round(self) -> RoundId:
@@ -225,6 +251,12 @@ class MemberRecord(Record, frozen=True, kw_only=True, tag="member"):
     """How many workers the member would start; 0: it does not say."""
     drain: str = ""
     """Why the member is about to go; empty if it is not."""
+    grace: float = 0.0
+    """How long its workers have to save before it goes; 0: as long as `drain_notice`, with which alone it is written."""
+    saved: int = 0
+    """`call_seq` of the notice that all its workers have answered; 0: none."""
+    reached: int = -1
+    """The highest step of its workers in the round given up last, if the run has `futile_rounds`; -1: not known."""
     unhealthy: str = ""
     """Why the check of the member's node does not let it take part; empty: it may."""
     done: bool = False
@@ -310,6 +342,8 @@ class RunSettings(Record, frozen=True, kw_only=True, tag="settings"):
     replace_wait: float = 0.0
     drain_settle: float = 1.0
     stall: float = 0.0
+    drain_notice: float = 0.0
+    futile_rounds: int = 0
     on_failure: str = "close"
     closed_for: float = 60.0
     quarantine: QuarantineLimit | None = None

@@ -28,6 +28,7 @@
 #     last      quorum is there; other members get `last_call` seconds to come too
 #     regroup   a broken round re-forms from its own members; nobody else is waited for (except for `replace_wait`)
 #     settle    a sealed round has useful newcomers; it is broken for all of them together after `settle` seconds
+#     notice    members of a sealed round drain; its workers are told to save, and then it is broken (drain_notice.py)
 #
 # Why this is safe
 # ----------------
@@ -61,12 +62,13 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from . import causes, recovery
+from . import causes, drain_notice, recovery
 from .acts import Seal, Sweep, Verdict, WriteHead, because, close_head, with_call
 from .choice import choose
 from .evictions import away_wait_s, evict_away, evict_banned, evict_stragglers
 from .fence import first_fence, next_fence
 from .flaps import count_flaps, flap_wait_s, times
+from .futile import close_as_futile, next_reach
 from .model import BACK_S, CAUSE_MEMBERS_MAX, STALL_GATHER_S, Call, Cause, CauseKind, Era, Head, Phase, RankEntry
 from .quarantine import about_kept_out, strike
 from .ranks import assign, digest, worker_ranks
@@ -183,7 +185,7 @@ def _write_cause(view: View, cause: Cause, call: Call) -> Verdict:
         said += f": it waits {flap_wait_s(view.settings.settle, flaps[name]):g} s when it comes again"
         cause = msgspec.structs.replace(cause, text=clip(f"{cause.text} ({said})"))
     broken = msgspec.structs.replace(
-        with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=flaps, flapped=flapped
+        with_call(head, call), phase=Phase.BROKEN, cause=cause, flaps=flaps, flapped=flapped, notice=None
     )
     return Verdict(WriteHead(broken), f"round {head.number} broken: {cause.text}")
 
@@ -205,14 +207,23 @@ def break_for_drains(view: View) -> Verdict | None:
     """T7: members announced that they are about to go."""
     # A scheduler signals many nodes at once, so drains gather for `drain_settle` and cost one restart together. If too
     # few members would remain, the round is left alone: training until the last moment beats standing still.
-    if not view.drains or not view.fits(view.survivors, view.newcomers):
+    # A notice to the workers comes first, if the run has one, and gathers drains as well. It is given even if the round is
+    # left alone then: the members will go, and with them the round.
+    if not view.drains:
+        return drain_notice.stop_notice(view)
+    if view.settings.drain_notice or _head(view).call is Call.NOTICE:
+        verdict = drain_notice.give_notice(view)
+        if verdict is not None:
+            return verdict
+    if not view.fits(view.survivors, view.newcomers):
         return None
     draining = f"{names(view.drains)} draining"
-    wait = view.settings.drain_settle - view.drain_age_s
+    wait = 0.0 if view.settings.drain_notice else view.settings.drain_settle - view.drain_age_s
     if wait > 0:
         return Verdict(None, f"round {_head(view).number}: {draining}, gathering others", wait)
     why = view.drains[0].record.drain or view.asked.get(view.drains[0].id, "")
-    return _broken(view, because(CauseKind.DRAINED, f"{draining}: {why}", map(name_of, view.drains)))
+    text = f"{draining}: {why}{drain_notice.outcome(view)}"
+    return _broken(view, because(CauseKind.DRAINED, text, map(name_of, view.drains)))
 
 
 def grow(view: View) -> Verdict:
@@ -323,6 +334,9 @@ def seal(view: View) -> Verdict | None:
         why = "last call over"
     else:
         return None
+    closed = close_as_futile(view, head, next_reach(view))
+    if closed is not None:
+        return Verdict(WriteHead(closed[0]), closed[1].text)
     # Before the seal, and not at the break: whoever is lost in between counts too.
     return strike(view) or Verdict(_seal(view, size), f"{view.here}: {why}{about_kept_out(view)}")
 
@@ -440,7 +454,7 @@ def _seal(view: View, size: int) -> Seal:
         boot=view.members[first].record.boot,
         # The cause of the break stays, so that every member, however late it looks, can say why there is this round.
         seen=view.revision, fence=next_fence(view), adopted=False, top=max(size, head.top), grown=grown,
-        flaps=flaps, flapped=(),
+        flaps=flaps, flapped=(), notice=None, reach=next_reach(view),
     )  # fmt: skip
     return Seal(sealed, entries, first, head.table)
 

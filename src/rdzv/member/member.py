@@ -34,14 +34,16 @@ from ..core import member as machine
 from ..core import member_actions as actions
 from ..core import member_events as events
 from ..core.acts import because
+from ..core.drain_notice import notice_for
 from ..core.keys import Keys
 from ..core.member_rules import Change, ChangeKind, shares_address
 from ..core.member_state import Holding, Identity, MemberState, Standing
 from ..core.model import SEALED, CauseKind
 from ..core.status import Status
 from ..core.text import NAME_MAX, REASON_MAX, clip
+from ..core.worker_messages import EndNotice
 from ..engines.port import Driver, EngineReset, Get, ServerLife, Session
-from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
+from ..errors import Evicted, NotJoined, RdzvError, RoundOver, Unreachable, Untrusted
 from ..system.node import Node
 from ..system.timers import OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
@@ -54,6 +56,7 @@ from .presence import Look, Presence
 from .registration import member_name, record_for
 from .run_status import read_status, read_status_from_outside, timed_out, unanswered
 from .waiting import report_waiting
+from .worker_notices import WorkerNotices
 from .worker_watch import WorkerWatch
 from .world import AsyncWorld
 
@@ -115,6 +118,9 @@ class Member:
         self._pauses = 0
         self._leaving: asyncio.Task[bool] | None = None
         self._workers: WorkerWatch | None = None
+        self._notices: asyncio.Task[None] | None = None
+        self.reached: Callable[[int], int] = lambda _round: -1
+        """Tells the highest step of the workers in a round; -1: they told none."""
 
     def __repr__(self) -> str:
         return f"<Rendezvous {self.run_id!r} at {self.driver.endpoint}: {machine.summary(self.state)}>"
@@ -200,14 +206,51 @@ class Member:
         await self._within(limit_s, self.insist("done", lambda presence: presence.put_record(done=True)))
         self._notice("done", "its work succeeded")
 
-    async def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S) -> None:
-        """Say that this member is about to go, so that the others re-form now. Unreachable: away for `timeout_s`."""
+    async def drain(self, reason: str = "asked to go", timeout_s: float = CALL_S, *, grace_s: float | None = None) -> None:
+        """Say that this member is about to go, so that the others re-form now. Unreachable: away for `timeout_s`.
+
+        `grace_s` (default: `drain_grace`): how long the workers have to save, if the run has a `drain_notice` and this is less.
+        Await `wait_drained` before the workers of this member are stopped.
+        """
         why = clip(arguments.text("drain", "reason", reason)) or "no reason was given"
         limit_s = arguments.seconds("drain", timeout_s)
+        given_s = arguments.seconds_or_none("drain", grace_s)
+        grace = self._settings.drain_grace if given_s is None else max(given_s, 0.001)
+        grace = min(grace, self._settings.drain_notice)
         self.check("drain", self.task is not None)
-        self._on(events.Draining(why))
-        await self._within(limit_s, self.insist("drain", lambda presence: presence.put_record(drain=why)))
+        self._on(events.Draining(why, grace))
+        await self._within(limit_s, self.insist("drain", lambda presence: presence.put_record(drain=why, grace=grace)))
         self._notice("drained", reason)
+
+    @property
+    def drain_left_s(self) -> float:
+        """How long a member that drains should still keep its workers, because they are saving; 0: stop them. A local read."""
+        return machine.drain_left_s(self.state, self._node.now(), self._settings.drain_notice)
+
+    async def wait_drained(self) -> None:
+        """Wait, after `drain`, until the workers of the run have saved or have had their time: at once without a notice."""
+        while (left_s := self.drain_left_s) > 0:
+            await self.bell.wait(left_s, self.bell.rings)
+
+    @property
+    def notice(self) -> EndNotice | None:
+        """The notice that the round held will end, until `saved` answers it. A local read, from any thread."""
+        presence, head = self.presence, self.state.head
+        given = notice_for(self.state.holds, head)
+        if given is None or head is None or presence is None or presence.record.saved == head.call_seq:
+            return None
+        left_s = given.limit_s - presence.tracker.ages()[0]
+        return EndNotice(given.reason, max(0.0, left_s), head.call_seq)
+
+    async def saved(self) -> None:
+        """Answer the notice: what this member would lose with the round is saved. Without a notice it does nothing.
+
+        Raises Unreachable if the engine is away for as long as the notice lasts.
+        """
+        notice = self.notice
+        if notice is not None:
+            answer = self.insist("saved", lambda presence: presence.put_record(saved=notice.id))
+            await self._within(max(notice.seconds, 1.0), answer)
 
     async def close_run(self, reason: str = "finished", timeout_s: float = CALL_S) -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without this member.
@@ -254,8 +297,25 @@ class Member:
         It stays open until the member leaves. The path is empty if no socket could be made; the log says why.
         """
         if self._workers is None:
-            self._workers = WorkerWatch(self._node, lambda: (self.world, self.presence), self._settings.stall)
+            place, bell = lambda: (self.world, self.presence), self.bell.ring
+            self._workers = WorkerWatch(self._node, place, self._settings.stall, bell)
+            self.reached = self._workers.channel.reached
+            if self._settings.drain_notice:
+                passing_on = self._pass_on_notices(WorkerNotices(self._workers.channel, self._node.now))
+                self._notices = asyncio.get_running_loop().create_task(passing_on, name="rdzv notices")
         return await self._workers.start()
+
+    async def _pass_on_notices(self, notices: WorkerNotices) -> None:
+        """Tell the workers when their round will end, and the leader when all of them have saved."""
+        while True:
+            rings = self.bell.rings
+            if not notices.look(self.world, self.notice, self.state.workers):
+                await self.bell.wait(None, rings)
+                continue
+            try:
+                await self.saved()
+            except RdzvError:  # The next call of the holder raises it, if it matters.
+                await sleep(self._node, 1.0)
 
     async def status(self) -> Status:
         """The whole run, with the reason for what it waits for. Remote, O(n).
@@ -467,6 +527,8 @@ class Member:
                 told = bool(await with_timeout(self._node, LEAVE_S, goodbye, "rdzv goodbye"))
         if self._workers is not None:
             self._workers.stop()
+        if self._notices is not None:
+            self._notices.cancel()
         if self.task is not None:
             self.task.cancel()
             timer = self._node.call_later(STOP_S, self.task.cancel)
@@ -556,9 +618,10 @@ class Member:
             boot.bind(record.addr, state.heard, keep=True)
         heard = record.heard or record.holds
         self._unsure = True
+        reached = self.reached(left.number) if self._settings.futile_rounds else -1
         await presence.put_record(
             left=left, boot=boot.address, same_port=boot.same_port, role=state.role, workers=state.workers,
-            holds=None, heard=heard, done=False, unhealthy=unhealthy, stalled=None,
+            holds=None, heard=heard, done=False, unhealthy=unhealthy, stalled=None, saved=0, reached=reached,
         )  # fmt: skip
         self._unsure = False
         if presence is self.presence:

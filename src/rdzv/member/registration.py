@@ -192,6 +192,6 @@ def record_for(
     return MemberRecord(
         name=state.me.name, host=host, addr=addr, pid=node.pid, boot=boot, same_port=same_port,
         order=settings.order, topology=with_host(settings.topology, host), version=__version__, info=dict(settings.info),
-        role=state.role, workers=state.workers, drain=state.drain, done=state.done,
+        role=state.role, workers=state.workers, drain=state.drain, grace=state.grace, done=state.done,
         fence=state.fence, fence_place=state.fence_place if state.fence else "",
     )  # fmt: skip

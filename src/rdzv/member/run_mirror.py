@@ -155,11 +155,16 @@ class RunMirror:
         )  # fmt: skip
 
 
-async def read_run(session: Session, settings: Settings, presence: Presence | None) -> View:
-    """Read what a leader would judge, for `status` and for the last member to go. O(n). Raises Unreachable."""
+async def read_run(
+    session: Session, settings: Settings, presence: Presence | None, *, with_progress: bool = False
+) -> View:
+    """Read what a leader would judge, for `status` and for the last member to go. O(n). Raises Unreachable.
+
+    `with_progress`: read how far the workers are, too, which no rule judges.
+    """
     keys = Keys(settings.run_id)
     try:
-        listed = await session.txn(then=[List(keys.group), List(keys.progress)])
+        listed = await session.txn(then=[List(keys.group), *([List(keys.progress)] if with_progress else [])])
     except EngineReset:
         raise Unreachable("of this run", "it was restarted a moment ago") from None
     mirror, agreed = RunMirror(keys, chain(*listed.reads), listed.revision), settings.agreed()

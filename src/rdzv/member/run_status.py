@@ -19,7 +19,7 @@ EXPLAIN_S = 2.0
 
 async def read_status(settings: Settings, session: Session, presence: Presence | None) -> Status:
     """Read the whole run, and describe it as the rules see it."""
-    return describe(settings.run_id, await read_run(session, settings, presence))
+    return describe(settings.run_id, await read_run(session, settings, presence, with_progress=True))
 
 
 async def read_status_from_outside(settings: Settings, driver: Driver) -> Status:

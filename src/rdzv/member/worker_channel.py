@@ -14,10 +14,24 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ..core.worker_messages import LINE_MAX, PAGE_NAME, SAID_MAX, WorkerHello, decode
+import msgspec
+
+from ..core.worker_messages import (
+    LINE_MAX,
+    PAGE_NAME,
+    SAID_MAX,
+    FromWorker,
+    NoticeSent,
+    WorkerHello,
+    WorkerListens,
+    WorkerSaved,
+    decode,
+    encode,
+)
 
 logger = logging.getLogger("rdzv.workers")
 
@@ -29,6 +43,8 @@ PATH_MAX = 100
 """Bytes of a path that a socket can surely have; Linux allows 107."""
 SIGNALS = (0, signal.SIGURG)
 """Signals that a worker may ask for, to write its stacks: only such as harm no process."""
+SAME_S = 0.1
+"""Two ends of a notice that are no further apart are the same: both were computed from ages."""
 FOLDER = "rdzv-worker-"
 """The beginning of the names of folders. One that no process has locked is one of a dead agent."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,6 +61,12 @@ class ConnectedWorker:
         self.signal = hello.signal
         self.pid = pid
         """The process, as the kernel tells it; 0: it does not."""
+        self.listens = False
+        """It asks for notices."""
+        self.saved = 0
+        """The last notice that it has answered."""
+        self._sent = NoticeSent(0)
+        self._notices = 0
         self._page = page
         self._writer = writer
 
@@ -58,6 +80,17 @@ class ConnectedWorker:
         data = os.pread(self._page, 8, 0)
         step = struct.unpack("@q", data)[0] - 1 if len(data) == 8 else -1
         return step if step >= 0 else None
+
+    def tell(self, notice: NoticeSent) -> None:
+        """Send a notice, if it is news to a worker that listens."""
+        same = notice.id == self._sent.id and abs(notice.until - self._sent.until) < SAME_S
+        if same or not self.listens or self._writer.transport.get_write_buffer_size() > LINE_MAX:
+            return
+        self._sent = notice
+        self._notices += 1
+        self._writer.write(encode(notice))
+        with suppress(OSError):  # A full disk: then the worker is not told, and the time of the notice runs out.
+            os.pwrite(self._page, struct.pack("@q", self._notices), 8)
 
     def stacks_size(self) -> int:
         """Return how far the page is written."""
@@ -77,13 +110,17 @@ class ConnectedWorker:
 class WorkerChannel:
     """The socket, and the workers that are connected to it at present."""
 
-    def __init__(self) -> None:
+    def __init__(self, news: Callable[[], object] = lambda: None) -> None:
+        """`news` is called when a worker has come, or has said something."""
+        self._news = news
         self.path = ""
         """Where workers connect, once it was opened."""
         self.workers: dict[int, ConnectedWorker] = {}
         """Connected workers by rank."""
         self.came = asyncio.Event()
         """Set when a worker has said hello."""
+        self.furthest: tuple[int, int] = (0, -1)
+        """The last round of which a worker has ended, and the highest step that such workers had told in it."""
         self._folder: Path | None = None
         self._lock = -1
         """The folder, locked for as long as this process lives."""
@@ -144,7 +181,7 @@ class WorkerChannel:
         if hello is None or not PAGE_NAME.fullmatch(hello.page) or hello.signal not in SIGNALS or self._folder is None:
             return None, f"it said {line[:80]!r}, which is no hello"
         path = self._folder / hello.page
-        page = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        page = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         path.unlink(missing_ok=True)
         former = self.workers.get(hello.rank)
         if former is not None and former.round >= hello.round:
@@ -154,6 +191,7 @@ class WorkerChannel:
             self._drop(former)
         worker = self.workers[hello.rank] = ConnectedWorker(hello, pid, page, writer)
         self.came.set()
+        self._news()
         return worker, ""
 
     async def _hear(self, worker: ConnectedWorker, reader: asyncio.StreamReader) -> None:
@@ -164,12 +202,26 @@ class WorkerChannel:
             if said > SAID_MAX:
                 logger.warning("%s has sent more than %d bytes: it is not listened to any longer", worker, SAID_MAX)
                 return
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                message = msgspec.json.decode(line, type=FromWorker)
+                if isinstance(message, WorkerListens):
+                    worker.listens = True
+                elif isinstance(message, WorkerSaved):
+                    worker.saved = message.notice
+                self._news()
 
     def _drop(self, worker: ConnectedWorker) -> None:
         if self.workers.get(worker.rank) is worker:
             del self.workers[worker.rank]
             with suppress(OSError):
+                self.furthest = max(self.furthest, (worker.round, worker.step if worker.step is not None else -1))
                 worker.close()
+
+    def reached(self, round: int) -> int:
+        """Return the highest step that a worker has told in that round; -1: none."""
+        steps = [worker.step for worker in self.workers.values() if worker.round == round]
+        ended = self.furthest[1] if self.furthest[0] == round else -1
+        return max([ended, *(step for step in steps if step is not None)])
 
 
 def make_folder() -> tuple[Path, int]:

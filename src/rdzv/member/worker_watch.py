@@ -40,10 +40,11 @@ class WorkerWatch:
     """One task, for as long as the member lives. `place` tells the present world and presence."""
 
     def __init__(
-        self, node: Node, place: Callable[[], tuple[AsyncWorld | None, Presence | None]], stall_s: float = 0.0
-    ) -> None:
-        """`stall_s`: report workers that have not moved for this long; 0: never."""
-        self.channel = WorkerChannel()
+        self, node: Node, place: Callable[[], tuple[AsyncWorld | None, Presence | None]], stall_s: float = 0.0,
+        news: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`stall_s`: report workers that have not moved for this long; 0: never. `news`: called when a worker speaks."""
+        self.channel = WorkerChannel(news)
         self._node = node
         self._place = place
         self._steps = WorkerSteps("")

@@ -22,6 +22,7 @@ from ..errors import (
     EngineMoved,
     Evicted,
     JoinTimeout,
+    RdzvError,
     RoundOver,
     SettingsError,
     StoreTimeout,
@@ -83,6 +84,7 @@ class Application:
         self.node = node
         self.settings = msgspec.structs.replace(_settings(tuple(stage.options.items())), **life.options)
         self.member = Member(stage.driver(node), self.settings, node)
+        self.member.reached = self._reached
         self.bell = Wakeup(node)
         self.order = ""
         """Given from outside: the way in which its training ends."""
@@ -132,6 +134,8 @@ class Application:
             watchers = [asyncio.get_running_loop().create_task(self._watch(), name="watcher")]
             if self.life.stall_after_s is not None:
                 watchers.append(asyncio.get_running_loop().create_task(self._stall(world), name="staller"))
+            if self.settings.drain_notice:
+                watchers.append(asyncio.get_running_loop().create_task(self._save(), name="saver"))
             ending = await self._train(world)
             self.trains = False
             for watcher in watchers:
@@ -163,6 +167,24 @@ class Application:
                     await presence.put_record(stalled=report)
                     return
             await Wakeup(self.node).wait(1.0)
+
+    async def _save(self) -> None:
+        """Answer every notice that the round will end, after the time that its workers take to save (T7.19)."""
+        member, saves_s = self.member, self.life.saves_after_s
+        while saves_s is not None:
+            rings = member.bell.rings
+            if member.notice is None:
+                await member.bell.wait(None, rings)
+                continue
+            await Wakeup(self.node).wait(saves_s)
+            # As the member's own watch over its workers: an error is told to the program by its next call.
+            with suppress(RdzvError, EngineReset):
+                await member.saved()
+            await Wakeup(self.node).wait(0.5)
+
+    def _reached(self, round: int) -> int:
+        """How far its workers got in that round."""
+        return -1 if self.life.gains is None else 5 + self.life.gains * round
 
     def _told(self, change: Change) -> None:
         seen = Changed(actor=self.node.name, round=self.holds, kind=change.kind.value, reason=change.reason)
@@ -235,6 +257,9 @@ class Application:
             elif ending == "drain":
                 self.act("drained")
                 await member.drain("SIGTERM", timeout_s=PATIENT_S)
+                saving = asyncio.get_running_loop().create_task(self._save(), name="saver")
+                await member.wait_drained()
+                saving.cancel()
                 await Wakeup(self.node).wait(self.life.stop_s)
             elif ending == "give up":
                 self.act("failed")

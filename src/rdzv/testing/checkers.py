@@ -376,7 +376,7 @@ class G9Closing(Checker):
         elif kind is CauseKind.CLOSED:
             if commit.actor not in self._closing and not self._operator_closes:
                 self.report(commit.at, f"closed by {commit.actor}, who was not asked to")
-        else:
+        elif kind is not CauseKind.FUTILE:  # T11Futile judges that.
             self.report(commit.at, f"closed with cause {kind}")
 
     def see(self, seen: Observation) -> None:

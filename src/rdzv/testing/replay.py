@@ -250,12 +250,26 @@ class State:
         told = [one.record.stalled for one in undone if one.record.stalled is not None]
         if any(stall.table == head.table for stall in told):
             return "break: a member stalled", min(STALL_GATHER_S, settings.stall)
-        leaving = any(one.record.drain or one.id in self.asked for one in undone)
+        leaving = sum(bool(one.record.drain) or one.id in self.asked for one in undone)
+        if leaving and settings.drain_notice:
+            return self._owed_to_drains(head, undone, leaving)
         if leaving and self.next_size:
             return "break: a member drains", settings.drain_settle
         if self.can_grow and not settings.grow_every and not head.flaps:
             return "break: let newcomers in", 0.0 if settings.grow == "now" else settings.settle
         return None
+
+
+    def _owed_to_drains(self, head: Head, undone: list[Present], leaving: int) -> tuple[str, float] | None:
+        """T7.17, T7.18: the workers are told at once, and the notice ends when all have answered, or when its time is over."""
+        given = head.notice
+        if given is None or (head.call is not Call.NOTICE and leaving > given.drains):
+            return "break: the workers are told of a drain", 0.0
+        if head.call is not Call.NOTICE:
+            return ("break: a member drains, and had its notice", 0.0) if self.next_size else None
+        if all(one.record.saved == head.call_seq for one in undone):
+            return "break: all have saved", 0.0
+        return "break: the time of the notice is over", given.limit_s
 
 
 _TERMS = tuple(name for name, value in vars(State).items() if isinstance(value, Term))

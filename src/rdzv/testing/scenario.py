@@ -43,6 +43,8 @@ IN_BROKEN_ROUNDS: dict[str, float] = {
     "crash in a collective": 6, "reset in a collective": 6, "cut in a collective": 4,
 }  # fmt: skip
 """Faults for `draw_broken`: connections and processes end while the workers of others fail."""
+WITH_NOTICES: dict[str, float] = {**FAULTS, "drain": 8, "ask": 4, "drain all": 2, "crash": 6}
+"""Faults for `draw_noticed`."""
 MOMENTARY = frozenset({
     "reset", "reset all", "reset in a collective", "lose request", "lose answer", "watch gap", "compact", *AMBUSHES,
 })  # fmt: skip
@@ -69,6 +71,10 @@ class NodePlan:
     leave_after_s: float | None = None
     stall_after_s: float | None = None
     """Time in a round after which it reports, once, that its workers get no further."""
+    saves_after_s: float | None = None
+    """Time that its workers take to save when they are told that the round will end; None: they do not answer."""
+    gains: int | None = None
+    """How many steps its workers get further in each round than in the one before; None: they tell no steps."""
     closes: bool = False
     """The application closes the run as soon as a long pause ends, which an evicted member must not be able to do."""
     stores: bool = True
@@ -198,6 +204,30 @@ def draw_broken(seed: int, members: int | None = None) -> Scenario:
             if rng.random() < 0.3:
                 life.fail_every_s = rng.uniform(1.0, 4.0)
         scenario.troubles += [FaultPlan(rng.uniform(0.5, TROUBLE_S), "crash", rng.choice(scenario.lives).name, 0.3)]
+    scenario.troubles.sort(key=lambda fault: fault.at)
+    scenario.plan_end()
+    return scenario
+
+
+def draw_noticed(seed: int, members: int | None = None) -> Scenario:
+    """Return a scenario in which drains give notice, and in half of which rounds without progress are counted."""
+    scenario = draw(seed, members, stream="notices", weights=WITH_NOTICES)
+    rng = random.Random(f"notices {seed} answers")  # noqa: S311
+    scenario.options["drain_notice"] = rng.choice([3.0, 8.0, 8.0])
+    scenario.options["futile_rounds"] = rng.choice([0, 1, 1, 2])
+    if rng.random() < 0.6:  # The others are a quorum, mostly.
+        scenario.options["min_nodes"] = min(scenario.options["min_nodes"], max(1, len(scenario.lives) - 2))
+    for life in scenario.lives:
+        life.saves_after_s = None if rng.random() < 0.15 else rng.choice([0.0, 0.3, rng.uniform(0.0, 4.0)])
+        life.gains = rng.choice([None, 0, 0, 0, 1])
+        life.options["drain_grace"] = rng.choice([0.0, 0.0, rng.uniform(0.5, 6.0)])
+    for _ in range(rng.randint(1, 3)):
+        at, name = rng.uniform(2.0, TROUBLE_S), rng.choice(scenario.lives).name
+        scenario.troubles.append(FaultPlan(at, rng.choice(["drain", "drain", "ask"]), name))
+        if rng.random() < 0.5:  # Something else goes wrong while the notice runs.
+            kind = rng.choice(["crash", "pause", "cut", "reset", "engine restart", "newcomer", "drain", "watch gap"])
+            lasts_s = 0.0 if kind in MOMENTARY else rng.choice([0.3, 2.0])
+            scenario.troubles.append(FaultPlan(at + rng.uniform(0.0, 3.0), kind, rng.choice(scenario.lives).name, lasts_s))
     scenario.troubles.sort(key=lambda fault: fault.at)
     scenario.plan_end()
     return scenario

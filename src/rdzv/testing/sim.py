@@ -16,13 +16,14 @@ from .checkers import SAFETY_CHECKERS, Calm, CheckContext, run
 from .cluster import SimCluster
 from .decisions import Decided
 from .history import Fault, History
+from .notice_checkers import T7Notices, T11Futile
 from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine
 from .reached import Reached
-from .scenario import BROKEN, KEPT, Scenario, draw, draw_broken, draw_promised
+from .scenario import BROKEN, KEPT, Scenario, draw, draw_broken, draw_noticed, draw_promised
 from .steering import draw_steered
 from .virtual_loop import RunError
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T7Notices, T8Evictions, T11Futile, T17Quarantine)
 
 
 @dataclass
@@ -39,11 +40,13 @@ class Result:
     evicted: int
     """How many killed processes were evicted before their linger was over (T8.5)."""
     promise: str
+    noticed: bool = False
 
     @property
     def replay(self) -> str:
         """The command that repeats the run."""
         kind = " --steered" * self.steered + " --broken" * self.broken + " --register" * self.register
+        kind += " --noticed" * self.noticed
         kind += f" --promise {self.promise}" * bool(self.promise)
         members = len(self.scenario.lives)
         return f"python -m rdzv.testing.sim --seed {self.scenario.seed} --members {members}{kind} --verbose"
@@ -52,17 +55,19 @@ class Result:
 def simulate(
     seed: int, members: int | None = None, *,
     steered: bool = False, broken: bool = False, register: bool = False, observed: bool = False, promise: str = "",
+    noticed: bool = False,
 ) -> Result:  # fmt: skip
     """Run the scenario of that seed, on the reference engine or on a register, and check it.
 
     `steered`: a scenario that aims at what plain seeds seldom reach. `broken`: one with connections that end in broken
     rounds. `observed`: collect the leaders' decisions. `promise`: the server has a declared place, and the platform keeps or
-    breaks its promise about it (T16.4).
+    breaks its promise about it (T16.4). `noticed`: drains give notice, and rounds without progress may be counted.
     """
     if promise:
         scenario = draw_promised(seed, promise, members)
     else:
-        scenario = (draw_steered if steered else draw_broken if broken else draw)(seed, members)
+        drawn = draw_steered if steered else draw_broken if broken else draw_noticed if noticed else draw
+        scenario = drawn(seed, members)
     stage = SimCluster(scenario, register=register, observed=observed)
     wrong = []
     try:
@@ -72,7 +77,8 @@ def simulate(
     context = facts(stage)
     evictions = T8Evictions(context)
     wrong += run(context, stage.history, [evictions, *(kind(context) for kind in CHECKERS if kind is not T8Evictions)])
-    return Result(scenario, stage.history, stage.decisions, wrong, steered, register, broken, evictions.evicted, promise)
+    kind = steered, register, broken, evictions.evicted, promise, noticed
+    return Result(scenario, stage.history, stage.decisions, wrong, *kind)
 
 
 def check(stage: SimCluster) -> list[str]:
@@ -105,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--members", type=int, help="how many members (default: drawn, 2 to 12)")
     parser.add_argument("--steered", action="store_true", help="aim at what plain seeds seldom reach")
     parser.add_argument("--broken", action="store_true", help="end connections and processes in broken rounds")
+    parser.add_argument("--noticed", action="store_true", help="let drains give notice, and count rounds without progress")
     parser.add_argument("--register", action="store_true", help="keep the run in a compare-and-set register")
     parser.add_argument(
         "--promise", choices=[KEPT, BROKEN], default="", help="declare the server's place, and keep or break that promise"
@@ -136,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _judge(options: argparse.Namespace, seed: int) -> tuple[list[str], bool, int, Reached]:
     """Run one seed. Return the lines to print, whether a guarantee was broken, its early evictions, and what it reached."""
-    kind = {name: getattr(options, name) for name in ("steered", "broken", "register", "observed", "promise")}
+    kind = {name: getattr(options, name) for name in ("steered", "broken", "register", "observed", "promise", "noticed")}
     result = simulate(seed, options.members, **kind)
     lines, reached = [], Reached()
     if options.observed:

@@ -194,6 +194,9 @@ class AgentRendezvous:
     def drain(self, reason: str = "") -> None:
         """Do nothing: the signal that ends this worker comes from the agent, which has told the others."""
 
+    def wait_drained(self) -> None:
+        """Do nothing: the agent keeps this worker until all have saved, and then sends the signal."""
+
     def leave(self, *, failed: bool = False, reason: str = "") -> bool:  # noqa: ARG002
         """Let the agent go. It learns by the end of this process why."""
         with self._came:

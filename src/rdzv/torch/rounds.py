@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from .. import worker
 from ..aio import departure_of
 from ..blocking import Rendezvous, World
 from ..config.endpoint import Endpoint
@@ -106,6 +107,7 @@ class Rounds:
                 raise
             finally:
                 # A loop that was left by `break`, or by an error outside of the `with` block, may have left a group.
+                worker.end_rounds()
                 self._watchdog.close()
                 self._end_group()
 
@@ -125,6 +127,8 @@ class Rounds:
                     raise
                 logger.info("round %d has no process group: %s", given.round, one_line(error))
                 continue
+            if isinstance(self._rendezvous, Rendezvous):  # Otherwise the agent of this node serves it.
+                worker.begin_round(self._rendezvous.serve_workers, given.rank, given.round)
             return LiveWorld(self, given)
 
     def _join(self) -> World | AgentWorld | None:
@@ -234,6 +238,7 @@ class Rounds:
         self._signal = signal.Signals[name]
         with suppress(RdzvError):
             self._rendezvous.drain(f"{name} received")
+            self._rendezvous.wait_drained()
             self._rendezvous.wait_changed(DRAIN_S)
         self._stopped = f"{name} received"
         self._watchdog.abort()

@@ -41,7 +41,7 @@ from .conf import Conf
 from .events import Recorder, logger, warn_without_restarts
 from .info_store import InfoStore
 from .log_folder import journal_folder
-from .signals import SignalListener, ended_by_sigterm
+from .signals import SignalHold, SignalListener, ended_by_sigterm
 
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable: if it is 1, rank 0's worker serves the bootstrap, not its agent."""
@@ -91,6 +91,8 @@ class Handler(RendezvousHandler):
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
         weakref.finalize(self, self._signals.close)
+        self._hold, self._announced = SignalHold(), threading.Event()
+        """Keeps the workers while they save, if the run has a `drain_notice`."""
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
         self._stores: deque[InfoStore] = deque(maxlen=STORES_MAX)
@@ -120,6 +122,7 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. torch calls this only when no worker of this agent runs."""
+        self._hold.release()
         reason = self._join_reason()
         self._role, self._workers = workers_of_caller(sys._getframe(1)) or (self._role, self._workers)  # noqa: SLF001
         # A fixed bootstrap_port must be free before the next round's socket is bound.
@@ -139,10 +142,13 @@ class Handler(RendezvousHandler):
             self._raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local, never raises.
+        """Return a number above 0 to make the agent stop its workers and call `next_rendezvous`. Local.
 
-        It is the number of nodes that came to join, at most 8, and 1 if the round is over for another reason.
+        It is the number of nodes that came to join, at most 8, and 1 if the round is over for another reason. All that it
+        raises is torch's SignalException, for a signal that was held back until the workers had saved.
         """
+        if float(self._conf.settings.get("drain_notice", 0)) > 0:
+            self._hold.poll(self._announced.is_set() and not self._rendezvous.drain_left_s)
         change = self._rendezvous.changed
         return int(self.is_over()) if change is None else max(1, change.newcomers)
 
@@ -161,6 +167,7 @@ class Handler(RendezvousHandler):
         # A member that reached the last barrier has succeeded, whatever exception is being handled.
         failed = failure_reason(None if self._finished or self._not_needed else sys.exc_info()[1], self._outer_error)
         try:
+            self._hold.close()
             self._signals.close()
             self._bootstrap = None
             self._stores.clear()
@@ -200,6 +207,7 @@ class Handler(RendezvousHandler):
             self._rendezvous.done(timeout_s)
         except RdzvError as error:
             logger.warning("the others could not be told that this agent is done: %s", error)
+        self._hold.release()
 
     def _join_reason(self) -> str:
         """Why there is a next round, as this agent knows it."""
@@ -262,6 +270,8 @@ class Handler(RendezvousHandler):
             self._rendezvous.drain(f"{name} received")
         except RdzvError as error:
             logger.info("could not tell the others that this agent leaves: %s", error)
+        finally:
+            self._announced.set()
 
 
 def _observe(recorder: Recorder, present: threading.Event, over: threading.Event, notice: Notice) -> None:

@@ -15,15 +15,23 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing import api as torch_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 FATAL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """The signals that end torch's agent, unless TORCHELASTIC_SIGNALS_TO_HANDLE names others."""
+IMPATIENT_S = 1.0
+"""A signal that comes sooner after the first one is the same signal again, sent by a wrapper."""
+
+
+_TORCHS_HANDLER: Any = getattr(torch_api, "_terminate_process_handler", None)
+"""The function by which torch's agent handles signals while workers run; None: this torch has another."""
 
 
 class SignalListener:
@@ -79,6 +87,55 @@ class SignalListener:
                 signal.set_wakeup_fd(-1)
             self._writer.close()
             self._writer = None
+
+
+class SignalHold:
+    """Holds a fatal signal back from torch's agent while the workers are saving, because it would stop them at once.
+
+    torch installs its handlers anew whenever it starts workers, so the agent's regular look (`poll`, in the main thread) puts
+    this one in their place. Another signal after a second is not held back.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        """Signals whose handler was torch's."""
+        self._held = 0
+        self._held_at = 0.0
+
+    def poll(self, may_go: bool) -> None:
+        """Take the place of torch's handlers. If a signal was held back and `may_go` now, handle it as torch does."""
+        if threading.current_thread() is not threading.main_thread() or _TORCHS_HANDLER is None:
+            return
+        if self._held:
+            if may_go:
+                self.release()
+            return
+        for name in fatal_signals():
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is _TORCHS_HANDLER:
+                self._taken.add(number)
+                signal.signal(number, self._hold)
+
+    def release(self) -> None:
+        """Give the handlers back, and handle a signal that was held back as torch does: that raises SignalException."""
+        held = self._held
+        self.close()
+        if held:
+            _TORCHS_HANDLER(held, None)
+
+    def close(self) -> None:
+        """Give the handlers back, and forget a signal that was held back."""
+        for number in self._taken:
+            if signal.getsignal(number) == self._hold:
+                signal.signal(number, _TORCHS_HANDLER)
+        self._taken.clear()
+        self._held = 0
+
+    def _hold(self, number: int, frame: FrameType | None) -> Any:  # noqa: ARG002
+        if not self._held:
+            self._held, self._held_at = number, time.monotonic()
+        elif time.monotonic() - self._held_at > IMPATIENT_S:
+            self.release()
 
 
 def fatal_signals() -> tuple[str, ...]:

@@ -27,7 +27,7 @@ STATES = (
     "in", "ready", "straggling", "waiting", "spare", "draining", "unhealthy", "quarantined", "done", "banned", "lost", "left",
     "gave up",
 )  # fmt: skip
-CAUSES = tuple(kind.value for kind in CauseKind if kind not in (CauseKind.SUCCESS, CauseKind.CLOSED))
+CAUSES = tuple(kind.value for kind in CauseKind if kind not in (CauseKind.SUCCESS, CauseKind.CLOSED, CauseKind.FUTILE))
 """Causes of a break. Each is shown from the start, with 0, so that the first one is seen as an increase."""
 
 

@@ -58,6 +58,18 @@ async def test_a_presence_begins_with_what_is_put_under_it_and_begins_only_once(
             await session.txn(then=[Put("k", b"", lease)])
 
 
+async def test_a_presence_that_could_not_begin_for_want_of_a_connection_begins_with_the_next_transaction():
+    async with serving() as server, session_to(server.port, read_timeout_s=0.3) as session:
+        lease, link = await session.grant(60, presence=True), session._link
+        session._link = None  # As after a loss, with the next connection not there yet.
+        with pytest.raises(Unreachable, match="not back") as caught:
+            await session.txn(then=[Put("k", b"", lease)])
+        assert caught.value.applied is False
+        session._link = link
+        assert (await session.txn(then=[Put("k", b"", lease)])).succeeded
+        assert len(server.runs["job"].engine.leases) == 1
+
+
 async def test_a_lease_that_is_there_already_is_not_granted_again():
     async with serving() as server:
         raw = await Raw.member(server.port)
