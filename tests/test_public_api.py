@@ -11,6 +11,7 @@ import importlib
 import inspect
 import pydoc
 import re
+import sys
 import typing
 from pathlib import Path
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "tests" / "typing" / "public_api.txt"
 MODULES = ("rdzv", "rdzv.aio", "rdzv.worker", "rdzv.errors", "rdzv.torch", "rdzv.jax", "rdzv.engines.etcd.server")
 """The public modules. What is in no `__all__` of theirs is private. `rdzv.torchrun.rendezvous` has a page of its own."""
-NEEDS = {"rdzv.torch": "torch", "rdzv.jax": "jax", "rdzv.engines.etcd.server": "grpc"}
+NEEDS = {"rdzv.torch": "torch.distributed", "rdzv.jax": "jax", "rdzv.engines.etcd.server": "grpc"}
 
 
 def load(module):
@@ -45,7 +46,7 @@ INNER = {
 def members(kind):
     """The public methods and properties of a class, with those that it inherits from ours."""
     for name in dir(kind):
-        value = inspect.getattr_static(kind, name)
+        value = inspect.getattr_static(kind, name, None)  # Before Python 3.11, None for __abstractmethods__.
         ours = any(name in vars(base) and base.__module__.startswith("rdzv.") for base in kind.__mro__)
         called = inspect.isroutine(value) or isinstance(value, (property, classmethod, staticmethod))
         if not name.startswith("_") and ours and called and name not in INNER.get(kind, ()):
@@ -91,6 +92,7 @@ def lines(module):
             yield from class_lines(full, value)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons show some signatures in other words")
 @pytest.mark.parametrize("module", MODULES)
 def test_the_public_names_and_their_signatures_are_those_that_are_listed(module, request):
     text = LISTED.read_text() if LISTED.exists() else ""

@@ -73,6 +73,8 @@ BACKED = {
     "The driver sends its proof first": "test_a_stranger_hears_a_random_number_and_the_sentence_and_nothing_else",
     "With its proof it sends its hello": "test_the_run_is_named_only_after_the_server_asked_for_proof",
     "TLS prevents both": "test_nothing_but_the_handshake_can_be_overheard",
+    "One `rdzv serve` is one domain of trust": "test_with_the_same_secret_everything_works_as_without",
+    "Give jobs that do not trust each other": ADVICE,
     "All files are ordinary PEM files": "test_files_that_cannot_be_used_are_named",
     "TLS 1.2 is the oldest version": "test_both_versions_of_tls_that_are_allowed_work_and_nothing_older",
     "The server's certificate must match": """

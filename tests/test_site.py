@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.core.model import Phase
+from support.once import made_once
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: the extra `docs` brings it")
 ROOT = Path(__file__).parents[1]
@@ -46,13 +47,15 @@ class Links(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of a site that was built without a network: every proxy leads nowhere."""
-    folder = tmp_path_factory.mktemp("site")
+    return made_once(tmp_path_factory, "site", build)
+
+
+def build(folder):
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environ = {**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")

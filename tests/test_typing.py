@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.once import made_once
 from test_docs import blocks
 
 ROOT = Path(__file__).parents[1]
@@ -22,20 +23,24 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     """All errors by file name and line."""
-    readme = tmp_path_factory.mktemp("typing") / "readme.py"
-    (readme_block,) = blocks(ROOT / "README.md", "python")
-    readme.write_text(readme_block)
-    files = [RIGHT, WRONG, readme, *EXAMPLES]
-    command = [sys.executable, "-m", "mypy", "--strict", *map(str, files)]
+    told = (made_once(tmp_path_factory, "typing", check) / "told").read_text()
+    found: dict[str, dict[int, str]] = {}
+    for line in told.splitlines():
+        error = re.match(r"(.+?):(\d+): error: (.+)", line)
+        if error:
+            lines = found.setdefault(Path(error[1]).name, {})
+            lines[int(error[2])] = f"{lines.get(int(error[2]), '')}{error[3]} "
+    return found
+
+
+def check(folder):
+    readme = folder / "readme.py"
+    (block,) = blocks(ROOT / "README.md", "python")
+    readme.write_text(block)
+    command = [sys.executable, "-m", "mypy", "--strict", *map(str, (RIGHT, WRONG, readme, *EXAMPLES))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found: dict[str, dict[int, str]] = {}
-    for line in done.stdout.splitlines():
-        told = re.match(r"(.+?):(\d+): error: (.+)", line)
-        if told:
-            lines = found.setdefault(Path(told[1]).name, {})
-            lines[int(told[2])] = f"{lines.get(int(told[2]), '')}{told[3]} "
-    return found
+    (folder / "told").write_text(done.stdout)
 
 
 @pytest.mark.parametrize("name", ["right.py", "readme.py", *(example.name for example in EXAMPLES)])

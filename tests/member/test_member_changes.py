@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rdzv.core import wire
-from rdzv.core.member_rules import ChangeKind
+from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Ban, DrainRequest, Phase
 from rdzv.core.model import MemberRecord as Record
 from rdzv.engines.port import Delete, Get, List, Put
@@ -158,7 +158,7 @@ async def test_leaving_ends_everything_that_is_under_way():
             await joining
         with pytest.raises(RoundOver, match="round 1 is over: this member has left"):
             await getting
-        assert await watching is None
+        assert await watching == Change(ChangeKind.LEFT, "this member has left run 'job'")
         for call in (a.join, a.done, a.drain, a.close_run):
             with pytest.raises(LeftAlready):
                 await call()

@@ -8,7 +8,7 @@ import inspect
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -62,13 +62,12 @@ def _operator_command(act: Callable[..., Coroutine[Any, Any, Answer]]) -> Callab
         done, text, fields = ask(settings, lambda session: act(session, settings, **own))
         say(json_text({"done": done, "run_id": settings.run_id, **fields}) if json else text)
 
-    endpoint, given, run_id, json, _ = inspect.signature(command).parameters.values()
-    _, _, *own = inspect.signature(act).parameters.values()
+    endpoint, given, run_id, json, _ = inspect.signature(command, eval_str=True).parameters.values()
+    _, _, *own = inspect.signature(act, eval_str=True).parameters.values()
     first = [one for one in own if one.default is inspect.Parameter.empty]
-    hints = {**get_type_hints(act, include_extras=True), **get_type_hints(command, include_extras=True)}
     functools.update_wrapper(command, act, assigned=("__name__", "__doc__", "__module__"))
-    command.__annotations__ = hints
     parameters = [*first, endpoint, given, run_id, *own[len(first) :], json]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return options.with_settings(command)
 

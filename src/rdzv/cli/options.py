@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from ..config import auto_endpoint
 from ..config.secret import put_aside
@@ -81,17 +81,16 @@ def trust_of(values: dict[str, Any]) -> Given:
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Make a command that has the options of `_given` in place of `given`, and prints errors as sentences."""
-    shared = inspect.signature(_given).parameters
-    own = {name: one for name, one in inspect.signature(command).parameters.items() if name != "given"}
+    # Not by get_type_hints: before Python 3.11 it hides an annotation whose default is None, and the option loses its names.
+    shared = inspect.signature(_given, eval_str=True).parameters
+    own = {name: one for name, one in inspect.signature(command, eval_str=True).parameters.items() if name != "given"}
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
         with exit_on_error():
             command(given=_given(**{name: values.pop(name) for name in shared}), **values)
 
-    hints = {**get_type_hints(command, include_extras=True), **get_type_hints(_given, include_extras=True)}
-    kind = inspect.Parameter.KEYWORD_ONLY
-    options = [one.replace(annotation=hints[name], kind=kind) for name, one in {**own, **shared}.items()]
+    options = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in {**own, **shared}.values()]
     wrapped.__annotations__ = {one.name: one.annotation for one in options}
     wrapped.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return wrapped

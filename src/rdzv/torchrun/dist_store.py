@@ -18,10 +18,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar
 
-from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError, Store  # From C++.
+from torch.distributed import DistNetworkError, DistStoreError, Store  # From C++.
 
 from .. import blocking
 from ..errors import RoundOver, StoreTimeout, Unreachable
+
+try:
+    from torch.distributed import QueueEmptyError
+except ImportError:  # An older torch: its stores have no queues, so nobody knows this error by another name.
+
+    class QueueEmptyError(DistStoreError):  # type: ignore[no-redef]
+        """A queue has no value."""
 
 NO_LIMIT_S = 86_400.0  # Used for torch's "no timeout" (zero): no wait is endless.
 QUEUES = "rdzv queue/"  # The keys of queues, which `list_keys` does not show.

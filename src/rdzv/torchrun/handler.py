@@ -302,7 +302,11 @@ def _serve(listener: socket.socket) -> TCPStore:
     """Serve a TCPStore on a bound socket. The store also connects to itself, by loopback, which works everywhere."""
     host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
     port = listener.getsockname()[1]
-    store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    bound = listener.detach()
+    try:
+        store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=bound)
+    except NotImplementedError:  # An older torch, such as 2.5: its server on libuv takes no socket.
+        store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=bound, use_libuv=False)
     never_free_in_children(store)
     return store
 
