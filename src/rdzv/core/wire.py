@@ -59,7 +59,7 @@ _STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.t
 """The first bytes of every record of a kind, so that one kind is never read as another."""
 
 _SINCE_0_1: dict[type[Record], tuple[str, ...]] = {MemberRecord: ("grace",), RunSettings: ("drain_notice",)}
-"""Fields with fractions that release 0.1.0 does not know, and refuses. msgspec leaves out a default only if it is the same object.
+"""Fields with fractions that release 0.1.0 does not know, and refuses. msgspec omits a default only if it is the same object.
 That holds for small whole numbers, None and empty texts, and not for 0.0."""
 _DEFAULTS = {
     kind: tuple((one.name, one.default) for one in msgspec.structs.fields(kind) if one.name in names)
