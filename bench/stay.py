@@ -1,11 +1,14 @@
 """Three processes that stay (`rdzv.torch.rounds`) and do nothing but all-reduce: what a loss, a newcomer and a drain cost.
 
-python bench/stay.py [--linger 1 0.1] [--repeat 5] [--out bench/results]
+python bench/stay.py [--linger 1 0.1] [--repeat 5] [--limit 60] [--out bench/results]
 
   shrunk    SIGKILL of a process that follows, until both survivors have completed an all-reduce in the next round
   beheaded  the same with the process that leads the run
   grown     a newcomer is let in: longest time between two all-reduces of a survivor, from one round to the next
   drained   one of four processes gets SIGTERM: the same
+
+The default linger is 1 s. For comparison, three torchrun agents with torch's own rendezvous (c10d) lose one, once, as in
+bench/recover.py: SIGKILL until the survivors train in a world of two, given up after the limit. 0 leaves that out.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from common import Book
+from recover import measure
 
 from support.staying import StayingJob, StayingProcess
 
@@ -80,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--linger", nargs="+", type=float, default=[1.0, 0.1])
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which torch is given up; 0: torch is left out")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     book = Book("stay", args.out)
@@ -88,6 +93,10 @@ def main() -> None:
             took = play(Path(folder), linger_s, args.repeat)
         case = {"what": "ours", "engine": "embedded", "n": 3, "mode": f"linger {linger_s:g} s"}
         book.add(**case, **{f"{part}_s": took[part] for part in PARTS})
+    if args.limit:
+        shrunk = measure("c10d", "collectives", "other", args.limit).get("shrunk")
+        case = {"what": "torch", "engine": "TCPStore", "n": 3, "mode": "torchrun, c10d", "limit_s": args.limit}
+        book.add(**case, shrunk_s=[] if shrunk is None else [shrunk])
 
 
 if __name__ == "__main__":

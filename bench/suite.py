@@ -42,7 +42,7 @@ QUICK = {
     "store": ["--operations", "50", "--agents", "20", "--repeat", "1"],
     "racks": ["--members", "100", "--repeat", "1"],
     "recover": ["--mode", "idle"],
-    "stay": ["--linger", "0.1", "--repeat", "1"],
+    "stay": ["--linger", "0.1", "--repeat", "1", "--limit", "0"],
     "quorum": ["--first", "1", "--kills", "2"],
 }
 BUSY = 0.5

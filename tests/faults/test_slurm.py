@@ -282,3 +282,24 @@ def test_the_page_explains_each_option_of_the_scripts(script):
     section = (ROOT / "docs" / "torchrun.md").read_text().partition("\n## Slurm\n")[2].partition("\n## ")[0]
     explained = set(re.findall(r"^\| `((?:srun )?--[a-z-]+(?:=0)?)", section, re.MULTILINE))
     assert used == explained
+
+
+STAY = """#!/bin/bash
+#SBATCH --nodes=3 --ntasks-per-node=1 --no-kill
+srun --no-kill --kill-on-bad-exit=0 --wait=0 python stay_ddp.py auto --nnodes 2:3 --steps 200
+"""
+
+
+@pytest.mark.soak
+def test_processes_that_stay_are_members_under_srun_itself_and_go_on_without_a_lost_one(slurm):
+    pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+    shutil.copy(ROOT / "examples" / "stay_ddp.py", slurm.work)
+    (slurm.work / "stay.sbatch").write_text(STAY)
+    job = slurm.submit("stay.sbatch")
+    for rank in range(3):
+        slurm.until_said(job, f"round 1: rank {rank} of 3, from step 0")
+    slurm.kill_tasks("n2")  # The process on n0 serves.
+    slurm.until_said(job, "of 2, from step ", times=2)
+    slurm.until_said(job, "done at step 200", times=2)
+    said = slurm.output(job)
+    assert "from step 0" not in "".join(line for line in said.splitlines() if " of 2, " in line), said

@@ -130,3 +130,26 @@ def test_the_check_runs_once_in_a_join_that_succeeds(made, monkeypatch):
 def test_a_command_without_its_closing_quotation_mark_is_refused(made):
     with pytest.raises(SettingsError, match=r"check is .*: it must be a command"):
         made("a", check="probe 'gpu")
+
+
+def test_a_member_that_its_caller_keeps_out_gives_its_round_up_at_once_and_comes_back(made, tmp_path):
+    """As an agent does while it starts a worker again. The check is not run before that."""
+    checked = tmp_path / "checked"
+
+    async def scenario():
+        async with made("a", min_nodes=1) as a, made("b", min_nodes=1, check=f"touch {checked}") as b:
+            await asyncio.gather(a.join(), b.join())
+            checked.unlink()
+            b.keep_out("a worker is being started")
+            joining = asyncio.create_task(b.join())
+            assert "b stopped" in (await a.wait_changed(LONG_S)).reason
+            assert (await a.join()).size == 1
+            await until(lambda: is_shown(a, "unhealthy", "a worker is being started"), "it is shown with the reason")
+            assert not joining.done()
+            assert not checked.exists()
+            b.keep_out("")
+            await a.wait_changed(LONG_S)
+            assert {(await a.join()).size, (await joining).size} == {2}
+            assert checked.exists()
+
+    run(scenario)

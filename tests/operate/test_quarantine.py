@@ -17,7 +17,7 @@ from rdzv.core.status import Status
 from rdzv.engines.port import List
 from rdzv.errors import SettingsError
 from rdzv.operate import commands
-from support.member_processes import ProcessSet
+from support.member_processes import ProcessSet, is_world
 from support.memory_members import LONG_S, Party, join, kill, run, until
 
 BROKE = "broke 3 rounds within 1 h, kept out for 10 min"
@@ -139,3 +139,19 @@ def test_a_value_is_read_as_people_write_it(text, shown):
     assert str(settings.quarantine) == shown
     again = Settings.make("memory://", run_id="job", min_nodes=1, max_nodes=1, quarantine=settings.quarantine)
     assert again.quarantine == settings.quarantine
+
+
+def test_with_one_spare_a_job_of_real_processes_runs_at_full_size_and_never_with_a_node_whose_check_fails(tmp_path):
+    """Also when a member of the round is lost: the spare comes in, and the sick node does not."""
+    with ProcessSet() as party:
+        _, place = party.serve()
+        sick = party.member("sick", place, "2:2", "linger=0.2", f"check=cat {tmp_path}/healthy")
+        a, b, spare = (party.member(name, place, "2:2", "linger=0.2") for name in ("a", "b", "spare"))
+        seen(place, lambda status: {"unhealthy", "in", "spare"} <= {one["state"] for one in status["members"]})
+        first = next(one for one in (a, b, spare) if one.said(is_world()))
+        round = first.world(2)["round"]
+        first.kill()
+        left = [one for one in (a, b, spare) if one is not first]
+        assert {one.world(2, after=round)["round"] for one in left} == {round + 1}
+        assert sick.said(is_world()) == []
+        assert sick.lives

@@ -95,7 +95,7 @@ class Status(msgspec.Struct, frozen=True):
     ready: int = 0
     """The number of members that a round sealed now would have if there were room. Quorum is counted by this."""
     call: str = "none"
-    """The timer that runs: none, last, regroup or settle."""
+    """The timer that runs: none, last, regroup, settle or notice."""
     leader_id: str = ""
     events: RunEvents | None = None
     """None: the journal was not read, or has no entry of this head."""

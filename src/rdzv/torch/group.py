@@ -75,12 +75,14 @@ class ProcessGroup:
             self._sockets.stop_reads()
         groups = list(distributed_c10d._world.pg_map)  # noqa: SLF001
         nccl = next((found for group in groups if (found := _nccl_of(group)) is not None), None)
-        with suppress(RuntimeError):
-            if nccl is not None:
-                nccl._group_start()  # noqa: SLF001  Aborts of several communicators wait for each other otherwise.
-            for group in groups:
+        if nccl is not None:
+            nccl._group_start()  # noqa: SLF001  Aborts of several communicators wait for each other otherwise.
+        for group in groups:
+            # A group whose device has failed, or that another thread has aborted, must not keep the others alive.
+            with suppress(RuntimeError):
                 group.abort()
-            if nccl is not None:
+        if nccl is not None:
+            with suppress(RuntimeError):
                 nccl._group_end()  # noqa: SLF001
 
     def end(self) -> None:
