@@ -70,8 +70,8 @@ def test_the_safe_worlds_of_planted_bugs_hold():
 
 
 def test_every_planted_safety_bug_is_explored():
-    """G5, G6 and G7 are promises about time and disturbance."""
-    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7")}
+    """G5, G6 and G7 are promises about time and disturbance, and T11 counts more rounds than a small world has."""
+    safety = {name for name, bug in BUGS.items() if bug.breaks not in ("G5", "G6", "G7", "T11")}
     assert safety <= set(EXPLORED_BUGS)
 
 

@@ -21,6 +21,7 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     "close ends a later incarnation": (_world("three re-form: losses", "close", "stall"), "no progress"),
     "engine that came back is not told": (_world("two re-form", "restart"), "G7"),
     "engine's return is not waited for": (_world("lone survivors", "restart", "crash"), "G7"),
+    "drain is not told to the workers": (WORLDS["three re-form: notices"], "T7"),
     "evicted member acts": (_world("three re-form: losses", "expire"), "G8"),
     "failure closes although others could go on": (_world("three re-form: ends", "give up", "fail"), "G9"),
     "fence of a restarted server begins at what it is told": (
@@ -39,6 +40,7 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     "quarantined host is let in without need": (WORLDS["three re-form: quarantine"], "G7"),
     "rank table of another attempt is used": (_world("three re-form: losses", "fail", "expire", writes_max=4), "G2"),
     "ready is not tied to a round": (_world("three re-form: losses", "crash", "newcomer", "fail"), "G3"),
+    "round is broken before all have saved": (WORLDS["three re-form: notices"], "T7"),
     "round number is reused after a restart": (_world("lone survivors", "restart unseen", "host down"), "G3"),
     "seals below quorum": (_world("three re-form: losses", "crash"), "G2"),
     "segments are cut across racks": (WORLDS["three re-form: racks"], "G2"),

@@ -74,6 +74,8 @@ class WorldPlan:
     """Settings of the last member that differ from those of the others."""
     stop_s: float = 0.05
     """How long the workers of a member take to stop."""
+    saves_s: float | None = None
+    """Time that the workers of a member take to save when they are told that the round will end; None: they do not answer."""
     racks: tuple[str, ...] = ()
     """Rack of each member, in the order in which they start; empty: they name none."""
 
@@ -149,7 +151,8 @@ class SmallWorld:
         options = dict(self.plan.odd) if index == self.plan.members - 1 else {}
         if self.plan.racks:
             options["topology"] = self.plan.racks[index % len(self.plan.racks)]
-        app = self.apps[name] = _Application(self, NodePlan(name, 0.0, 1e6, self.plan.stop_s, options=options), node)
+        life = NodePlan(name, 0.0, 1e6, self.plan.stop_s, options=options, saves_after_s=self.plan.saves_s)
+        app = self.apps[name] = _Application(self, life, node)
         self._new.append(name)
         self.context.owners[node.host, node.pid] = name
         self.context.agreed[name] = app.settings.agreed()
