@@ -165,6 +165,59 @@ def test_an_idle_member_says_one_word_per_third_of_its_lease_and_hears_one():
         assert line.bytes <= (beats + 1) * 20
 
 
+STORE_CALLS = {
+    "get": (lambda store: store.get("k"), {"Txn": 1}, 300),
+    "multi_get": (lambda store: store.multi_get(["k", "l", "m"]), {"Txn": 1}, 700),
+    "set": (lambda store: store.set("k", b"v" * 100), {"Txn": 1}, 850),
+    "multi_set": (lambda store: store.multi_set({"k": b"v" * 100, "l": b"", "m": b""}), {"Txn": 1}, 1_000),
+    "check": (lambda store: store.check(["k", "none"]), {"Txn": 1}, 400),
+    "add": (lambda store: store.add("n", 1), {"Txn": 2}, 1_000),
+}
+"""A call of the store with a value of 100 bytes: its requests, and the bytes of both directions, at most."""
+
+
+def test_a_call_of_the_store_is_one_request_and_as_many_bytes():
+    async def story(crowd):
+        worlds = await asyncio.gather(*(member.join() for member in crowd.members))
+        store = worlds[0].store
+        await store.multi_set({"k": b"v" * 100, "l": b"", "m": b""})
+        found = {}
+        for name, (call, *_) in STORE_CALLS.items():
+            await call(store)  # The mark is there, as for all writes but a member's first.
+            crowd.tap.reset()
+            await call(store)
+            found[name] = copy.deepcopy(crowd.tap.total())
+        return found
+
+    found = played(story, lease=60)
+    for name, (_, asked, size) in STORE_CALLS.items():
+        assert not more(found[name].asked, asked), name
+        assert found[name].bytes <= size, f"{name}: {found[name].bytes} bytes"
+
+
+@pytest.mark.parametrize("call", ["get", "multi_get", "wait"])
+def test_to_wait_for_keys_of_the_store_is_one_read_and_one_watch(call):
+    """However many keys come one after the other: the watch shows their values."""
+    keys = ["0"] if call == "get" else [str(number) for number in range(20)]
+
+    async def story(crowd):
+        worlds = await asyncio.gather(*(member.join() for member in crowd.members))
+        waiter, other = worlds[0].store, worlds[1].store
+        crowd.tap.reset()
+        waiting = asyncio.create_task(waiter.get("0") if call == "get" else getattr(waiter, call)(keys))
+        await until(lambda: crowd.tap.total().asked["WatchStart"])
+        for key in keys:
+            await other.set(key, "v")
+        found = await waiting
+        await until(lambda: crowd.tap.total().asked["WatchStop"])
+        return found, copy.deepcopy(next(line for line in crowd.tap.connections if line.asked["WatchStart"]))
+
+    found, line = played(story, lease=60)
+    assert found == {"get": b"v", "multi_get": [b"v"] * 20, "wait": None}[call]
+    assert not more(line.asked, {"Txn": 1, "WatchStart": 1, "WatchStop": 1})
+    assert not more(line.told, {"TxnDone": 1, "WatchNews": len(keys)})
+
+
 @pytest.mark.parametrize("members", [100, 1000])
 def test_in_the_simulator_too_a_join_costs_what_it_costs_however_many_they_are(members):
     counters, _, _ = form(members)

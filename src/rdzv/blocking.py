@@ -27,11 +27,12 @@ from .config.options import Options, Unpack
 from .core.member_rules import Change, ChangeKind, left_change
 from .core.status import Status
 from .core.worker_messages import EndNotice
-from .engines.port import Driver
+from .engines.port import Driver, NotNow
 from .errors import ForkedChild, LeftAlready
 from .member.member import CALL_S
 from .member.notices import Observer
 from .member.store import AsyncStore
+from .member.store_calls import StoreOperation
 from .member.world import AsyncWorld, Peer, RoundFacts
 from .system.portal import Portal
 
@@ -65,10 +66,10 @@ class _MemberHandle:
         """Whether `leave` was called."""
         return self._left
 
-    def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None) -> T:
-        """Run a call of the asyncio API in the portal."""
+    def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None, call: str = "") -> T:
+        """Run a call of the asyncio API in the portal. `call`: its name, if that is not the coroutine's."""
         try:
-            portal = self._enter(getattr(coroutine, "__name__", "this call"))
+            portal = self._enter(call or getattr(coroutine, "__name__", "this call"))
         except BaseException:
             coroutine.close()
             raise
@@ -76,6 +77,12 @@ class _MemberHandle:
             return portal.run(coroutine, lasts)
         finally:
             portal.close()
+
+    @property
+    def asks_directly(self) -> bool:
+        """Whether this thread may ask the member's engine by itself: in the portal's own it would wait for itself."""
+        stay = self._stay
+        return not (stay is None or self._left or self.is_forked or Portal.is_current_thread())
 
     def _enter(self, call: str) -> Portal:
         if self.is_forked:
@@ -340,6 +347,7 @@ class Store:
     def __init__(self, handle: _MemberHandle, store: AsyncStore) -> None:
         self._handle = handle
         self._store = store
+        self._calls = store.calls
 
     @property
     def timeout_s(self) -> float:
@@ -352,54 +360,69 @@ class Store:
 
     def set(self, key: str, value: bytes | str) -> None:
         """Write a key."""
-        self._handle.run(self._store.set(key, value))
+        self._run(self._calls.set(key, value))
 
     def multi_set(self, values: Mapping[str, bytes | str]) -> None:
         """Write several keys in one transaction: a reader that sees one of them sees all.
 
         Raises ValueError if there are more keys than the engine writes at once; the message says how many it does.
         """
-        self._handle.run(self._store.multi_set(values))
+        self._run(self._calls.multi_set(values))
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """Return the value, and wait for it if it is not set yet."""
-        return self._handle.run(self._store.get(key, timeout_s))
+        return self._run(self._calls.get(key, timeout_s))
 
     def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
         """Return the values, and wait for those that are not set yet."""
-        return self._handle.run(self._store.multi_get(keys, timeout_s))
+        return self._run(self._calls.multi_get(keys, timeout_s))
 
     def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
         """Wait until all of the keys are set."""
-        self._handle.run(self._store.wait(keys, timeout_s))
+        self._run(self._calls.wait(keys, timeout_s))
 
     def check(self, keys: Iterable[str]) -> bool:
         """Return whether all of the keys are set now."""
-        return self._handle.run(self._store.check(keys))
+        return self._run(self._calls.check(keys))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0, and return the sum. Exactly once, even if an answer was lost.
 
         The value is the number as text. Raises ValueError if the key has another value.
         """
-        return self._handle.run(self._store.add(key, amount))
+        return self._run(self._calls.add(key, amount))
 
     def append(self, key: str, value: bytes | str) -> None:
         """Append bytes to a value, which starts empty."""
-        self._handle.run(self._store.append(key, value))
+        self._run(self._calls.append(key, value))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         """Write if the value is `expected` (empty: if there is none); return the value there is afterwards."""
-        return self._handle.run(self._store.compare_set(key, expected, desired))
+        return self._run(self._calls.compare_set(key, expected, desired))
 
     def delete(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
-        return self._handle.run(self._store.delete(key))
+        return self._run(self._calls.delete(key))
 
     def num_keys(self) -> int:
         """Return how many keys this round has."""
-        return self._handle.run(self._store.num_keys())
+        return self._run(self._calls.num_keys())
 
     def list_keys(self) -> list[str]:
         """Return the names of this round's keys, sorted."""
-        return self._handle.run(self._store.list_keys())
+        return self._run(self._calls.list_keys())
+
+    def _run(self, call: StoreOperation[T]) -> T:
+        """Carry the call out in this thread, if it can; in the portal, if it has to wait or to be tried again."""
+        if self._handle.asks_directly:
+            try:
+                result = self._store.try_now(call)
+            except NotNow:
+                pass
+            except BaseException:
+                call.end()
+                raise
+            else:
+                call.end()
+                return result
+        return self._handle.run(self._store.finish(call), call=call.name)

@@ -8,7 +8,7 @@ import pytest
 
 from rdzv.engines.port import EngineReset, List
 from rdzv.errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
-from rdzv.member.store import KEY_MAX, TIMEOUT_S, VALUE_MAX
+from rdzv.member.store_calls import KEY_MAX, TIMEOUT_S, VALUE_MAX
 from support.memory_members import LONG_S, Party, join, run, until
 
 
@@ -68,7 +68,7 @@ def test_several_keys_appear_together():
 
 def test_more_keys_at_once_than_the_engine_writes_are_refused_with_both_numbers(monkeypatch):
     async def use(a):
-        monkeypatch.setattr(type(a._presence.session), "writes_max", 4)
+        monkeypatch.setattr(type(a.calls.presence.session), "writes_max", 4)
         await a.multi_set({"x": "1", "y": "2", "z": "3"})
         with pytest.raises(ValueError, match="4 keys, but this engine writes at most 3 at once; use several calls"):
             await a.multi_set(dict.fromkeys("wxyz", "4"))
@@ -163,7 +163,7 @@ def test_every_append_of_many_is_in_the_value_once():
 
 def lose_answers(store, applied: bool, problem: Exception, times: int = 1) -> None:
     """Let the engine's next answers to writes be lost: after the write took effect, or before."""
-    session = store._presence.session
+    session = store.calls.presence.session
     txn = session.txn
     left = times
 
@@ -230,7 +230,7 @@ def test_a_call_that_says_how_long_it_waits_waits_no_longer_for_an_engine_that_i
         async def away(*_, **__):
             raise Unreachable("memory", "no answer")
 
-        session = a._presence.session
+        session = a.calls.presence.session
         txn, session.txn = session.txn, away
         with pytest.raises(Unreachable):
             await asyncio.wait_for(a.get("k", timeout_s=0.2), LONG_S / 2)
@@ -290,7 +290,7 @@ def test_the_time_to_wait_can_be_set_for_all_later_calls():
 
 def test_a_wait_that_is_given_up_leaves_no_watch_behind():
     async def use(a):
-        watches = a._presence.session.watches
+        watches = a.calls.presence.session.watches
         before = len(watches)
         with pytest.raises(StoreTimeout):
             await a.get("missing", timeout_s=0.05)
@@ -362,7 +362,7 @@ async def test_a_late_writer_is_refused_by_the_engine_whatever_it_believes():
         await b.leave()
         await a.wait_changed(LONG_S)
         new = await a.join()
-        old.store.over = ""  # As if it had not heard yet.
+        old.store.calls.over = ""  # As if it had not heard yet.
         for call in (
             lambda: old.store.set("k", "v"),
             lambda: old.store.multi_set({"k": "v"}),

@@ -12,7 +12,7 @@ from rdzv.core.model import Era, Head, Phase
 from rdzv.engines.port import Created, Delete, Empty, Get, List, Put
 from rdzv.errors import Closed, RoundOver, SettingsError
 from rdzv.member import registration as arrival_module
-from rdzv.member import store as store_module
+from rdzv.member import store_calls
 from rdzv.member.presence import Presence
 from rdzv.member.registration import Registration
 from rdzv.member.store import AsyncStore
@@ -222,7 +222,7 @@ async def test_h16_a_write_of_an_evicted_member_is_refused_before_the_next_seal_
 
 
 def marks_are_not_read():
-    return [(store_module, "_decode", lambda _data: store_module._Mark("", b""))]
+    return [(store_calls, "_decode", lambda _data: store_calls._Mark("", b""))]
 
 
 @by_hand(min_nodes=2, max_nodes=2, catches={marks_are_not_read: "counted twice"})
@@ -255,12 +255,12 @@ async def test_h16_an_operation_whose_answer_was_lost_is_not_repeated_over_what_
 
 
 def marks_are_not_compared():
-    right = AsyncStore._txn
+    right = store_calls.StoreCalls.guarded
 
-    async def txn(self, compares, writes, otherwise):
-        return await right(self, [one for one in compares if "/mark/" not in one.key], writes, otherwise)
+    def guarded(self, presence, compares, writes, otherwise):
+        return right(self, presence, tuple(one for one in compares if "/mark/" not in one.key), writes, otherwise)
 
-    return [(AsyncStore, "_txn", txn)]
+    return [(store_calls.StoreCalls, "guarded", guarded)]
 
 
 @by_hand(min_nodes=2, max_nodes=2, lease=60.0, stars=False, catches={marks_are_not_compared: "took effect late"})

@@ -102,6 +102,13 @@ def test_all_agents_give_their_workers_ranks_of_one_world(said):
     assert found == [[(0, 6, 0, 6), (1, 6, 1, 6)], [(2, 6, 2, 6)], [(3, 6, 3, 6), (4, 6, 4, 6), (5, 6, 5, 6)]]
 
 
+def test_ranks_that_were_sealed_cost_no_request(monkeypatch):
+    with Agents(2) as agents:
+        for store in agents.stores:
+            monkeypatch.setattr(store, "_store", None)  # Every call of the round's store would fail.
+        assert list(agents.pool.map(agents.assign, range(2))) == [[(0, 4, 0, 4), (1, 4, 1, 4)], [(2, 4, 2, 4), (3, 4, 3, 4)]]
+
+
 def test_the_agent_of_rank_0_may_also_read_what_the_others_start():
     """It computes ranks from that and writes them, but nobody reads those."""
     with Agents(2) as agents:

@@ -60,6 +60,12 @@ class Portal:
         portal._users += 1  # noqa: SLF001  Its own.
         return portal
 
+    @classmethod
+    def is_current_thread(cls) -> bool:
+        """Whether the caller runs in a portal's thread, where nothing may wait for that thread."""
+        portal = cls._current
+        return portal is not None and portal._thread.ident == threading.get_ident()  # noqa: SLF001  Its own.
+
     def close(self) -> None:
         """Give up one use. The last one stops the portal."""
         with Portal.lock:

@@ -27,6 +27,7 @@ from ..port import (
     EngineReset,
     Gap,
     LeaseGone,
+    NotNow,
     Operation,
     Operations,
     Outcome,
@@ -97,6 +98,17 @@ class RemoteSession(WatchesAfterwards):
         while self._link is None:  # A lease is said to begin when it can be said, and once.
             await self._connected()
         outcome: Outcome = await self._call(frames.Txn, *given, self._born(*given[1:]))
+        return outcome
+
+    def txn_now(self, compares: Compares, then: Operations, otherwise: Operations, limit_s: float) -> Outcome:
+        """Transact in the calling thread, which is not the loop's. A lease can only begin in the loop."""
+        link = self._link
+        if link is None or self._unborn:
+            raise NotNow
+        try:
+            outcome: Outcome = link.call_now(limit_s, frames.Txn, tuple(compares), tuple(then), tuple(otherwise))
+        except TimeoutError:
+            raise Unreachable(self._driver.endpoint, "no answer", limit_s) from None
         return outcome
 
     def _born(
@@ -209,6 +221,7 @@ class RemoteSession(WatchesAfterwards):
         if not link.is_open:
             return False
         self._link = link
+        link.admit_threads(link.fileno())
         for watch in self._watches.values():
             if watch.begun:
                 watch.start(link)

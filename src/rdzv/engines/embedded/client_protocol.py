@@ -8,6 +8,7 @@ caller is told so. `ClientConnection` (`connection.py`) adds what asyncio has to
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -52,6 +53,8 @@ class ClientProtocol(FrameStream):
         self.alarm: Timer | None = None
         """The timer of the next check, which whoever drives the connection sets."""
         self.on_news: Callable[[int, Batch | Gap], None] = lambda _watch, _news: None
+        self._lock: AbstractContextManager[object] = nullcontext()
+        """Guards the requests that wait, where other threads may ask, too (`thread_calls.py`)."""
         self._endpoint = endpoint
         self._timeout_s = read_timeout_s
         self._trust = trust
@@ -99,14 +102,19 @@ class ClientProtocol(FrameStream):
 
         The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown.
         """
+        waiter = self._new_waiter()
+        number, data = self._register(waiter, kind, *fields)
+        self.send(data)
+        return number, waiter
+
+    def _register(self, waiter: Waiter, kind: Callable[..., Frame], *fields: object) -> tuple[int, bytes]:
+        """Return the number and the bytes of a request that is sent next."""
         number = self._asked + 1
         question = kind(number, *fields)
         data = encode(question)
         self._asked = number
-        waiter = self._new_waiter()
         self._waiters[number] = (self._now(), waiter, question)
-        self.send(data)
-        return number, waiter
+        return number, data
 
     def send(self, data: bytes) -> None:
         """Write encoded frames, whole."""
@@ -140,33 +148,35 @@ class ClientProtocol(FrameStream):
         self.transport.abort()
 
     def _end(self, problem: str, waited_s: float = 0.0) -> None:
-        self.is_open = False
-        if self.alarm is not None:
-            self.alarm.cancel()
-        self._fail_greeting(problem)
-        for _, waiter, question in self._waiters.values():
-            if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
-                waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
-        self.on_lost(problem)
+        with self._lock:
+            self.is_open = False
+            if self.alarm is not None:
+                self.alarm.cancel()
+            self._fail_greeting(problem)
+            for _, waiter, question in self._waiters.values():
+                if not waiter.done() and not isinstance(question, Ping):  # No caller waits for a ping.
+                    waiter.set_exception(Unreachable(self._endpoint, problem, waited_s))
+            self.on_lost(problem)
 
     def check(self) -> float:
         """Give the connection up if an answer is overdue, and ask after a silence. Return the seconds until the next check.
 
         One check serves all requests, instead of a timer for each: nearly all are answered in time.
         """
-        now = self._now()
-        if self._waiters:
-            asked_at, *_ = next(iter(self._waiters.values()))
-            if now - asked_at >= self._timeout_s:
-                self.lose("no answer", self._timeout_s)
-            wait_s = self._timeout_s - (now - asked_at)
-        elif now - self._heard_at >= PING_S:
-            self.ask(Ping)
-            wait_s = self._timeout_s
-        else:
-            wait_s = PING_S - (now - self._heard_at)
-        # A request made in the meantime may be due sooner than what is known now.
-        return max(min(wait_s, self._timeout_s), 0.001)
+        with self._lock:
+            now = self._now()
+            if self._waiters:
+                asked_at, *_ = next(iter(self._waiters.values()))
+                if now - asked_at >= self._timeout_s:
+                    self.lose("no answer", self._timeout_s)
+                wait_s = self._timeout_s - (now - asked_at)
+            elif now - self._heard_at >= PING_S:
+                self.ask(Ping)
+                wait_s = self._timeout_s
+            else:
+                wait_s = PING_S - (now - self._heard_at)
+            # A request made in the meantime may be due sooner than what is known now.
+            return max(min(wait_s, self._timeout_s), 0.001)
 
     # ---- what comes
 

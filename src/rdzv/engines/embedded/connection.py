@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from ...system.dial import DialFailed, show_address
 from ...system.node import LocalNode, Node
-from .client_protocol import ClientProtocol
 from .frames import Frame, Hello, RunsWanted, Welcome
 from .stream import FramedProtocol
+from .thread_calls import CalledByThreads
 from .tls import TlsTransport
 from .trust import Trust
 
@@ -24,8 +24,8 @@ RESET = struct.pack("ii", 1, 0)
 """The value of SO_LINGER by which closing a socket resets its connection."""
 
 
-class ClientConnection(ClientProtocol, FramedProtocol):
-    """A connection that coroutines can wait on, by a node's clock."""
+class ClientConnection(CalledByThreads, FramedProtocol):
+    """A connection that coroutines, and other threads, can wait on, by a node's clock."""
 
     def __init__(
         self, endpoint: str, read_timeout_s: float, trust: Trust | None = None, host: str = "", node: Node | None = None
@@ -82,6 +82,7 @@ class ClientConnection(ClientProtocol, FramedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed(exc)
+        self.wait_for_reader()  # asyncio closes the socket next.
 
 
 async def greet(sock: socket.socket, hello: Hello | RunsWanted, link: ClientConnection, timeout_s: float) -> Welcome:

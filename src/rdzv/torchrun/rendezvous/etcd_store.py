@@ -102,6 +102,8 @@ class _LeasedPrefix:
     the store's lease: while it exists, so do all keys of the store.
     """
 
+    asks_directly = False  # etcd's sessions take no calls of other threads.
+
     def __init__(self, client: EtcdClient, prefix: str, ttl_s: float) -> None:
         self._client = client
         self.ttl_s = ttl_s
@@ -116,7 +118,7 @@ class _LeasedPrefix:
         self.run_lease = 0
         self.own_guard = Created(self._anchor, 0)
 
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], call: str = "") -> T:  # noqa: ARG002
         """Run a call of the store, and find or make the lease before the first one."""
 
         async def work() -> T:
@@ -126,9 +128,9 @@ class _LeasedPrefix:
                 if self._renewal is None:
                     renewing = _renew_forever(weakref.ref(self))
                     self._renewal = asyncio.get_running_loop().create_task(renewing, name="rdzv store lease")
-                return await call
+                return await coroutine
             finally:
-                call.close()
+                coroutine.close()
 
         try:
             return self._client.run(work())
