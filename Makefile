@@ -122,6 +122,7 @@ dist: $(STAMP)
 # From the code's own tables, and from a run of the demo.
 pictures: $(STAMP)
 	$(BIN)/python tools/pictures.py
+	$(BIN)/python tools/demo_picture.py
 
 demo: $(USABLE)
 	$(BIN)/rdzv demo

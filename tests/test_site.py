@@ -150,3 +150,11 @@ def test_the_pictures_tell_what_happens():
     assert changes <= set(pictures.phase_changes())
     assert "round 1 broken: b lost" in pictures.PICTURES["loss.svg"]()
     assert "last call over" in pictures.PICTURES["join.svg"]()
+
+
+def test_the_recording_of_the_demo_is_of_a_whole_run():
+    shown = (ROOT / "docs" / "pictures" / "demo.svg").read_text()
+    told = ("node0 starts", "all 4 agree on round 1", "node1 is killed", "node1 lost", "all 3 agree on round 2")
+    for words in (*told, "all 4 agree on round 3"):
+        assert words in shown
+    assert "://" not in shown.replace("http://www.w3.org/2000/svg", "")
