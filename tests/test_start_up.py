@@ -30,8 +30,8 @@ def found(modules: set[str], names: str) -> list[str]:
     [
         ("import rdzv", f"{THE_OTHERS} {UNUSED} asyncio msgspec rdzv.core rdzv.config rdzv.member rdzv.engines rdzv.cli", 4),
         ("import rdzv.worker", f"{THE_OTHERS} {UNUSED} asyncio rdzv.config rdzv.member rdzv.engines rdzv.cli", 8),
-        ("import rdzv.blocking", f"{THE_OTHERS} {UNUSED} rdzv.cli rdzv.engines.embedded rdzv.engines.etcd", 80),
-        (RUN.format(words="'run', '--nnodes', '1', '--', 'true'"), f"{THE_OTHERS} {COMMANDS} rdzv.cli.main", 125),
+        ("import rdzv.blocking", f"{THE_OTHERS} {UNUSED} rdzv.cli rdzv.engines.embedded rdzv.engines.etcd", 90),
+        (RUN.format(words="'run', '--nnodes', '1', '--', 'true'"), f"{THE_OTHERS} {COMMANDS} rdzv.cli.main", 135),
         (RUN.format(words="'--version'"), f"{THE_OTHERS} {UNUSED} asyncio rdzv.member rdzv.engines", 9),
     ],
     ids=["import rdzv", "import rdzv.worker", "import rdzv.blocking", "rdzv run", "rdzv --version"],

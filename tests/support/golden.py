@@ -25,7 +25,7 @@ from rdzv.engines.embedded.features import WelcomeWithFeatures, welcome_decoder
 from rdzv.engines.port import Item, Order
 from rdzv.engines.quorum.agreement import HostRecord, Offer
 from rdzv.engines.register import document
-from rdzv.member import store
+from rdzv.member import store_calls
 from rdzv.member.journal_file import JournalHeader, JournalLine
 
 
@@ -82,7 +82,7 @@ FORMATS = {
     "frame, the server's runs": frame_format(frames.runs_decoder),
     "frame, an answer": frame_format(frames.answer_decoder),
     **{f"record, {kind.__struct_config__.tag}": record_format(kind) for kind in wire.SIZES_MAX},
-    "record, mark of the store": Format((store._Mark,), store._encode, store._decode),
+    "record, mark of the store": Format((store_calls._Mark,), store_calls._encode, store_calls._decode),
     "register": Format((document.Document,), document.encode, document.decode, (IN_A_REGISTER,)),
     "journal file, header": json_format(JournalHeader),
     "journal file, line": json_format(JournalLine),

@@ -78,7 +78,7 @@ class MixedRun:
 
     def member(self, name: str, release: Release, *settings: str) -> Process:
         """Start a member of that release, and make sure that it is one."""
-        words = (self.endpoint, RUN, self.nnodes, *QUICK, f"slot={name}", *self.settings, *settings)
+        words = (self.endpoint, RUN, self.nnodes, *QUICK, "last_call=1", f"slot={name}", *self.settings, *settings)
         made = self.processes.start(f"{name} ({release})", *program(release, str(PROGRAM), *words), on=on(release))
         code = made.until(lambda line: line["event"] == "code", "which code it runs")
         assert Path(code["path"]).is_relative_to(source_of(release)), code

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from rdzv.core import wire
 from rdzv.errors import RdzvError
 from support import golden
 
@@ -51,6 +53,19 @@ def test_keys_first_bytes_and_names_are_spelt_as_a_release_spelt_them(release: P
     for group, names in json.loads((release / "names.json").read_text()).items():
         wrong = list(golden.differences(names, now[group], group))
         assert not wrong, f"{release.name}: {wrong}{RULE}"
+
+
+FRACTIONS = [(kind, one) for kind in wire.SIZES_MAX for one in msgspec.structs.fields(kind) if isinstance(one.default, float)]
+
+
+@pytest.mark.parametrize(("kind", "field"), FRACTIONS, ids=lambda one: getattr(one, "__name__", None) or one.name)
+def test_a_later_field_with_its_default_is_not_written_though_it_is_another_object(kind: type, field):
+    then = cases_of(RELEASES[0], f"record, {kind.__struct_config__.tag}")[0].meaning
+    (plain, _) = golden.samples_of(kind)
+    equal = float(str(field.default))
+    assert equal is not field.default
+    written = json.loads(wire.encode(msgspec.structs.replace(plain, **{field.name: equal})))
+    assert field.name in then or field.name not in written, f"{kind.__name__}.{field.name} is written (see core/wire.py){RULE}"
 
 
 def test_there_are_golden_bytes_of_every_format_and_kind():

@@ -58,6 +58,14 @@ _VERSION_SIZE = len(_VERSION)
 _STARTS = {kind: b'{"v":%d,"type":"%s"' % (VERSION, str(kind.__struct_config__.tag).encode()) for kind in SIZES_MAX}
 """The first bytes of every record of a kind, so that one kind is never read as another."""
 
+_SINCE_0_1: dict[type[Record], tuple[str, ...]] = {MemberRecord: ("grace",), RunSettings: ("drain_notice",)}
+"""Fields with fractions that release 0.1.0 does not know, and refuses. msgspec omits a default only if it is the same object.
+That holds for small whole numbers, None and empty texts, and not for 0.0."""
+_DEFAULTS = {
+    kind: tuple((one.name, one.default) for one in msgspec.structs.fields(kind) if one.name in names)
+    for kind, names in _SINCE_0_1.items()
+}
+
 _encoder = msgspec.json.Encoder()
 _decode: dict[type[Record], Callable[[bytes], Any]] = {kind: msgspec.json.Decoder(kind).decode for kind in SIZES_MAX}
 
@@ -70,6 +78,9 @@ class _Version(msgspec.Struct):
 
 def encode(record: Record) -> bytes:
     """Return the record as it is written to the engine."""
+    for name, default in _DEFAULTS.get(type(record), ()):
+        if getattr(record, name) == default:
+            record = msgspec.structs.replace(record, **{name: default})
     data = _VERSION + _encoder.encode(record)[1:]
     size_max = SIZES_MAX[type(record)]
     if len(data) > size_max:
