@@ -305,7 +305,7 @@ def _serve(listener: socket.socket) -> TCPStore:
     bound = listener.detach()
     try:
         store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=bound)
-    except NotImplementedError:  # An older torch, such as 2.5: its server on libuv takes no socket.
+    except NotImplementedError:  # An older torch: its server on libuv takes no socket.
         store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=bound, use_libuv=False)
     never_free_in_children(store)
     return store
