@@ -247,6 +247,8 @@ def member_calls(held: rdzv.Rendezvous, world: blocking.World, fresh: list[rdzv.
         "Rendezvous.serve_workers": Call(AT_ONCE_S, held.serve_workers),
         "Rendezvous.done": Call(READ_S, lambda: held.done(READ_S)),
         "Rendezvous.drain": Call(READ_S, lambda: held.drain("bounds", READ_S)),
+        "Rendezvous.saved": Call(AT_ONCE_S, held.saved),
+        "Rendezvous.wait_drained": Call(AT_ONCE_S, held.wait_drained),
         "Rendezvous.close_run": Call(READ_S, lambda: held.close_run("bounds", READ_S)),
         "World.members": Call(READ_S, world.members),
         "World.take_bootstrap_socket": Call(AT_ONCE_S, lambda: world.take_bootstrap_socket().close()),

@@ -69,6 +69,11 @@ class _RemoteStore:
     def __init__(self, round: int) -> None:
         self.round = round
         self.timeout_s = STORE_S
+        self.calls = self
+
+    def finish(self, request: _Request) -> _Request:
+        """Leave the request as it is: the link carries it out."""
+        return request
 
     def set_timeout(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -115,6 +120,9 @@ class _RemoteStore:
 
 class AgentRendezvous:
     """The link to the agent. One thread reads what it says; any thread may call."""
+
+    asks_directly = False
+    """The calls of a store pass through the agent, which is the member."""
 
     def __init__(self, path: str, local_rank: int) -> None:
         self._path = path
@@ -209,7 +217,7 @@ class AgentRendezvous:
             link.close()
         return True
 
-    def run(self, request: _Request) -> Any:
+    def run(self, request: _Request, call: str = "") -> Any:  # noqa: ARG002  The request has its name.
         """Make a call of a store. The agent bounds its time."""
         with self._came:
             self._calls += 1
