@@ -128,7 +128,7 @@ def verdicts(rows: Rows) -> list[tuple[str, str, str]]:
     table.append(below("ranks by racks, n=1,000 over 32 racks, 20 lost: the rule takes under 20 ms", racks, 0.02))
     table.append(times("recover: at least 8 times faster than torch's shrink", shrunk["torch"], shrunk["ours"], 3, 8))
     asked = "torchrun, unchanged scripts: kill -9 until the survivors train again with collectives, at most 2.8 s"
-    table.append(below(asked, shrunk["ours"].get(3), 2.8))
+    table.append(below(asked, rows.find("recover", "shrunk_s", what="ours", mode="collectives").get(3), 2.8))
     parts = ("shrunk", "beheaded", "grown", "drained")
     stays = {part: rows.find("stay", f"{part}_s", mode="linger 1 s").get(3) for part in parts}
     table.append(below("processes that stay: kill -9 until the next all-reduce, at most 0.5 s", stays["shrunk"], 0.5))

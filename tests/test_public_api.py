@@ -37,7 +37,7 @@ def load(module):
 MADE = {"World", "Store", "LiveWorld", "Rounds", "Driver"}
 """Objects that rdzv makes, or a protocol: their constructors are not public."""
 INNER = {
-    aio.Rendezvous: {"check", "insist", "keep_out"}, aio.World: {"end", "moved_to"},
+    aio.Rendezvous: {"answer_notice", "check", "insist", "keep_out"}, aio.World: {"end", "moved_to"},
     aio.Store: {"end", "moved_to", "finish", "try_now", "over"},
     rdzv.Secret: {"derive", "prove", "can_be_guessed"}, rdzv.Endpoint: {"options"},
 }  # fmt: skip

@@ -178,7 +178,7 @@ def end_at_call(number: int, name: str) -> None:
     def counted(call: Any) -> Any:
         def wrapper(store: Any, *args: Any) -> Any:
             nonlocal calls
-            if store.timeout.total_seconds() < 60 and store._space._store._round == 2:
+            if store.timeout.total_seconds() < 60 and store._space._calls.round_number == 2:
                 calls += 1
                 if calls == number:
                     say("ends", call=call.__name__)

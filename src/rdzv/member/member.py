@@ -43,7 +43,7 @@ from ..core.status import Status
 from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..core.worker_messages import EndNotice
 from ..engines.port import Driver, EngineReset, Get, ServerLife, Session
-from ..errors import Evicted, NotJoined, RdzvError, RoundOver, Unreachable, Untrusted
+from ..errors import Evicted, NotJoined, RoundOver, Unreachable, Untrusted
 from ..system.node import Node
 from ..system.timers import OutOfTime, TimeLimit, TimerGroup, Wakeup, backoff_s, sleep, with_timeout
 from .departure import say_goodbye
@@ -309,13 +309,23 @@ class Member:
         """Tell the workers when their round will end, and the leader when all of them have saved."""
         while True:
             rings = self.bell.rings
-            if not notices.look(self.world, self.notice, self.state.workers):
-                await self.bell.wait(None, rings)
-                continue
+            if notices.look(self.world, self.notice, self.state.workers):
+                await self.answer_notice()
+            await self.bell.wait(None, rings)
+
+    async def answer_notice(self) -> None:
+        """Answer the notice as the workers have done."""
+        # `saved` would raise an eviction here, and count it as told: the holder would join again without having heard of it.
+        presence, notice = self.presence, self.notice
+        while notice is not None and presence is not None and self.presence is presence and not presence.is_over:
             try:
-                await self.saved()
-            except RdzvError:  # The next call of the holder raises it, if it matters.
-                await sleep(self._node, 1.0)
+                await presence.put_record(saved=notice.id)
+            except (Unreachable, EngineReset):
+                await sleep(self._node, 0.1 + 0.2 * self._node.jitter())
+            except Evicted:
+                await sleep(self._node, 1.0)  # The machine knows, and the next call of the holder raises it.
+            else:
+                return
 
     async def status(self) -> Status:
         """The whole run, with the reason for what it waits for. Remote, O(n).

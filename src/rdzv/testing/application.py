@@ -22,7 +22,6 @@ from ..errors import (
     EngineMoved,
     Evicted,
     JoinTimeout,
-    RdzvError,
     RoundOver,
     SettingsError,
     StoreTimeout,
@@ -177,9 +176,7 @@ class Application:
                 await member.bell.wait(None, rings)
                 continue
             await Wakeup(self.node).wait(saves_s)
-            # As the member's own watch over its workers: an error is told to the program by its next call.
-            with suppress(RdzvError, EngineReset):
-                await member.saved()
+            await member.answer_notice()  # As for the workers of an agent.
             await Wakeup(self.node).wait(0.5)
 
     def _reached(self, round: int) -> int:
