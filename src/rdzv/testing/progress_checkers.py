@@ -423,5 +423,6 @@ class T17Quarantine(Checker):
         if self._unstruck:
             self.report(commit.at, f"round {head.number} was sealed without a strike for {', '.join(self._unstruck)}")
         let_in = [one for one in self._held if one.id in state.entries]
-        if let_in and state.size_of([*self._free, *let_in[1:]]):
+        free = [one for one in self._free if one.created <= head.seen]  # Those that the leader could know of (seed 95103692).
+        if let_in and state.size_of([*free, *let_in[1:]]):
             self.report(commit.at, f"round {head.number} was sealed with {let_in[0].record.name}, whose host is quarantined")
