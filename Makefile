@@ -34,7 +34,7 @@ PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
-	@echo "make quick  lint, types, and the tests that start no process: a minute"
+	@echo "make quick  lint, types, and the tests that start no process: two minutes"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
 	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"

@@ -13,7 +13,7 @@ class Change(msgspec.Struct, frozen=True):
     """The member's world no longer stands: stop the workers and join again (or leave, if the run is closed)."""
 
     kind: ChangeKind
-    """What happened, for programs."""
+    """The kind of change, for programs."""
     reason: str
     """Why, for people."""
     newcomers: int = 0

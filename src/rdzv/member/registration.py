@@ -47,7 +47,7 @@ class Found(msgspec.Struct, frozen=True):
     made_settings: bool = False
     """The settings were put with the key, and hang on no lease yet."""
     watch: port.Watch | None = None
-    """What every member watches, from `revision` on, if it began with the transaction that put the key."""
+    """The watch that every member has, from `revision` on, if it began with the transaction that put the key."""
 
 
 class Registration:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WorkerNotices:
-    """What the workers have been told of one round's end, and whether all of them have saved."""
+    """Tells the workers of the end of their round, and finds out whether all of them have saved."""
 
     def __init__(self, channel: WorkerChannel, now: Callable[[], float]) -> None:
         self._channel = channel

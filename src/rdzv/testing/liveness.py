@@ -1,4 +1,4 @@
-"""What a suspended coroutine can still read: its live variables, and the values on its stack.
+"""The values that a suspended coroutine can still read: its live variables, and the values on its stack.
 
 A variable that is written before it is read again, or never read again, decides nothing. The coroutines of a member keep many
 of these: the last batch of a watch, the first list of a leader. States that differ in nothing else behave alike. The position
