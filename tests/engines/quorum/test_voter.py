@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import time
 from pathlib import Path
 
@@ -276,7 +277,7 @@ async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
     where = ("127.0.0.1", int(endpoint().rpartition(":")[2]) + 1)
     listener = socket.create_server(where)
     answering = Answering(lambda: offer_of(record, {}, 3), None)
-    await answering.start([listener])
+    answering.start([listener])
     asker = Asker([where], lambda: None)
     assert (await asker.ask(0)).numbers == ("n0", "", "")
     client = (where[0], where[1] - 1)
@@ -294,6 +295,21 @@ async def test_an_answering_host_gives_offers_only_to_the_question_for_them():
     assert "connection refused" in gone.problem
 
 
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["not a byte", "half a greeting"])
+async def test_a_host_that_stops_answering_ends_the_connections_whose_handshake_is_not_done(sent):
+    """An asker that came in the last moment kept its connection, and the file descriptor, for a minute."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    answering = Answering(lambda: Offer("q", ("n0", "", "")), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    answering.start([listener])
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(sent)
+    await holds(lambda: len(answering._open) == 1, "the connection is accepted")
+    await answering.close()
+    assert await asyncio.wait_for(reader.read(), 2.0) == b""
+    assert not answering._open
+    writer.close()
+
+
 async def test_a_host_that_has_chosen_answers_until_the_etcd_runs_that_all_ask_first(tmp_path, monkeypatch):
     """Three etcds that started at once waited for each other, a second each."""
     monkeypatch.setattr("rdzv.engines.quorum.voter.FIRST_S", 30.0)
@@ -309,7 +325,7 @@ async def test_a_host_that_has_chosen_answers_until_the_etcd_runs_that_all_ask_f
 
     others = [Answering(others_say, None) for _ in range(2)]
     for other, (host, port) in zip(others, hosts[::2], strict=True):
-        await other.start([socket.create_server((host, port + 1))])
+        other.start([socket.create_server((host, port + 1))])
     quorum = Quorum("q", "job", hosts)
     voter = Voter(quorum, 1, hosts[1][0], kept, EtcdProgram("sleep", "3.5.16"), Contexts(lambda: None, lambda: None), None)
     voter.start()

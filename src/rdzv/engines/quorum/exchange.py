@@ -23,6 +23,7 @@ from .agreement import Offer
 ASK_S = 2.0  # Timeout of one question, name resolution included.
 MESSAGE_MAX = 64 * 1024
 PATH = "/rdzv/quorum"
+ACCEPT_AGAIN_S = 0.1
 ASKERS_MAX = 64  # Connections that are answered at once. Five hosts ask several times a second, one request each.
 
 
@@ -38,45 +39,82 @@ class EtcdMember(msgspec.Struct, rename={"peer_urls": "peerURLs"}):
 
 
 class Answering:
-    """Answers questions at the peer port, until it is closed."""
+    """Answers questions at the peer port, until it is closed.
+
+    It accepts connections itself, because a server of asyncio tells nobody of a connection before its TLS handshake is done.
+    Such a connection would outlive the server.
+    """
 
     def __init__(self, offer: Callable[[], Offer], context: ssl.SSLContext | None) -> None:
         self._offer = offer
         self._context = context
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._listening: list[socket.socket] = []
+        self._open: dict[asyncio.Task[None], socket.socket] = {}
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
+    def start(self, sockets: Sequence[socket.socket]) -> None:
         """Begin to answer. The sockets listen, and are closed with this object."""
-        servers = [await asyncio.start_server(self._answer, sock=one, ssl=self._context, limit=MESSAGE_MAX) for one in sockets]
-        self._server, self._others = servers[0], servers[1:]
+        for one in sockets:
+            one.setblocking(False)
+            self._listening.append(one)
+            self._listen(one)
 
     async def close(self) -> None:
         """Close the port, and all connections: etcd needs the port at once."""
-        if self._server is not None:
-            for server in (self._server, *self._others):
-                server.close()
-        for writer in tuple(self._open):
-            writer.transport.abort()
-        await asyncio.sleep(0)
+        while self._listening:
+            listening = self._listening.pop()
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        answers = dict(self._open)
+        for task in answers:
+            task.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+        for sock in answers.values():
+            sock.close()  # A task that was ended before it began has not closed it.
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= ASKERS_MAX:
-            writer.transport.abort()
+    def _listen(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept a connection. It is no coroutine: one that is ended while it accepts would lose the connection."""
+        loop = asyncio.get_running_loop()
+        try:
+            sock, _ = listening.accept()
+        except OSError:  # The asker is gone already, or this process has no file descriptor left.
+            loop.remove_reader(listening)
+            loop.call_later(ACCEPT_AGAIN_S, self._listen, listening)
             return
-        self._open.add(writer)
-        with suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ASK_S)
+        if len(self._open) >= ASKERS_MAX:
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = loop.create_task(self._answer(sock), name="rdzv quorum: answer")
+        self._open[task] = sock
+        task.add_done_callback(self._open.pop)
+
+    async def _answer(self, sock: socket.socket) -> None:
+        """Answer one question, and close its connection."""
+        with sock, suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            await asyncio.wait_for(self._reply(sock), ASK_S)
+
+    async def _reply(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=MESSAGE_MAX)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._context)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
             known = request.startswith(f"GET {PATH} ".encode())
             body = msgspec.json.encode(self._offer()) if known else b"unknown\n"
             status = "200 OK" if known else "404 Not Found"
             head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             writer.write(head.encode() + body)
-            await asyncio.wait_for(writer.drain(), ASK_S)
+            await writer.drain()
             writer.close()
-        self._open.discard(writer)
-        if not writer.is_closing():
-            writer.transport.abort()
+            await writer.wait_closed()
+        finally:
+            transport.abort()
 
 
 class Asker:

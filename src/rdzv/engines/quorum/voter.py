@@ -176,7 +176,7 @@ class Voter:
             return made
 
         answering = Answering(offer, self._contexts.server())
-        await answering.start(listen(self._address, self._peer_port))
+        answering.start(listen(self._address, self._peer_port))
         try:
             while True:
                 found = await asyncio.gather(*(self._asker.ask(index) for index in others), return_exceptions=True)
@@ -225,7 +225,7 @@ class Voter:
         )
         logger.warning("quorum of run %r: %s; the other hosts carry it", self.quorum.run_id, self.reason)
         answering = Answering(lambda: offer_of(record, {}, len(self.quorum.hosts)), self._contexts.server())
-        await answering.start(listen(self._address, self._peer_port))
+        answering.start(listen(self._address, self._peer_port))
         try:
             await asyncio.get_running_loop().create_future()
         finally:
