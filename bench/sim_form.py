@@ -4,7 +4,7 @@ The real member code runs on the simulated network, so counts are exact and the 
 
     python bench/sim_form.py [n ...]          # default: 100 1000 10000
 
-Above 10,000 members the settings and the simulated server are allowed more than real ones allow: the counts are of the protocol.
+Above 10,000 members the settings and the simulated server allow more than real ones do: the counts are of the protocol.
 """
 
 from __future__ import annotations
