@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rdzv.core.worker_messages import WorkerHello, encode
-from rdzv.errors import Drained, SettingsError
+from rdzv.errors import Drained, Evicted, SettingsError
 from rdzv.operate import commands
 from support.memory_members import LONG_S, Party
 
@@ -158,6 +158,25 @@ async def test_a_member_that_is_lost_during_the_notice_ends_it():
         await c.presence.session.revoke(c.presence.lease)
         (change, _) = await changes(a, b)
         assert change.reason == f"{c.state.me.name} lost"
+
+
+async def test_a_program_is_told_of_an_eviction_that_the_answer_of_its_workers_met_first(monkeypatch):
+    async with Party(1, 2, drain_notice=60) as party:
+        (a, b), _ = await party.form("a", "b")
+        await a.drain("SIGTERM received")
+        await noticed(b)
+        session, lease = b.presence.session, b.presence.lease
+        put = session.txn
+
+        async def lose_first(*words, **more):
+            monkeypatch.undo()
+            await session.revoke(lease)
+            return await put(*words, **more)
+
+        monkeypatch.setattr(session, "txn", lose_first)
+        await asyncio.wait_for(b.answer_notice(), LONG_S)
+        with pytest.raises(Evicted):
+            await b.join()
 
 
 async def test_an_operators_drain_gives_the_notice_too():
