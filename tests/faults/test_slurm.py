@@ -72,7 +72,8 @@ class Job:
         """Wait for the next life of the job, with time enough. Slurm would let it wait for two minutes."""
         is_pending = {"JobState": "PENDING", "Restarts": str(times)}
         self.slurm.until(lambda: is_pending.items() <= self.fields.items(), "the job is requeued", 2 * LONG_S, self.id)
-        self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now", "timelimit=60")
+        # Not at once: slurmd refuses a job whose former credential it has revoked within the same second.
+        self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now+2", "timelimit=60")
 
     def finish(self, code: int = 0) -> dict[str, str]:
         """Let the program end with that code. Return the fields of the job when it is over."""

@@ -31,7 +31,7 @@ WHOLE_S = 120.0
 """How long all members may take to hold one world after the last fault of a wave: a lease, and what two busy cores add."""
 SETTINGS = {
     "lease": LEASE_S, "last_call": 3, "regroup": 30, "settle": 0.3, "grow_every": 0, "join_timeout": 600, "is_host": False,
-    "closed_for": 30, "outage_grace": 120,
+    "closed_for": 600, "outage_grace": 120,
 }  # fmt: skip
 
 
