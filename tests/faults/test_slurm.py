@@ -176,6 +176,33 @@ def test_a_job_saves_before_its_time_is_over_and_is_requeued(slurm, script):
     assert_completed(job, restarts=1)
 
 
+RECIPE = re.search(r"```bash\n(#!/bin/bash\n.*?)```", (ROOT / "docs" / "howto.md").read_text(), re.DOTALL)[1]
+TORCHRUN_OPTIONS = "torchrun --rdzv-backend=rdzv --nnodes=2:4 --rdzv-conf=drain_notice=90 train.py"
+RUN_OPTIONS = "rdzv run auto --nnodes 2:4 --conf drain_notice=90 -- python train.py"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", [TORCHRUN_OPTIONS, RUN_OPTIONS], ids=["torchrun", "run"])
+def test_the_recipe_for_a_time_limit_lets_all_workers_save_before_their_round_ends(slurm, command):
+    if command == TORCHRUN_OPTIONS:
+        pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+    assert RECIPE.count(TORCHRUN_OPTIONS) == RECIPE.count("@180") == 1
+    shutil.copy(PROGRAM.with_name("saves.py"), slurm.work / "train.py")
+    (slurm.work / "job.sbatch").write_text(RECIPE.replace(TORCHRUN_OPTIONS, command).replace("@180", "@40"))
+    job = slurm.submit("job.sbatch")
+    slurm.until_said(job, " of 4 trains", LONG_S, times=4)
+    slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
+    over = slurm.until_over(job, 2 * LONG_S)
+    said = slurm.output(job)
+    for rank in range(4):
+        assert said.count(f"round 1: rank {rank} of 4 is told: n0, n1, n2 and 1 more draining: end of the job, ") == 1, said
+    assert said.rindex("has saved") < said.index("round 1 broken"), said
+    assert said.count("draining: end of the job; all workers have saved") == 4, said
+    assert "round 2" not in said, said
+    # Agents of torchrun that are not needed any more end with code 0, and those of `rdzv run` say that they were drained.
+    assert over["ExitCode"] == ("0:0" if command == TORCHRUN_OPTIONS else f"{int(ExitCode.EVICTED)}:0"), over
+
+
 @pytest.mark.soak
 def test_a_job_that_is_interrupted_before_its_agents_have_begun_is_requeued(slurm):
     slow = f"{sys.executable} -c 'print(\"imports\", flush=True); import time; time.sleep(300)'"

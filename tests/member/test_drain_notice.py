@@ -189,6 +189,16 @@ async def test_an_operators_drain_gives_the_notice_too():
         await changes(a, b, c)
 
 
+async def test_an_operator_asks_all_members_at_once_in_as_many_transactions_as_the_engine_needs(monkeypatch):
+    async with Party(2, 3, drain_notice=60) as party:
+        members, _ = await party.form("a", "b", "c")
+        monkeypatch.setattr(party.operator, "writes_max", 2, raising=False)
+        assert await commands.drain(party.operator, "job", "*", "end of the job") == sorted(one.state.me.name for one in members)
+        await noticed(*members)
+        await asyncio.gather(*(one.saved() for one in members))
+        assert {change.reason.partition("; ")[2] for change in await changes(*members)} == {"all workers have saved"}
+
+
 async def test_workers_in_processes_of_their_own_hear_of_it_and_all_of_them_must_answer():
     async with Party(2, 3, drain_notice=60) as party:
         a, b, c = party.member("a"), party.member("b"), party.member("c")
