@@ -214,7 +214,7 @@ _HARMLESS = _BLIPS | {
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "stalled", "refused", "closed"})
 """Acts by which a member of a round breaks it."""
-_ANYBODY = _RESETS | {"pod 0 replaced", "second engine", "ask", "ban", "newcomer first"}
+_ANYBODY = _RESETS | {"isolated again", "pod 0 replaced", "second engine", "ask", "ban", "newcomer first"}
 """Causes whose victims are not all named in the history."""
 _MEMORY_S = 30.0
 """How long before the round was sealed a fault may have begun whose effect breaks it."""
@@ -236,6 +236,9 @@ class G7Cause(Checker):
     _held: dict[str, str] = field(default_factory=dict)
     _restarts: list[float] = field(default_factory=list)
     _engine_faults: int = 0
+    _lease_s: float = 0.0
+    _isolated_at: float = float("-inf")
+    """When the last isolation of the engine began or ended."""
     _grown: set[str] = field(default_factory=set)
     _took: dict[str, set[str]] = field(default_factory=dict)
     """For each table: nodes that were given it."""
@@ -263,6 +266,8 @@ class G7Cause(Checker):
             self.report(commit.at, f"round {head.number} was broken for newcomers when some were done already")
 
     def after(self, commit: Commit, state: State) -> None:
+        if state.settings is not None:
+            self._lease_s = state.settings.lease
         if state.head is not None and state.some_done:
             self._done_at.setdefault(state.head.table, commit.at)
         head = new_head(commit, state)
@@ -283,6 +288,12 @@ class G7Cause(Checker):
                 self._causes.append((seen.at, "second engine", seen.target))  # A lost value may hit anybody.
             if seen.kind.startswith("engine") and seen.kind != "engine restart":
                 self._engine_faults += -1 if seen.stop else 1
+            if seen.kind == "engine isolated":
+                if not seen.stop and seen.at - self._isolated_at < self._lease_s:
+                    # An engine that hears nobody for less than half a lease lets it run on. One such silence is too short to end
+                    # a lease; two with a word of somebody between them may end that of a member that said nothing then.
+                    self._causes.append((seen.at, "isolated again", seen.target))
+                self._isolated_at = seen.at
             blip = seen.kind in _BLIPS and self._engine_faults > 0
             if blip or seen.kind not in _HARMLESS:
                 self._causes.append((seen.at, seen.kind, seen.target))
