@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rdzv.cli.exit_codes import ExitCode
 from support.network_hosts import ip
 from support.slurm_cluster import Slurm, why_not
 
@@ -200,7 +201,7 @@ def test_the_recipe_for_a_time_limit_lets_all_workers_save_before_their_round_en
     assert said.count("draining: end of the job; all workers have saved") == 4, said
     assert "round 2" not in said, said
     # Agents of torchrun that are not needed any more end with code 0, and those of `rdzv run` say that they were drained.
-    assert over["ExitCode"] == ("0:0" if command == TORCHRUN_OPTIONS else f"{int(ExitCode.EVICTED)}:0"), over
+    assert over["ExitCode"] == ("0:0" if command == TORCHRUN_OPTIONS else f"{int(ExitCode.REFUSED)}:0"), over
 
 
 @pytest.mark.soak

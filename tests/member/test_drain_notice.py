@@ -193,7 +193,8 @@ async def test_an_operator_asks_all_members_at_once_in_as_many_transactions_as_t
     async with Party(2, 3, drain_notice=60) as party:
         members, _ = await party.form("a", "b", "c")
         monkeypatch.setattr(party.operator, "writes_max", 2, raising=False)
-        assert await commands.drain(party.operator, "job", "*", "end of the job") == sorted(one.state.me.name for one in members)
+        asked = await commands.drain(party.operator, "job", "*", "end of the job")
+        assert asked == sorted(one.state.me.name for one in members)
         await noticed(*members)
         await asyncio.gather(*(one.saved() for one in members))
         assert {change.reason.partition("; ")[2] for change in await changes(*members)} == {"all workers have saved"}
