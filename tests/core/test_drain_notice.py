@@ -63,11 +63,6 @@ def table(*rows):
     ("T7.18 T7.5 if too few remain, those that drain are told that they may go",
      noticed("a b:drains c:drains", "a b c", given=msgspec.structs.replace(GIVEN, drains=2), age=2.0),
      "round 3: b and c may go | call=none"),
-    ("T7.18 T7.5 the round is broken if an operator has asked all to go",
-     noticed("a b c", "a b c", asked=dict.fromkeys("ABC", "end of the job"), age=2.0,
-        given=DrainNotice(reason="a, b and c draining: end of the job", limit_s=90.0, drains=3)),
-     ("round 3 broken: a, b and c draining: end of the job; all workers have saved "
-     "| phase=broken call=none cause=drained(a b c) notice=None")),
     ("T7.18 T7.5 and the round goes on", sealed("a b:drains c:drains", drain_notice=90.0,
         notice=msgspec.structs.replace(GIVEN, drains=2)), f"round 3 runs with 3 nodes{FEW}"),
     ("T7.18 until newcomers take their place", sealed("a b:drains c:drains d:new", drain_notice=90.0,

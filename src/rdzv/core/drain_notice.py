@@ -36,7 +36,7 @@ def give_notice(view: View) -> Verdict | None:
     if missing and left_s > 0:
         who = f"the workers of {names(missing)}"
         return Verdict(None, f"round {head.number}: {given.reason}; waiting at most {left_s:.0f} s for {who} to save", left_s)
-    if view.all_were_asked_to_go or view.fits(view.survivors, view.newcomers):
+    if view.fits(view.survivors, view.newcomers):
         return None
     # The round is not broken, but the members that drain can go: this write tells them so.
     return _write(view, Call.NONE, given)

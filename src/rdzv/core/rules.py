@@ -206,8 +206,7 @@ def break_for_stall(view: View) -> Verdict | None:
 def break_for_drains(view: View) -> Verdict | None:
     """T7: members announced that they are about to go."""
     # A scheduler signals many nodes at once, so drains gather for `drain_settle` and cost one restart together. If too
-    # few members would remain, the round is left alone: training until the last moment beats standing still. An
-    # operator who has asked all members to go does not want that.
+    # few members would remain, the round is left alone: training until the last moment beats standing still.
     # A notice to the workers comes first, if the run has one, and gathers drains as well. It is given even if the round is
     # left alone then: the members will go, and with them the round.
     if not view.drains:
@@ -216,7 +215,7 @@ def break_for_drains(view: View) -> Verdict | None:
         verdict = drain_notice.give_notice(view)
         if verdict is not None:
             return verdict
-    if not view.all_were_asked_to_go and not view.fits(view.survivors, view.newcomers):
+    if not view.fits(view.survivors, view.newcomers):
         return None
     draining = f"{names(view.drains)} draining"
     wait = 0.0 if view.settings.drain_notice else view.settings.drain_settle - view.drain_age_s

@@ -232,11 +232,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         """Members of the table that are about to go."""
         return [live for live in self.in_table.values() if self.is_draining(live) and not live.record.done]
 
-    @property
-    def all_were_asked_to_go(self) -> bool:
-        """Whether an operator has asked every member of the table to leave."""
-        return self.in_table.keys() <= self.asked.keys()
-
     @cached_property
     def stalled(self) -> list[LiveMember]:
         """Members of the table that report that workers of the head's round get no further."""
