@@ -106,6 +106,22 @@ def test_the_bill_lists_all_that_the_extras_bring(dist):
     assert all(names.values())
 
 
+def test_a_release_needs_real_addresses(wheel, capsys):
+    dist_tool, metadata = tool(), tool().metadata_of(wheel)
+    assert len(metadata.get_all("Project-URL")) == 5
+    metadata.replace_header("Version", "0.2.0.dev0")
+    metadata.replace_header("Project-URL", "Homepage, https://rdzv.example/docs")
+    dist_tool.check_addresses(metadata)
+    assert "warning: [project.urls] has no real addresses yet: https://rdzv.example" in capsys.readouterr().err
+    metadata.replace_header("Version", "0.2.0")
+    with pytest.raises(SystemExit, match=r"version 0\.2\.0 is a release, and .* has no real addresses"):
+        dist_tool.check_addresses(metadata)
+    del metadata["Project-URL"]
+    metadata["Project-URL"] = "Homepage, https://rdzv.org/an.example"
+    dist_tool.check_addresses(metadata)
+    assert capsys.readouterr().err == ""
+
+
 def test_the_extra_all_is_the_sum_of_the_others():
     project = (ROOT / "pyproject.toml").read_text()
     found = re.findall(r"^(\w+) = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import html.parser
+import http.server
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import urllib.parse
 from pathlib import Path
 
 import pytest
 
 from rdzv.core.model import Phase
+from support import browser as browsers
 from support.once import made_once
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: the extra `docs` brings it")
 ROOT = Path(__file__).parents[1]
 API = ROOT / "tests" / "typing" / "public_api.txt"
 HOSTS = re.compile(r"^(?:https?:)?//")
+FIRST = 5
+"""Results of a search that a reader sees without scrolling."""
 
 
 class Links(html.parser.HTMLParser):
@@ -122,6 +128,56 @@ def test_a_search_finds_its_place(site, word, place):
     index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     found = [one["location"] for one in index if word.lower() in (one["title"] + one["text"]).lower()]
     assert place in {location.partition("#")[0] for location in found} | set(found)
+
+
+@pytest.fixture(scope="module")
+def served(site):
+    """The address of the site, on loopback. Its search does not work from a file."""
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_words):
+        pass
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    reason = browsers.why_not("chromium", "chromium-driver", chromium_driver="chromedriver")
+    if reason:
+        pytest.skip(f"NOT TESTED in a browser: {reason}")
+    with browsers.browser() as driver:
+        browsers.look(driver, 1300, 900)
+        yield driver
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("JoinTimeout", "errors.html#rdzv-e05-jointimeout"),
+        ("linger", "settings.html"),
+        ("Slurm", "slurm.html"),
+        ("alert", "walkthrough.html#5-set-an-alert"),
+        ("kill", "walkthrough.html#2-kill-one"),
+    ],
+)
+def test_a_reader_who_searches_is_shown_the_place_among_the_first(served, chromium, word, place):
+    chromium.get(f"{served}/index.html")
+    field = chromium.find_element("css selector", ".md-search__input")
+    field.click()
+    field.send_keys(word)
+
+    def shown():
+        links = chromium.execute_script("return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)")
+        return [re.sub(r"\?h=[^#]*", "", link.removeprefix(f"{served}/")) for link in links]  # The words to highlight.
+
+    browsers.until(lambda: place in shown()[:FIRST], f"{place} among {FIRST} results of {word!r}")
 
 
 # ---- the pictures

@@ -16,10 +16,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from email.message import Message
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("", "cli", "etcd", "quorum", "web")
@@ -96,11 +99,27 @@ def _licence(one: Distribution) -> str:
     return text.strip().splitlines()[0][:80]
 
 
-def requirements_of(wheel: Path) -> list[str]:
-    """Return the requirements of a wheel, with those of its extras."""
+def metadata_of(wheel: Path) -> Message:
+    """Return what a wheel says of itself."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+        return email.message_from_bytes(archive.read(name))
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """Return the requirements of a wheel, with those of its extras."""
+    return metadata_of(wheel).get_all("Requires-Dist") or []
+
+
+def check_addresses(metadata: Message) -> None:
+    """Refuse a release whose addresses lead nowhere. A development version may have them, with a warning."""
+    addresses = [line.partition(", ")[2] for line in metadata.get_all("Project-URL") or []]
+    unreal = [one for one in addresses if (urlsplit(one).hostname or "").endswith(".example")]
+    problem = f"[project.urls] has no real addresses yet: {', '.join(unreal)}"
+    if unreal and not Version(metadata["Version"]).is_prerelease:
+        raise SystemExit(f"version {metadata['Version']} is a release, and {problem}")
+    if unreal:
+        print(f"warning: {problem}", file=sys.stderr)
 
 
 def main() -> None:
@@ -113,9 +132,8 @@ def main() -> None:
         raise SystemExit(f"two builds differ: {first} and {again}")
     check(folder)
     wheel = max(folder.glob("rdzv-*.whl"), key=lambda file: file.stat().st_mtime)
+    check_addresses(metadata_of(wheel))
     (folder / f"{wheel.name.split('-py3')[0]}.cdx.json").write_text(bill(wheel))
-    if ".example" in (ROOT / "pyproject.toml").read_text():
-        print("warning: [project.urls] has no real addresses yet", file=sys.stderr)
     for name, value in again.items():
         print(f"{value}  {name}")
 

@@ -30,6 +30,8 @@ API = {
 OWN_PAGE = {"rdzv": ("Rendezvous", "World", "Store")}
 """Names with a page of their own."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sbatch": "bash", "": "text", ".toml": "toml"}
+SEARCH_BOOST = {"Project": 0.25, "": 0.25}
+"""How much the pages of a section count in a search: a reader wants to do something more often than to read its history."""
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -183,9 +185,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links to where the site has their files, and show the picture of the states instead of its source."""
+    """Lead links to where the site has their files, show the picture of the states instead of its source, rank the page."""
     here = page.file.src_uri
     source = ORIGIN.get(here, here)
+    section = page.ancestors[-1].title if page.ancestors else ""
+    page.meta.setdefault("search", {"boost": SEARCH_BOOST.get(section, 1)})
 
     def lead(match: re.Match[str]) -> str:
         before, link, after = match.groups()

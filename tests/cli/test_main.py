@@ -72,7 +72,6 @@ def test_every_error_has_its_code(error, code):
         (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], "unknown scheme 'nonsense'"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is wrong: '127.0.0.1:99999' is not HOST:PORT"),
         (["journal", "no/such/file"], "'no/such/file' is neither a journal file"),
-        (["journal", "node1:29400"], "--run-id is not given: name the run, or journal files instead of an endpoint"),
         (["serve", "--bind", "nowhere"], "'nowhere' is not HOST:PORT; it must be HOST:PORT, such as"),
         (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
         (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),

@@ -1,4 +1,4 @@
-"""`rdzv runs`, and status and watch without a run id, against one real server with several runs."""
+"""`rdzv runs`, and status, journal and watch without a run id, against one real server with several runs."""
 
 from __future__ import annotations
 
@@ -107,15 +107,18 @@ def test_status_tells_what_happened_who_serves_and_who_leads(place):
     assert (last["phase"], broken["cause"], broken["members"]) == ("sealed", "lost", [f"{HOST}/b"])
 
 
-def test_status_and_watch_without_a_run_id_need_only_one_run(place):
+def test_status_journal_and_watch_without_a_run_id_need_only_one_run(place):
     assert invoke("status", place).stdout.splitlines()[0].split()[0] == "RUN"
     several = invoke("watch", place)
     assert (several.exit_code, several.stdout) == (2, "")
     assert "keeps several runs ('big', 'small'): name one with --run-id" in several.stderr
+    assert invoke("journal", place).stdout.split()[:2] == ["RUN", "PHASE"]
+    one_only = invoke("journal", place, "--outcome")
+    assert (one_only.exit_code, one_only.stderr) == (2, "rdzv: --outcome is about one run: name it with --run-id [RDZV-E01]\n")
     with running("serve", "--bind", "127.0.0.1:0") as server:
         other = server.stdout.readline().split()[-1]
         nothing = f"rdzv: engine rdzv://{other} keeps no run: nobody has joined one, or their records are gone [RDZV-E12]\n"
-        for words in (["status"], ["watch"], ["status", "--json"]):
+        for words in (["status"], ["watch"], ["journal"], ["status", "--json"]):
             done = invoke(*words, other)
             assert (done.exit_code, done.stdout, done.stderr) == (7, "", nothing)
         none = invoke("runs", other)
@@ -124,6 +127,7 @@ def test_status_and_watch_without_a_run_id_need_only_one_run(place):
         with member(other, "only", "a") as a:
             worlds(a, lambda said: said["size"] == 1)
             assert invoke("status", other).stdout.startswith("run 'only', round 1 sealed")
+            assert invoke("journal", other).stdout.startswith("run 'only', incarnation ")
             with running("watch", other) as watch:
                 first = watch.stdout.readline()
                 assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ round 1 sealed with 1 node ", first)

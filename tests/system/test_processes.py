@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -67,19 +67,24 @@ class Forks:
             os.waitpid(pid, 0)
 
 
+def _and_fork(real: Callable[..., int], made: Forks) -> Callable[..., int]:
+    def started(*words: object, **options: object) -> int:
+        pid = real(*words, **options)
+        made.begin(pid)
+        return pid
+
+    return started
+
+
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     """Have a process forked in each start between the moment at which the program runs and that at which Python knows it."""
     made = Forks()
-    owner, name = (subprocess, "_fork_exec") if sys.version_info >= (3, 11) else (subprocess._posixsubprocess, "fork_exec")
-    real = getattr(owner, name)
-
-    def fork_exec(*words: object) -> int:
-        pid = real(*words)
-        made.begin(pid)
-        return pid
-
-    monkeypatch.setattr(owner, name, fork_exec)
+    # Python 3.13 and later use `posix_spawn` for a program that is named by its path.
+    ways = [(subprocess, "_fork_exec") if sys.version_info >= (3, 11) else (subprocess._posixsubprocess, "fork_exec")]
+    ways += [(os, "posix_spawn")] if hasattr(os, "posix_spawn") else []
+    for owner, name in ways:
+        monkeypatch.setattr(owner, name, _and_fork(getattr(owner, name), made))
     yield made
     made.end()
 

@@ -21,9 +21,11 @@ from support.cli_commands import rdzv
 from support.embedded_server import session_to
 from support.ports import free_port
 from support.web_pages import fetch, scene
+from test_docs import blocks
 
 CONTRIB = Path(__file__).parents[2] / "contrib"
 RULES = CONTRIB / "prometheus" / "alerts.yml"
+WALK_RULES, WALK_CONFIG = blocks(CONTRIB.parent / "docs" / "walkthrough.md", "yaml")
 SIZES = {"train": 8, "eval": 8, "small": 5}
 LONG_S = 25.0
 
@@ -42,12 +44,12 @@ def promtool(*words, text=None):
 
 
 @contextmanager
-def scraping(folder, target, rules):
+def scraping(folder, target, *rules):
     """Start a Prometheus that scrapes a port twice a second, and yield its own port."""
     port = free_port()
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "400ms", "evaluation_interval": "500ms"},
-        "rule_files": [str(rules)],
+        "rule_files": [str(one) for one in rules],
         "scrape_configs": [{"job_name": "rdzv", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
@@ -100,7 +102,8 @@ async def test_prometheus_agrees_with_status_and_an_alert_fires_when_a_run_is_st
         for run_id, size in SIZES.items():
             await made.until_round(1, size, run_id)
         promtool("check", "metrics", text=(await fetch(made.port, "/metrics"))[2].decode())
-        with scraping(tmp_path, made.port, rules) as port:
+        (tmp_path / "walk-alerts.yml").write_text(WALK_RULES)
+        with scraping(tmp_path, made.port, rules, tmp_path / "walk-alerts.yml") as port:
 
             async def sees_rounds():
                 return await query(port, "rdzv_round") == {(run_id,): 1.0 for run_id in SIZES}
@@ -116,6 +119,12 @@ async def test_prometheus_agrees_with_status_and_an_alert_fires_when_a_run_is_st
                 return await query(port, firing) == {("small",): 1.0}
 
             await until(is_stuck, "the alert fires for the run that is stuck, and for no other")
+
+            async def are_missing():
+                firing = 'count by (run) (ALERTS{alertname="NodeMissing",alertstate="firing"})'
+                return await query(port, firing) == {("small",): 1.0, ("train",): 1.0}
+
+            await until(are_missing, "the walkthrough's alert fires for both runs that lost a node")
             await made.until_round(2, SIZES["train"] - 1, "train")
             await asyncio.sleep(1.2)
             await agrees_with_status(made, port)
@@ -140,6 +149,13 @@ async def agrees_with_status(made, port):
     where = f"127.0.0.1:{made.server.port}"
     done = await asyncio.to_thread(rdzv, "status", where, "--run-id", "train", "--json")
     assert members["train", "in"] == sum(one["state"] == "in" for one in json.loads(done.stdout)["members"])
+
+
+def test_the_files_of_the_walkthrough_are_valid(tmp_path):
+    (tmp_path / "contrib").symlink_to(CONTRIB)
+    (tmp_path / "walk-alerts.yml").write_text(WALK_RULES)
+    (tmp_path / "walk-prometheus.yml").write_text(WALK_CONFIG)
+    assert "2 rule files found" in promtool("check", "config", str(tmp_path / "walk-prometheus.yml")).stdout
 
 
 def test_the_alert_rules_are_valid_and_fire_when_they_should(tmp_path):

@@ -20,6 +20,7 @@ from . import options
 from .exit_codes import ExitCode
 from .options import ask, no_such_run, settings_for
 from .output import complain, json_text, say
+from .viewer import named_or_only_run
 from .words import Argument, Option
 
 Places = Annotated[
@@ -30,7 +31,7 @@ Places = Annotated[
     ),
 ]
 RunIdOrAll = Annotated[
-    str, Option("--run-id", envvar="RDZV_RUN_ID", help="names the run; for files: show this run only")
+    str, Option("--run-id", envvar="RDZV_RUN_ID", help="names the run; without it, the only run that is there; for files: all")
 ]
 
 Outcome = Annotated[
@@ -47,10 +48,12 @@ def journal(
     Given an endpoint, it asks the engine, which keeps the last 256 steps of a run for as long as it keeps the run.
     Given files or folders, it merges what the agents of several nodes kept into one account with the availability.
     Timestamps are from the writers' own clocks; durations are measured and do not depend on them. Exit code 7: there
-    is no journal of that run.
+    is no journal of that run. Without --run-id it shows the only run of the engine, or lists all of them.
     """
     places = endpoint  # Named for the variable and the pages of all commands.
     ends = _show_files(places, run_id, json) if _are_files(places) else _show_run(places[0], run_id, given, json)
+    if outcome and not ends:
+        raise SettingsError("--outcome is about one run: name it with --run-id")
     if outcome:
         _exit_as_it_ended(ends)
 
@@ -69,10 +72,12 @@ def _show_files(places: list[str], run_id: str, json: bool) -> list[tuple[bool, 
 
 
 def _show_run(endpoint: str, run_id: str, given: options.Given, json: bool) -> list[tuple[bool, str]]:
-    """Show what the engine has. Return how the last life of the run ended, as `_show_files` does."""
-    if not run_id and endpoint.strip() != AUTO:
-        raise SettingsError("--run-id is not given: name the run, or journal files instead of an endpoint")
-    settings = settings_for(endpoint, run_id, given)
+    """Show what the engine has. Return how the last life of the run ended, as `_show_files` does; nothing if it lists runs."""
+    # With auto the environment tells the id of the job, too.
+    is_auto = endpoint.strip() == AUTO
+    settings = settings_for(endpoint, run_id, given) if is_auto else named_or_only_run(endpoint, run_id, given, json)
+    if settings is None:
+        return []
     histories = ask(settings, lambda session: journals.read(session, settings.run_id))
     if not histories:
         raise no_such_run(settings)

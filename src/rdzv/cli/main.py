@@ -74,7 +74,7 @@ def _for_typer(command: Callable[..., None]) -> Callable[..., None]:
             details["autocompletion"] = getattr(completion, details["autocompletion"])
         make = typer.Argument if isinstance(word, Argument) else typer.Option
         # Annotated at run time: the type is a value here.
-        parameters.append(one.replace(annotation=Annotated.__class_getitem__((kind, make(*word.names, **details)))))  # type: ignore[attr-defined]
+        parameters.append(one.replace(annotation=Annotated[kind, make(*word.names, **details)]))
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return wrapped

@@ -49,14 +49,9 @@ def status(
 
     Without --run-id it shows the only run that is there, or lists all of them. Exit code 7: no such run.
     """
-    settings = settings_for(endpoint, run_id, given) if run_id else viewer_settings(endpoint, given)
-    if not run_id:
-        listed = asyncio.run(list_runs(settings, LISTED))
-        only = _only_run(settings, listed)
-        if only is None:
-            _print_runs(settings, listed, json)
-            return
-        settings = only
+    settings = named_or_only_run(endpoint, run_id, given, json)
+    if settings is None:
+        return
     seen = ask(settings, lambda session: RunViewer(session, settings.run_id, time.monotonic).look())
     if seen is None:
         raise no_such_run(settings)
@@ -68,7 +63,19 @@ def status(
         print_table(*member_rows(seen))
 
 
-LISTED = 200  # Runs that `rdzv status` lists. `rdzv runs --limit` lists more.
+LISTED = 200  # Runs that `rdzv status` and `rdzv journal` list. `rdzv runs --limit` lists more.
+
+
+def named_or_only_run(endpoint: str, run_id: str, given: options.Given, as_json: bool) -> Settings | None:
+    """Return settings for the run of this id; without an id, for the only run. If there are several, list them."""
+    if run_id:
+        return settings_for(endpoint, run_id, given)
+    anywhere = viewer_settings(endpoint, given)
+    listed = asyncio.run(list_runs(anywhere, LISTED))
+    only = _only_run(anywhere, listed)
+    if only is None:
+        _print_runs(anywhere, listed, as_json)
+    return only
 
 
 def _only_run(settings: Settings, listed: RunList) -> Settings | None:
