@@ -371,8 +371,7 @@ class Engine:
         for event, star in zip(events, stars, strict=True):
             self.history_size += _size(event)
             changed[event.key] = changed[star] = revision
-        if self.history_size > self._history_max:
-            self.shorten_history(self._history_max)
+        self.shorten_history(self._history_max)
         self._untold.append((batch, stars))
         if self._telling:
             return
@@ -481,8 +480,6 @@ def refuse_double_writes(operations: Sequence[Operation]) -> None:
 
     Checked for branches not taken too: the caller is wrong in any case, and etcd refuses it in the same way.
     """
-    if len(operations) < 2:
-        return
     writes = [operation for operation in operations if type(operation) is not Get and type(operation) is not List]
     if len(writes) < 2:
         return
