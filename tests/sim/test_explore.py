@@ -114,6 +114,23 @@ def test_what_follows_is_walked(world, first):
     assert tell(WORLDS[world], [first])[1].outcome == ""
 
 
+def test_a_program_that_has_ended_does_not_tell_states_apart():
+    """One that runs does. The first member leaves, and its program ends before the others have formed a round again."""
+    told = []
+
+    def choose(world, choices):
+        if world.decisions and world.apps["m0"].exited.done():
+            for name in "m0", "m1":
+                before = world.fingerprint()
+                world.apps[name].mark = name
+                told.append(before != world.fingerprint())
+            return None
+        return choices[0] if world.decisions else Choice("leave", "m0")
+
+    module.SmallWorld(WORLDS["three re-form: ends"], choose, lambda _: None, ()).play()
+    assert told == [False, True]
+
+
 def test_a_world_without_a_way_to_rest_is_found():
     """A defect that loses no guarantee at once: nobody is evicted, and the world waits for ever."""
     plan = replace(WORLDS["three re-form: losses"], faults=("hold",), faults_max=0)

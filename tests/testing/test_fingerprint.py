@@ -71,6 +71,13 @@ def test_an_instant_is_its_distance_from_now():
     assert text(NOW + FAR_S) == text(NOW + FAR_S + 50.0)
 
 
+def test_an_instant_that_no_rule_reads_any_more_is_as_good_as_none():
+    never = text(Thing(_away_asked_at=float("-inf")))
+    assert text(Thing(_away_asked_at=NOW - 0.3)) == never
+    assert text(Thing(_away_asked_at=NOW - 0.2)) != never
+    assert text(Thing(_listed_at=NOW - 0.3)) != text(Thing(_listed_at=float("-inf")))
+
+
 def test_ids_and_revisions_are_replaced_by_their_rank():
     assert text("e100000000000008", REVISION + 3, REVISION + 9) == text("e10000000000000c", REVISION + 4, REVISION + 5)
     assert text(REVISION + 3, REVISION + 9) != text(REVISION + 9, REVISION + 3)

@@ -54,6 +54,11 @@ _SKIPPED_ATTRIBUTES = frozenset({
 })  # fmt: skip
 """Counters, caches and chance, which decide nothing, and queues that the world shows itself."""
 
+_READ_FOR_S = {"_away_asked_at": 0.25}
+"""Instants that no rule reads when they are older: between two questions whether a straggler is away there is a quarter of
+`linger` (core/evictions.py), so one that was asked before that is as good as none."""
+NEVER = float("-inf")
+
 
 def fingerprint(roots: Iterable[object], clocks: Mapping[int, float]) -> bytes:
     """Return 8 bytes that are equal for states that behave alike. `clocks`: the present of each clock, by its number."""
@@ -112,10 +117,13 @@ class Walk:
         self.out.append(f"#{number}")
         return True
 
+    def age_s(self, instant: float) -> float:
+        """Return how long ago the instant is, by the clock it is of."""
+        return self._clocks.get(int(instant // CLOCK_STEP), 0.0) - instant
+
     def number(self, value: float) -> None:
         if value >= CLOCK_STEP and value != float("inf"):
-            clock = int(value // CLOCK_STEP)
-            value = round(max(min(value - self._clocks.get(clock, 0.0), FAR_S), -AGE_MAX_S) / GRAIN_S)
+            value = round(max(min(-self.age_s(value), FAR_S), -AGE_MAX_S) / GRAIN_S)
         self.out.append(f"{value:.3f}")
 
     def items(self, things: Iterable[object]) -> None:
@@ -157,6 +165,8 @@ class Walk:
                 value = attributes[name]
                 if name == "_waiters" and any(type(one) is int for one in value):
                     value = list(value.values())  # The numbers of requests decide nothing.
+                elif name in _READ_FOR_S and value != NEVER and self.age_s(value) > _READ_FOR_S[name]:
+                    value = NEVER
                 VISITORS[type(value)](self, value)
 
     def struct(self, thing: msgspec.Struct) -> None:

@@ -32,8 +32,6 @@ class Debt:
     allowed_s: float
     since: float
     state: State
-    is_heard: bool
-    """A live node is present, so the engine lets leases end."""
 
 
 @dataclass(eq=False)
@@ -47,6 +45,8 @@ class DebtChecker(Checker):
     """Keyed by engine instance."""
     _newest: dict[str, str] = field(default_factory=dict)
     """For each server: its latest instance."""
+    _heard_at: dict[str, float] = field(default_factory=dict)
+    """For each engine instance on which a live node is present, so that it lets leases end: since when."""
     _gone: set[str] = field(default_factory=set)
     """Nodes that are dead, or whose application has ended or is about to."""
     _moved: set[str] = field(default_factory=set)
@@ -62,6 +62,10 @@ class DebtChecker(Checker):
         if self._newest.get(commit.server, state.instance) != state.instance:
             self._owed.pop(self._newest[commit.server], None)
         self._newest[commit.server] = state.instance
+        if self._is_heard(state):
+            self._heard_at.setdefault(state.instance, commit.at)
+        else:
+            self._heard_at.pop(state.instance, None)
         before = self._owed.get(state.instance)
         if before is not None:
             self._judge(commit.at, before)
@@ -71,12 +75,12 @@ class DebtChecker(Checker):
             return
         same = before is not None and (before.what, before.leader) == (owed[0], leader.id)
         since = before.since if before is not None and same else commit.at
-        is_heard = self._is_heard(state)
-        if is_heard and before is not None and not before.is_heard and state.settings is not None:
-            # The engine heard nobody and let no lease end. That of a dead leader begins again now (steered seed 1013591).
-            since = commit.at + state.settings.lease
         node = self.context.owner(state, leader.id)
-        self._owed[state.instance] = Debt(owed[0], leader.id, node, owed[1], since, state, is_heard)
+        if node in self._gone and state.instance in self._heard_at and state.settings is not None:
+            # An engine that hears nobody lets no lease end. That of a dead leader begins again when somebody is heard, also
+            # if nothing was owed before (steered seed 1013591, noticed seed 95201467).
+            since = max(since, self._heard_at[state.instance] + state.settings.lease)
+        self._owed[state.instance] = Debt(owed[0], leader.id, node, owed[1], since, state)
 
     def _is_heard(self, state: State) -> bool:
         return bool({self.context.owner(state, id) for id in state.members} - self._gone - self._moved)
@@ -290,8 +294,8 @@ class G7Cause(Checker):
                 self._engine_faults += -1 if seen.stop else 1
             if seen.kind == "engine isolated":
                 if not seen.stop and seen.at - self._isolated_at < self._lease_s:
-                    # An engine that hears nobody for less than half a lease lets it run on. One such silence is too short to end
-                    # a lease; two with a word of somebody between them may end that of a member that said nothing then.
+                    # An engine that hears nobody for less than half a lease lets it run on. One such silence is too short to
+                    # end a lease; two with a word of somebody between them may end that of a member that said nothing then.
                     self._causes.append((seen.at, "isolated again", seen.target))
                 self._isolated_at = seen.at
             blip = seen.kind in _BLIPS and self._engine_faults > 0

@@ -342,7 +342,8 @@ class SmallWorld:
     def _roots(self) -> Iterator[object]:
         yield self.faults_left, self._offered == len(self.history), self._new, [*self.lasting]
         for name, app in self.apps.items():
-            yield name if app.node.dead else (app, app.node.held)
+            # A program that has ended decides nothing more. Tasks and timers that it left behind are shown by themselves.
+            yield name if app.node.dead else (name, "ended") if app.exited.done() else (app, app.node.held)
         for task, label in self.loop.tasks.items():
             app_of = self.apps.get(label.removeprefix("exit of ").partition("/")[0])
             if app_of is None or not app_of.node.dead:
