@@ -89,6 +89,23 @@ async def test_h09_members_that_come_back_one_after_the_other_go_on_undisturbed(
     assert hands.sealed == 1
 
 
+@by_hand(min_nodes=2, max_nodes=2)
+async def test_a_run_whose_engine_was_restarted_is_closed_once_it_is_known_again(hands):
+    """A is back at the emptied engine, which has no head, and has the run closed. Nobody has gone on without A."""
+    a, b = await hands.form("a", "b")
+    b.cut()
+    hands.restart()
+    await hands.until(lambda: a.key)
+    closing = a.close("out of budget")
+    await hands.pass_time(1.0)
+    assert (closing.done(), hands.head) == (False, None)
+    b.heal()
+    await hands.until(closing.done)
+    closing.result()
+    assert hands.head.phase is Phase.CLOSED
+    await hands.until(lambda: b.kinds == ["closed"])
+
+
 # ---- H10: restarted empty, and somebody comes first who knows an older round
 
 

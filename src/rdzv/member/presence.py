@@ -489,7 +489,10 @@ class Presence:
         await self.session.txn(compares, writes)
 
     async def close_run(self, cause: Cause, holds: RoundId | None) -> bool:
-        """T11.7: close the run, if the own key lives and the head still is at the round held. False: it is not."""
+        """T11.7: close the run, if the own key lives and the head still is at the round held. False: it is not.
+
+        Raises Unreachable while there is no head.
+        """
         keys = self.keys
         while True:
             seen = await self.session.txn(then=[Get(keys.head), Get(keys.settings)])
@@ -498,7 +501,8 @@ class Presence:
             self.show_head(item, seen.revision)
             head = None if item is None else wire.read_head(item.value)
             if item is None or head is None:
-                return False
+                # An engine that came back empty has none until the leader has made it anew, perhaps of the round held.
+                raise Unreachable(self.state.me.endpoint, "the run has no head yet", applied=False)
             if head.phase is Phase.CLOSED:
                 return True
             if holds is not None and head.round != holds:
