@@ -24,7 +24,7 @@ MEASURABLE := $(VENV)/measurable
 # Long tests begin first, so that at the end no job is left alone with one. The quick ones fill the gaps.
 LONG_FIRST := tests/torchrun/test_worker_ranks.py tests/engines/etcd/test_random_faults.py tests/engines/quorum tests/torchrun \
 	tests/versions tests/torch tests/faults tests/kubernetes tests/engines tests/web tests/cli tests
-# The rules, the member and the simulator, and the checks of the source and the pages: they start no process and wait for no clock.
+# The rules, the member and the simulator, and the checks of the source and the pages: they start few processes and wait for no clock.
 QUICK := tests/core tests/config tests/member tests/testing tests/sim tests/engines/test_reference.py tests/engines/test_memory.py \
 	tests/test_tidy.py tests/test_control_flow.py tests/test_docs.py tests/test_errors.py tests/test_aio.py
 # The profile "ci" draws the same examples each time and has no deadline: a push is judged by its change, not by luck or load.
@@ -34,7 +34,7 @@ PYTEST := $(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT) --hypothesis-profile
 
 help:
 	@echo "make test   lint, types, all tests but the long ones, coverage gates"
-	@echo "make quick  lint, types, and the tests that start no process: two minutes"
+	@echo "make quick  lint, types, and the tests of the rules, the member and the pages: under a minute"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
 	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
@@ -50,7 +50,7 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 unit seeds-beside
 	@$(MAKE) --no-print-directory gates
 
-# One job per core: each collects the tests, and these hardly wait. They take 83 s of CPU; types, unless they are known, 20 s more.
+# One job per core: each collects the tests, and these hardly wait. They take 48 s of CPU; types, unless they are known, 20 s more.
 quick:
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
@@ -79,10 +79,10 @@ collect: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -m "not soak and not seeds" --cov --cov-report= $(LONG_FIRST) $(ARGS)
 
-# Tracing makes the simulator several times slower, and its seeds reach no line that the others should not reach too. Exploration
+# Tracing makes what only computes several times slower, and it reaches no line that the others should not reach too. Exploration
 # forks at every choice, which costs several times more in a process that has imported torch: so these have processes of their own.
 seeds: $(STAMP)
-	$(PYTEST) -m "seeds and not soak" tests/sim $(ARGS)
+	$(PYTEST) -m "seeds and not soak" tests/sim tests/core/test_rules_hold.py $(ARGS)
 
 # They only compute: they get the time that the other tests wait, and are no hindrance to those.
 seeds-beside: $(STAMP)

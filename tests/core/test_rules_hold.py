@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,6 +16,8 @@ from rdzv.core.view import View
 from support.generated_views import AGE, AGREED, later, views
 from support.rule_story import Story
 from support.verdicts import check
+
+pytestmark = pytest.mark.seeds
 
 
 @settings(max_examples=1000, deadline=None)

@@ -72,7 +72,8 @@ class Job:
         """Wait for the next life of the job, with time enough. Slurm would let it wait for two minutes."""
         is_pending = {"JobState": "PENDING", "Restarts": str(times)}
         self.slurm.until(lambda: is_pending.items() <= self.fields.items(), "the job is requeued", 2 * LONG_S, self.id)
-        self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now", "timelimit=60")
+        # Not at once: slurmd refuses a job whose former credential it has revoked within the same second.
+        self.slurm.run("scontrol", "update", f"jobid={self.id}", "starttime=now+2", "timelimit=60")
 
     def finish(self, code: int = 0) -> dict[str, str]:
         """Let the program end with that code. Return the fields of the job when it is over."""
@@ -173,6 +174,32 @@ def test_a_job_saves_before_its_time_is_over_and_is_requeued(slurm, script):
     assert "the run did not end: it was interrupted" in slurm.output(job.id)
     assert job.until_trained(4, times=2) >= saved - 1
     assert_completed(job, restarts=1)
+
+
+RECIPE = re.search(r"```bash\n(#!/bin/bash\n.*?)```", (ROOT / "docs" / "howto.md").read_text(), re.DOTALL)[1]
+TORCHRUN_OPTIONS = "torchrun --rdzv-backend=rdzv --nnodes=2:4 --rdzv-conf=drain_notice=90 train.py"
+RUN_OPTIONS = "rdzv run auto --nnodes 2:4 --conf drain_notice=90 -- python train.py"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", [TORCHRUN_OPTIONS, RUN_OPTIONS], ids=["torchrun", "run"])
+def test_the_recipe_for_a_time_limit_lets_all_workers_save_once_and_train_until_then(slurm, command):
+    if command == TORCHRUN_OPTIONS:
+        pytest.importorskip("torch", reason="torch is not installed: the extra `torch` brings it")
+    assert RECIPE.count(TORCHRUN_OPTIONS) == RECIPE.count("@180") == 1
+    shutil.copy(PROGRAM.with_name("saves.py"), slurm.work / "train.py")
+    (slurm.work / "job.sbatch").write_text(RECIPE.replace(TORCHRUN_OPTIONS, command).replace("@180", "@40"))
+    job = slurm.submit("job.sbatch")
+    slurm.until_said(job, " of 4 trains", LONG_S, times=4)
+    slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
+    over = slurm.until_over(job, 2 * LONG_S)
+    said, limit, _ = slurm.output(job).partition(" DUE TO TIME LIMIT")
+    for rank in range(4):
+        assert said.count(f"round 1: rank {rank} of 4 is told: n0, n1, n2 and 1 more draining: end of the job, ") == 1, said
+        assert said.count(f"round 1: rank {rank} of 4 has saved") == 1, said
+    assert "round 1 broken" not in said, said
+    assert "round 2" not in said, said
+    assert (over["JobState"], bool(limit)) == ("TIMEOUT", True), over
 
 
 @pytest.mark.soak

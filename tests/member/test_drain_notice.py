@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rdzv.core.worker_messages import WorkerHello, encode
-from rdzv.errors import Drained, SettingsError
+from rdzv.errors import Drained, Evicted, SettingsError
 from rdzv.operate import commands
 from support.memory_members import LONG_S, Party
 
@@ -160,6 +160,25 @@ async def test_a_member_that_is_lost_during_the_notice_ends_it():
         assert change.reason == f"{c.state.me.name} lost"
 
 
+async def test_a_program_is_told_of_an_eviction_that_the_answer_of_its_workers_met_first(monkeypatch):
+    async with Party(1, 2, drain_notice=60) as party:
+        (a, b), _ = await party.form("a", "b")
+        await a.drain("SIGTERM received")
+        await noticed(b)
+        session, lease = b.presence.session, b.presence.lease
+        put = session.txn
+
+        async def lose_first(*words, **more):
+            monkeypatch.undo()
+            await session.revoke(lease)
+            return await put(*words, **more)
+
+        monkeypatch.setattr(session, "txn", lose_first)
+        await asyncio.wait_for(b.answer_notice(), LONG_S)
+        with pytest.raises(Evicted):
+            await b.join()
+
+
 async def test_an_operators_drain_gives_the_notice_too():
     async with Party(2, 3, drain_notice=60) as party:
         (a, b, c), _ = await party.form("a", "b", "c")
@@ -168,6 +187,18 @@ async def test_an_operators_drain_gives_the_notice_too():
         assert "draining: maintenance" in a.notice.reason
         await asyncio.gather(a.saved(), b.saved(), c.saved())
         await changes(a, b, c)
+
+
+async def test_an_operator_asks_all_members_at_once_in_as_many_transactions_as_the_engine_needs(monkeypatch):
+    async with Party(2, 3, drain_notice=60) as party:
+        members, _ = await party.form("a", "b", "c")
+        monkeypatch.setattr(party.operator, "writes_max", 2, raising=False)
+        asked = await commands.drain(party.operator, "job", "*", "end of the job")
+        assert asked == sorted(one.state.me.name for one in members)
+        await noticed(*members)
+        await asyncio.gather(*(one.saved() for one in members))
+        await asyncio.wait_for(asyncio.gather(*(one.wait_drained() for one in members)), LONG_S)
+        assert [one.changed for one in members] == [None] * 3, "nobody would remain to form another round"
 
 
 async def test_workers_in_processes_of_their_own_hear_of_it_and_all_of_them_must_answer():

@@ -19,6 +19,7 @@ def judge_all(seeds):
     return evicted
 
 
+@pytest.mark.seeds
 def test_h33_only_killed_processes_are_evicted_early():
     """T8.5: and some are, or the rule would not be tested."""
     assert judge_all(range(SEEDS)) >= 3

@@ -9,6 +9,8 @@ from rdzv.testing.history import Fault
 from rdzv.testing.scenario import FAULTS, draw
 from rdzv.testing.sim import check
 
+pytestmark = pytest.mark.seeds
+
 WEIGHTS = {**FAULTS, "garbage head": sum(FAULTS.values()) / 2}
 CHUNK = 20
 EXPECTED = (

@@ -153,6 +153,7 @@ def costs(members):
     return found
 
 
+@pytest.mark.seeds
 def test_h21_what_a_member_costs_does_not_grow_with_the_number_of_members():
     """Twenty, forty or eighty: everybody watches the head, its own key and one who came earlier, and nobody all members."""
     few, more, many = (costs(members) for members in (20, 40, 80))
@@ -161,6 +162,7 @@ def test_h21_what_a_member_costs_does_not_grow_with_the_number_of_members():
         assert four <= one * 1.1 + 2, (few, more, many)
 
 
+@pytest.mark.seeds
 def test_h21_costs_that_grow_would_be_seen():
     """If all members watched all others, eighty members would be told four times as much as twenty."""
     with defect(everybody_watches_everybody):
@@ -398,6 +400,7 @@ async def test_a_join_whose_engine_falls_silent_before_its_deadline_ends_soon_af
 # ---- one-way partitions
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("victim", ["a", "c"], ids=["leader", "follower"])
 @pytest.mark.parametrize("way", ["requests", "answers"])
 def test_a_partition_in_one_direction_is_a_loss_for_the_others_and_an_eviction_for_the_victim(way, victim):

@@ -21,6 +21,7 @@ def heads(result):
                 yield wire.read_head(event.item.value)
 
 
+@pytest.mark.seeds
 def test_notices_are_given_answered_and_ended_and_runs_in_vain_are_closed():
     results = [simulate(seed, noticed=True) for seed in SEEDS]
     assert [f"{result.replay}: {result.wrong[0]}" for result in results if result.wrong] == []

@@ -8,6 +8,8 @@ from rdzv.core.keys import Keys
 from rdzv.testing.history import Commit
 from rdzv.testing.sim import simulate
 
+pytestmark = pytest.mark.seeds
+
 SEEDS = range(2, 122, 5)
 """Every fifth seed of broken rounds has a quarantine."""
 KEYS = Keys("sim")

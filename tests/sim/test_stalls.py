@@ -9,6 +9,8 @@ from rdzv.core.model import Phase
 from rdzv.testing.decisions import Moment
 from rdzv.testing.sim import simulate
 
+pytestmark = pytest.mark.seeds
+
 SEEDS = range(1, 120, 5)
 """Every fifth seed of broken rounds has members that stall."""
 STALL = Moment("break_for_stall", "sealed")

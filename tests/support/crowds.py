@@ -31,7 +31,7 @@ WHOLE_S = 120.0
 """How long all members may take to hold one world after the last fault of a wave: a lease, and what two busy cores add."""
 SETTINGS = {
     "lease": LEASE_S, "last_call": 3, "regroup": 30, "settle": 0.3, "grow_every": 0, "join_timeout": 600, "is_host": False,
-    "closed_for": 30, "outage_grace": 120,
+    "closed_for": 600, "outage_grace": 120,
 }  # fmt: skip
 
 
@@ -117,10 +117,13 @@ class Crowd:
         return [*self.problems, *wrong_worlds(self.worlds, bounds)]
 
     def close_run(self) -> None:
-        """Close the run, and wait until every process has ended by itself."""
+        """Let a member close the run, and wait until all others were told, and every process has ended by itself."""
         self.processes[0].tell("close", self.processes[0].hosts[0])
+        with self._changed:
+            told = self._changed.wait_for(lambda: self.closed >= self.size - 1, WHOLE_S)
+            assert told, f"{self.closed} of {self.size - 1} members were told within {WHOLE_S:g} s that the run is closed"
         for process in self.processes:
-            process.wait(WHOLE_S)
+            assert process.wait(WHOLE_S) == 0, process.name
 
 
 def _line(given: Given) -> Line:

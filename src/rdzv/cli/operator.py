@@ -88,7 +88,7 @@ async def close(session: Session, settings: Settings, reason: Reason = ASKED) ->
 async def drain(
     session: Session,
     settings: Settings,
-    whom: Annotated[str, Argument(metavar="MEMBER|HOST", help="a member's name or id, or a host")],
+    whom: Annotated[str, Argument(metavar="MEMBER|HOST", help="a member's name or id, or a host; '*' for all members")],
     reason: Reason = ASKED,
 ) -> Answer:
     """Ask members to leave. If enough members remain, they re-form the round without them.
@@ -98,7 +98,8 @@ async def drain(
     await _require_run(session, settings)
     asked = await commands.drain(session, settings.run_id, whom, reason)
     if not asked:
-        problem = f"nobody there has the name, id or host {whom!r}; `rdzv status` shows who is there"
+        found = "no member is there" if whom == commands.EVERYBODY else f"nobody there has the name, id or host {whom!r}"
+        problem = f"{found}; `rdzv status` shows who is there"
         raise NotFound(settings.run_id, problem)
     return "asked to drain", f"asked to drain: {', '.join(asked)}", {"members": asked, "reason": reason}
 

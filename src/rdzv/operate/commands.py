@@ -21,9 +21,12 @@ from ..errors import Incompatible
 from ..member.head_write import write_head
 from ..system.node import stamp
 
+EVERYBODY = "*"
+"""Whom to drain, if all members are to leave."""
+
 
 async def drain(session: Session, run_id: str, who: str, reason: str) -> list[str]:
-    """Ask the members with that id, name or host to leave, and return their names."""
+    """Ask the members with that id, name or host to leave, or all of them (`*`), and return their names."""
     keys = Keys(run_id)
     listed = await session.txn(then=[List(keys.members), Get(keys.settings)])
     settings = listed.item(1)
@@ -38,11 +41,12 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
             name = host = clip(id, NAME_MAX)
         else:
             name, host = record.name, record.host
-        if who in (id, name, host):
+        if who in (EVERYBODY, id, name, host):
             asked[id] = name
     value = wire.encode(DrainRequest(reason=clip(reason, REASON_MAX // 2)))
-    if asked:
-        await session.txn(then=[Put(keys.ask(id), value, lease) for id in asked])
+    puts = [Put(keys.ask(id), value, lease) for id in asked]
+    for first in range(0, len(puts), session.writes_max):
+        await session.txn(then=puts[first : first + session.writes_max])
     return sorted(asked.values())
 
 
