@@ -255,7 +255,7 @@ class Member:
     async def close_run(self, reason: str = "finished", timeout_s: float = CALL_S) -> None:
         """End the run for everybody. Raises RoundOver if the others have gone on without this member.
 
-        Raises Unreachable if the engine is away, or knows nothing of the run, for `timeout_s`. The run may be closed nevertheless.
+        Raises Unreachable if the engine is away, or knows nothing of the run, for `timeout_s`. It may be closed all the same.
         """
         arguments.text("close_run", "reason", reason)
         limit_s = arguments.seconds("close_run", timeout_s)

@@ -87,7 +87,7 @@ def serve() -> Callable[[], object]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     requests = sys.stdin
-    # Otherwise each agent's collector walks through all of torch, and so copies the memory that it shares with this process.
+    # Otherwise the collector of each agent walks through all objects of torch.
     gc.collect()
     gc.freeze()
     answer(ready=os.getpid())
