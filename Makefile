@@ -119,10 +119,11 @@ docs: $(STAMP)
 dist: $(STAMP)
 	$(BIN)/python tools/dist.py dist
 
-# From the code's own tables, and from a run of the demo.
+# From the code's own tables, from a run of the demo, and of the page in a real browser.
 pictures: $(STAMP)
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python tools/demo_picture.py
+	$(BIN)/python -m pytest -q --rewrite tests/web/test_page.py
 
 demo: $(USABLE)
 	$(BIN)/rdzv demo

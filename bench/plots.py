@@ -13,15 +13,15 @@ mpl.rcParams["svg.hashsalt"] = "rdzv"  # Equal figures give an equal file.
 mpl.rcParams["axes.spines.top"] = mpl.rcParams["axes.spines.right"] = False
 
 TIMES = (
-    ("ours, cold", "form", {"mode": "cold", "engine": "embedded"}, "tab:blue", "o--"),
-    ("ours, warm", "form", {"mode": "warm", "engine": "embedded"}, "tab:blue", "o-"),
+    ("rdzv, cold", "form", {"mode": "cold", "engine": "embedded"}, "tab:blue", "o--"),
+    ("rdzv, warm", "form", {"mode": "warm", "engine": "embedded"}, "tab:blue", "o-"),
     ("floor", "form", {"what": "floor"}, "tab:gray", "s:"),
     ("torchft lighthouse", "form", {"what": "lighthouse"}, "tab:orange", "^-"),
-    ("ours, handlers in threads", "threads", {"what": "ours", "mode": "together"}, "tab:green", "o-"),
+    ("rdzv, handlers in threads", "threads", {"what": "ours", "mode": "together"}, "tab:green", "o-"),
     ("torch c10d, handlers in threads", "threads", {"what": "torch", "mode": "together"}, "tab:red", "v-"),
     ("torch c10d, n=128", "threads-peers", {"what": "torch"}, "tab:red", "v"),
 )
-SIDES = (("ours, warm", {"mode": "warm", "engine": "embedded"}, "o-"), ("floor", {"what": "floor"}, "s:"))
+SIDES = (("rdzv, warm", {"mode": "warm", "engine": "embedded"}, "o-"), ("floor", {"what": "floor"}, "s:"))
 COSTS = (
     ("bytes", "bytes per member", 1),
     ("requests", "requests per member", 1),

@@ -36,7 +36,7 @@ class Rows:
         for row in self.rows:
             if row["bench"] == bench and row.get(figure) and all(row.get(name) == value for name, value in wanted.items()):
                 found[row["n"]] = median(row[figure])
-        return found
+        return dict(sorted(found.items()))
 
 
 def seconds(value: float) -> str:

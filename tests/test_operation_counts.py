@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import copy
+import sys
 
 import pytest
 from sim_form import form
@@ -16,6 +17,8 @@ from tap import Tap
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import Settings
+from rdzv.engines import leases, reference, tree
+from rdzv.engines.embedded import run, server_core, session
 from rdzv.engines.embedded.client import RemoteDriver
 from rdzv.engines.embedded.server import Server
 from rdzv.member.member import Member
@@ -25,6 +28,10 @@ MEMBERS = 50
 LONG_S = 60.0
 JOIN = {"Hello": 1, "TxnThenWatch": 1}
 """All that a member says to be given a world: it comes in, with its lease and its watch. Its line is shown to it."""
+
+
+CALLS = 110
+"""Calls in the server for each member that greets it, joins and is told of the seal."""
 
 
 class Crowd:
@@ -105,6 +112,26 @@ def test_a_join_is_one_request():
     # Beyond its own join: one list, with which the run gets its lease, one watch of the run, one write to begin and to seal.
     assert not more(leader.asked, {**JOIN, "Txn": 2, "WatchStart": 1})
     assert leader.bytes <= 2_900 + MEMBERS * 700
+
+
+def test_forming_takes_the_server_few_calls_for_each_member():
+    """Python calls in the files that only the server runs are most of its time, and do not depend on the machine."""
+    files = {module.__file__ for module in (leases, reference, run, server_core, session, tree)}
+    calls = collections.Counter()
+
+    def count(frame, event, _argument):
+        if event == "call" and frame.f_code.co_filename in files:
+            calls[frame.f_code.co_filename] += 1
+
+    async def story(crowd):
+        sys.setprofile(count)
+        try:
+            await all_join(crowd)
+        finally:
+            sys.setprofile(None)
+
+    played(story)
+    assert calls.total() / MEMBERS <= CALLS, calls
 
 
 def test_a_seal_is_one_notice_for_each_member_and_one_write_of_the_leader():

@@ -23,13 +23,13 @@ each_script = pytest.mark.parametrize("script", [TORCHRUN, RUN])
 
 
 @pytest.fixture
-def slurm(network, tmp_path, monkeypatch):
+def slurm(network, tmp_path, monkeypatch, request):
     reason = why_not()
     if reason:
         pytest.skip(f"NOT TESTED on a real Slurm: {reason}")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with Slurm(network, tmp_path) as made:
+    with Slurm(network, tmp_path, **getattr(request, "param", {})) as made:
         shutil.copy(PROGRAM, made.work / "train.py")
         yield made
     left = [host.space for host in made.hosts.values()]
@@ -193,13 +193,29 @@ def test_the_recipe_for_a_time_limit_lets_all_workers_save_once_and_train_until_
     slurm.until_said(job, " of 4 trains", LONG_S, times=4)
     slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
     over = slurm.until_over(job, 2 * LONG_S)
-    said, limit, _ = slurm.output(job).partition(" DUE TO TIME LIMIT")
+    assert_all_saved_once(slurm.output(job))
+    assert over["JobState"] == "TIMEOUT", over
+
+
+def assert_all_saved_once(output: str) -> None:
+    """All workers were told and have saved, once, before Slurm ended their round."""
+    said = output.partition("round 1 broken")[0]
     for rank in range(4):
-        assert said.count(f"round 1: rank {rank} of 4 is told: n0, n1, n2 and 1 more draining: end of the job, ") == 1, said
-        assert said.count(f"round 1: rank {rank} of 4 has saved") == 1, said
-    assert "round 1 broken" not in said, said
-    assert "round 2" not in said, said
-    assert (over["JobState"], bool(limit)) == ("TIMEOUT", True), over
+        assert said.count(f"round 1: rank {rank} of 4 is told: n0, n1, n2 and 1 more draining: end of the job, ") == 1, output
+        assert said.count(f"round 1: rank {rank} of 4 has saved") == 1, output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("slurm", [{"grace_s": 30, "more": "SlurmctldParameters=preempt_send_user_signal"}], indirect=True)
+def test_the_recipe_lets_all_workers_save_before_a_preemption(slurm):
+    shutil.copy(PROGRAM.with_name("saves.py"), slurm.work / "train.py")
+    (slurm.work / "job.sbatch").write_text(RECIPE.replace(TORCHRUN_OPTIONS, RUN_OPTIONS))
+    job = slurm.submit("--exclusive", "--requeue", "--time=60", "job.sbatch")
+    slurm.until_said(job, " of 4 trains", LONG_S, times=4)
+    (slurm.work / "urgent.sbatch").write_text("#!/bin/bash\nsrun sleep 1\n")
+    slurm.submit("--partition=high", "--exclusive", "--nodes=4", "urgent.sbatch")
+    slurm.until_said(job, " DUE TO PREEMPTION", LONG_S)
+    assert_all_saved_once(slurm.output(job))
 
 
 @pytest.mark.soak

@@ -79,7 +79,8 @@ def why_not() -> str:
 class Slurm:
     """The daemons and what a user types. Commands run on the controller's host."""
 
-    def __init__(self, network: Network, folder: Path, grace_s: int = 10) -> None:
+    def __init__(self, network: Network, folder: Path, grace_s: int = 10, more: str = "") -> None:
+        """`more`: lines to add to the configuration."""
         self.folder = folder
         self.work = folder / "work"
         self.hosts: dict[str, Host] = {name: network.host(name) for name in (CONTROLLER, *NODES)}
@@ -92,7 +93,7 @@ class Slurm:
             controller=CONTROLLER, address=self.hosts[CONTROLLER].v4, folder=folder, nodes="\n".join(nodes),
             notice_s=NOTICE_S, kill_s=KILL_S, grace_s=grace_s,
         )  # fmt: skip
-        self.configuration.write_text(text)
+        self.configuration.write_text(f"{text}{more}\n")
         # `ip netns exec` hides the file system of cgroups, and a plug-in that is named is not looked for. No task uses it.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.environ = {

@@ -232,7 +232,10 @@ class WatchPlan(_Data, frozen=True):
     def found(self, outcome: Outcome) -> tuple[str, ...]:
         """Return that key; nothing, if none was found."""
         reads = outcome.reads
-        return next(((item.key,) for index in self.first_of if index < len(reads) for item in reads[index]), ())
+        for index in self.first_of:
+            if index < len(reads) and reads[index]:
+                return (reads[index][0].key,)
+        return ()
 
 
 def leases_of(branches: Iterable[Sequence[Operation]]) -> set[int]:

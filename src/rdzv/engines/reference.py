@@ -57,7 +57,7 @@ class _Watcher:
         self, targets: Sequence[str], seen: int, deliver: Callable[[Batch], None], ends: Sequence[str],
         end: Callable[[_Watcher], None],
     ) -> None:  # fmt: skip
-        prefixes = {target for target in targets if target.endswith("/")}
+        prefixes = {target for target in targets if target[-1:] == "/"}
         self.prefixes: tuple[str, ...] = ()
         self.keys = tuple(dict.fromkeys(targets))
         if prefixes:
@@ -65,8 +65,8 @@ class _Watcher:
                 sorted(one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes))
             )
             self.keys = tuple(one for one in self.keys if not one.startswith(self.prefixes))
-        self.ends = tuple(one for one in dict.fromkeys(ends) if not self._wants_all(one)) if ends else ()
-        """Keys of which only the deletion is delivered."""
+        self.ends = tuple(dict.fromkeys(ends))
+        """Keys of which the deletion is delivered, and nothing else unless a target matches them, too."""
         self.seen = seen
         self.deliver = deliver
         self.live = True
@@ -78,9 +78,9 @@ class _Watcher:
             self.end(self)
 
     def wants(self, event: Event) -> bool:
-        return self._wants_all(event.key) or (event.item is None and event.key in self.ends)
-
-    def _wants_all(self, key: str) -> bool:
+        key = event.key
+        if event.item is None and key in self.ends:
+            return True
         return key in self.keys or key.startswith(self.prefixes) or starred(key) in self.keys
 
 
@@ -308,7 +308,7 @@ class Engine:
                     known[watcher] = None
                 else:
                     index[name] = {known[0]: None, watcher: None}
-        missed = self._missed(watcher, since)
+        missed = self._missed(watcher, since) if since < self.revision else ()
         if missed:
             self.meter.steps += len(missed)
             deliver(Batch(self.revision, missed))
@@ -327,7 +327,7 @@ class Engine:
         return (self._by_key, watcher.keys), (self._by_end, watcher.ends), (self._by_prefix, watcher.prefixes)
 
     def _missed(self, watcher: _Watcher, since: int) -> tuple[Event, ...]:
-        names = watcher.keys + watcher.ends if since < self.revision else ()
+        names = watcher.keys + watcher.ends
         if not watcher.prefixes and max([self._changed.get(name, 0) for name in names], default=0) <= since:
             return ()
         missed: list[Event] = []
@@ -367,9 +367,10 @@ class Engine:
         self._history.append(batch)
         self.meter.steps += CHANGE_STEPS * len(events)
         stars = [starred(event.key) for event in events]
+        changed, revision = self._changed, self.revision
         for event, star in zip(events, stars, strict=True):
             self.history_size += _size(event)
-            self._changed[event.key] = self._changed[star] = self.revision
+            changed[event.key] = changed[star] = revision
         self.shorten_history(self._history_max)
         self._untold.append((batch, stars))
         if self._telling:
@@ -390,18 +391,16 @@ class Engine:
             self._tell_many(batch, stars)
 
     def _tell_one(self, batch: Batch, star: str) -> None:
-        key = batch.events[0].key
-        found: dict[_Watcher, None] = {}
-        for name in (key, star):
-            for watcher in self._by_key.get(name, ()):
-                found[watcher] = None
-        if batch.events[0].item is None:
-            for watcher in self._by_end.get(key, ()):
-                found[watcher] = None
-        if self._by_prefix:
-            for name in _ancestors(key[: key.rfind("/") + 1]):
-                for watcher in self._by_prefix.get(name, ()):
-                    found[watcher] = None
+        (event,) = batch.events
+        key, by_key, by_prefix = event.key, self._by_key, self._by_prefix
+        found: dict[_Watcher, None] = dict.fromkeys(by_key.get(key, ()))
+        if star in by_key:
+            found.update(dict.fromkeys(by_key[star]))
+        if event.item is None and key in self._by_end:
+            found.update(dict.fromkeys(self._by_end[key]))
+        for name in _ancestors(key[: key.rfind("/") + 1]) if by_prefix else ():
+            if name in by_prefix:
+                found.update(dict.fromkeys(by_prefix[name]))
         self.meter.steps += TELL_STEPS * len(found)
         for watcher in found:
             if watcher.live and watcher.seen < batch.revision:

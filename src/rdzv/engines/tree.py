@@ -111,6 +111,8 @@ class Tree:
                         break
             self.meter.steps += (index - span.start) * span.step + 1
             sources += 1
+            if order is Order.ANY and found and room == 0:
+                break
         if order is Order.KEY:
             found.sort(key=lambda item: item.key)
         elif sources > 1 and order is not Order.ANY:

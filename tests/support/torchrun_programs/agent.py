@@ -10,6 +10,7 @@ Importing torch takes seconds of CPU, so a test session does it once and forks i
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -86,6 +87,9 @@ def serve() -> Callable[[], object]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     requests = sys.stdin
+    # Otherwise each agent's collector walks through all of torch, and so copies the memory that it shares with this process.
+    gc.collect()
+    gc.freeze()
     answer(ready=os.getpid())
     while True:
         ready, _, _ = select.select([requests, wake], [], [])

@@ -258,8 +258,10 @@ class Run:
                 continue
             if type(operation) is Put:
                 puts.append(operation)
-                added += len(operation.key) + len(operation.value)
-                check_key(operation.key)
+                size = len(operation.key)
+                added += size + len(operation.value)
+                if size > KEY_MAX:
+                    raise ValueError(long_key(operation.key))
             elif type(operation) is List:
                 scans += 1
                 if operation.limit < 0 or operation.created_below < 0:
@@ -267,8 +269,8 @@ class Run:
                     raise ValueError(msg)
             elif type(operation) is DeletePrefix:
                 scans += 1
-            elif type(operation) is Delete:
-                check_key(operation.key)
+            elif type(operation) is Delete and len(operation.key) > KEY_MAX:
+                raise ValueError(long_key(operation.key))
         if count > self._limits.operations or scans > PREFIXES_MAX or scans * count > PAIRS_MAX:
             raise ValueError(
                 f"a transaction with {count} operations, {scans} of prefixes: at most "
@@ -351,7 +353,6 @@ class Run:
             self.measure()
 
 
-def check_key(key: str) -> None:
-    """Refuse a long key: every engine has such a limit, and long keys make short requests expensive."""
-    if len(key) > KEY_MAX:
-        raise ValueError(f"key {key[:64]!r}... has {len(key)} characters, at most {KEY_MAX} are allowed")
+def long_key(key: str) -> str:
+    """Return why a long key is refused. Every engine has such a limit, and long keys make short requests expensive."""
+    return f"key {key[:64]!r}... has {len(key)} characters, at most {KEY_MAX} are allowed"

@@ -24,7 +24,7 @@ from .features import EndsWatchStart, TxnThenWatch
 from .frame_stream import FrameStream, Transport
 from .frames import PREAMBLE, Acknowledged, Challenge, Frame, Hello, TxnDone, WatchGap, decode, encode
 from .limits import logger
-from .run import Run, check_key
+from .run import Run, long_key
 from .trust import Handshake, new_nonce
 from .turns import Waiting
 
@@ -295,7 +295,10 @@ class ServerSession(FrameStream, Waiting):
     def _answer(self, run: Run, answer: TxnDone) -> None:
         """Send an answer, or a sentence if it is too long. It is measured before it is encoded: it might fill the memory."""
         size_max = self._core.limits.frame
-        size = sum([len(item.key) + len(item.value) + 8 for items in answer.outcome.reads for item in items])
+        size = 0
+        for items in answer.outcome.reads:
+            for item in items:
+                size += len(item.key) + len(item.value) + 8
         if size <= size_max:
             data = encode(answer, sys.maxsize) if size <= POSTED_MAX else frames.encode_large(answer)
             size = len(data) - frames.SIZE_BYTES
@@ -386,10 +389,9 @@ class ServerSession(FrameStream, Waiting):
             )
         if prefixes > PREFIXES_MAX:
             return f"a watch of more than {PREFIXES_MAX} prefixes"
-        try:
-            check_key(max(names, key=len, default=""))
-        except ValueError as error:
-            return str(error)
+        for name in names:
+            if len(name) > frames.KEY_MAX:
+                return long_key(name)
         return ""
 
     def _end_watch(self, number: int) -> None:
