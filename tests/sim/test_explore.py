@@ -19,7 +19,7 @@ CHOICES_MAX = 300
 WHOLE = (
     "two form", "two form on etcd", "three form", "three re-form", "three re-form: losses", "three re-form: messages",
     "three re-form: engine", "three re-form: growth", "three re-form: ends", "three form: last call", "three re-form: racks",
-    "three re-form: same ports", "three re-form: quarantine", "three miss their leader",
+    "three re-form: same ports", "three re-form: quarantine", "three re-form: in vain", "three miss their leader",
     "two re-form: slow stops", "other settings",
 )  # fmt: skip
 """Worlds that `make soak` walks to the end."""

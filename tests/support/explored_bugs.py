@@ -29,6 +29,7 @@ EXPLORED_BUGS: dict[str, tuple[WorldPlan, str]] = {
     ),
     "former leader's write is accepted": (_world("two form", "expire"), "G8"),
     "ghost is sealed in": (_world("two form", "expire", "crash"), "G4"),
+    "growth counts as a round without progress": (WORLDS["three re-form: in vain"], "T11"),
     "last-call age is taken from another machine's clock": (_world("three form: last call", "crash"), "no progress"),
     "late writer reaches the store": (WORLDS["two use the store"], "G8"),
     "leader is taken for dead without asking": (_world("three miss their leader", "fail", "pause"), "T8"),

@@ -29,11 +29,11 @@ from pathlib import Path
 from .checkers import SAFETY_CHECKERS
 from .choices import FAULTS, TARGETS, VERBS, Choice
 from .fingerprint import PORT
-from .notice_checkers import T7Notices
+from .notice_checkers import T7Notices, T11Futile
 from .progress_checkers import G5Progress, G6Notice, G7Cause, T8Evictions, T17Quarantine
 from .small_world import SmallWorld, WorldPlan
 
-CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T7Notices, T8Evictions, T17Quarantine)
+CHECKERS = (*SAFETY_CHECKERS, G5Progress, G6Notice, G7Cause, T7Notices, T8Evictions, T11Futile, T17Quarantine)
 STATES_MAX = 1 << 21
 CHOICES_MAX = 1 << 23
 WRONG_MAX = 20
@@ -99,6 +99,11 @@ WORLDS = {
         WorldPlan(
             "three re-form: notices", 3, ("drain", "crash"), 2, formed=True, chooses_reads=False, saves_s=0.5,
             options={"drain_notice": 3.0},
+        ),
+        # T11.13: workers that get no further. A newcomer can break the next round before all have taken it.
+        WorldPlan(
+            "three re-form: in vain", 3, ("crash", "newcomer"), 2, formed=True, chooses_reads=False, gains=0,
+            options={"futile_rounds": 1, "min_nodes": 1},
         ),
         WorldPlan("two use the store", 2, ("fail", "expire", "stall", "hold"), 1, uses_store=True, options={"max_nodes": 2}),
         WorldPlan("seals in parts", 3, (*_CRASHES, *_PAUSES, "expire"), 1, writes_max=4, chooses_reads=False),

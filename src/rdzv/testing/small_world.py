@@ -76,6 +76,8 @@ class WorldPlan:
     """How long the workers of a member take to stop."""
     saves_s: float | None = None
     """Time that the workers of a member take to save when they are told that the round will end; None: they do not answer."""
+    gains: int | None = None
+    """How many steps the workers get further in each round than in the one before; None: they tell no steps."""
     racks: tuple[str, ...] = ()
     """Rack of each member, in the order in which they start; empty: they name none."""
 
@@ -151,7 +153,8 @@ class SmallWorld:
         options = dict(self.plan.odd) if index == self.plan.members - 1 else {}
         if self.plan.racks:
             options["topology"] = self.plan.racks[index % len(self.plan.racks)]
-        life = NodePlan(name, 0.0, 1e6, self.plan.stop_s, options=options, saves_after_s=self.plan.saves_s)
+        plan = self.plan
+        life = NodePlan(name, 0.0, 1e6, plan.stop_s, options=options, saves_after_s=plan.saves_s, gains=plan.gains)
         app = self.apps[name] = _Application(self, life, node)
         self._new.append(name)
         self.context.owners[node.host, node.pid] = name
