@@ -168,6 +168,7 @@ def test_no_worker_and_no_child_of_one_outlives_a_launcher_that_is_killed():
         for pid in family:
             family += children_of(pid)
         assert set(children) < set(family)
+        launcher.send_signal(signal.SIGSTOP)  # Else it ends the other worker when the first has ended.
         for pid in set(family) - {launcher.pid}:
             os.kill(pid, signal.SIGTERM)
         launcher.kill()
