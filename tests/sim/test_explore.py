@@ -38,7 +38,7 @@ def test_every_guarantee_holds(name, record_property):
 @pytest.mark.timeout(1_300)
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_guarantee_holds_for_longer(name, record_property):
-    report = explore(WORLDS[name], 1200.0 if name in WHOLE else 120.0)
+    report = explore(WORLDS[name], 1200.0 if name in WHOLE else 60.0)
     record_property("explored", str(report))
     assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
     assert report.complete or name not in WHOLE, str(report)

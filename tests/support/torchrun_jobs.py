@@ -86,6 +86,7 @@ class AgentForker:
                 elif "code" in said:
                     self.codes[said["pid"]] = said["code"]
                 else:
+                    self.codes.pop(said["pid"], None)  # The number may be that of an agent that ended long ago.
                     self._forked.append(said["pid"])
                 self._lock.notify_all()
 

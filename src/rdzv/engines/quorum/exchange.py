@@ -94,27 +94,68 @@ class Answering:
 
     async def _answer(self, sock: socket.socket) -> None:
         """Answer one question, and close its connection."""
-        with sock, suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await asyncio.wait_for(self._reply(sock), ASK_S)
+        with sock, suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._reply(Channel(sock, self._context)), ASK_S)
 
-    async def _reply(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=MESSAGE_MAX)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._context)
-        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        try:
-            request = await reader.readuntil(b"\r\n\r\n")
-            known = request.startswith(f"GET {PATH} ".encode())
-            body = msgspec.json.encode(self._offer()) if known else b"unknown\n"
-            status = "200 OK" if known else "404 Not Found"
-            head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-        finally:
-            transport.abort()
+    async def _reply(self, channel: Channel) -> None:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            more = await channel.read()
+            if not more or len(request) > MESSAGE_MAX:
+                return
+            request += more
+        known = request.startswith(f"GET {PATH} ".encode())
+        body = msgspec.json.encode(self._offer()) if known else b"unknown\n"
+        status = "200 OK" if known else "404 Not Found"
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        await channel.write(head.encode() + body)
+        await channel.end()
+
+
+class Channel:
+    """An accepted connection, with TLS or without.
+
+    It is no transport of asyncio: one of these stays open for good if its task is ended just before the TLS handshake begins.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = None if context is None else context.wrap_bio(self._received, self._to_send, server_side=True)
+
+    async def read(self) -> bytes:
+        """Return some bytes of the peer; none: it has sent all. The first call makes the handshake."""
+        while self._tls is not None:
+            try:
+                return self._tls.read(MESSAGE_MAX)
+            except ssl.SSLWantReadError:
+                await self._send()
+                data = await self._loop.sock_recv(self._sock, MESSAGE_MAX)
+                if not data:
+                    return b""
+                self._received.write(data)
+            except ssl.SSLZeroReturnError:
+                return b""
+        return await self._loop.sock_recv(self._sock, MESSAGE_MAX)
+
+    async def write(self, data: bytes) -> None:
+        """Send all of it."""
+        if self._tls is None:
+            await self._loop.sock_sendall(self._sock, data)
+            return
+        while data:
+            data = data[self._tls.write(data) :]
+            await self._send()
+
+    async def end(self) -> None:
+        """Say that nothing more comes, and wait until the peer closes: closing first could take back what it has not read."""
+        self._sock.shutdown(socket.SHUT_WR)
+        while await self._loop.sock_recv(self._sock, MESSAGE_MAX):
+            pass
+
+    async def _send(self) -> None:
+        await self._loop.sock_sendall(self._sock, self._to_send.read())
 
 
 class Asker:
