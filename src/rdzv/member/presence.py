@@ -36,7 +36,7 @@ from ..core.model import (
     RoundReport,
 )
 from ..engines import port
-from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Operation, Outcome, Put
+from ..engines.port import Compare, Created, EngineReset, Get, Item, LeaseGone, Modified, Operation, Outcome, Put
 from ..errors import Banned, Closed, Evicted, Incompatible, SettingsError, Unreachable
 from ..system.node import Node
 from ..system.timers import Timer, Wakeup, sleep
@@ -76,6 +76,8 @@ class Presence:
         self.id = node.token()
         self.created = 0
         """Create revision of the own key."""
+        self._modified = 0
+        """Revision of the last write of the own record, as far as it is known."""
         self.lease = 0
         self.run_lease = 0
         """The lease of everything in the run that outlives its writer (T12.2); 0: not known."""
@@ -140,7 +142,7 @@ class Presence:
             raise await self.why_gone()
         self.predecessor, self.since = found.predecessor, found.revision
         self._made_settings, self._watch = found.made_settings, found.watch
-        self._entry_created = self.created
+        self._entry_created = self._modified = self.created
         self.show_head(found.head, found.revision)
         head = self.tracker.head
         if head is not None and head.phase is Phase.CLOSED:
@@ -434,25 +436,35 @@ class Presence:
 
     async def put_record(self, **changes: Any) -> None:
         """Write the own record, which nobody else writes. Raises Evicted, Unreachable, EngineReset."""
+        # By its last revision: a write that was given up for want of an answer may arrive late, and would undo this one.
         self.record = msgspec.structs.replace(self.record, **changes)
-        await self._put_own(self.keys.member(self.id), wire.encode(self.record))
+        key = self.keys.member(self.id)
+        while True:
+            outcome = await self._put_own(Modified(key, self._modified), key, wire.encode(self.record))
+            if outcome.succeeded:
+                self._modified = outcome.revision
+                break
+            own = (await self.session.txn(then=[Get(key)])).item(0)
+            if own is None or own.created != self.created:
+                raise await self.why_gone()
+            self._modified = own.modified
+        if self.record.left > self._gave_up:
+            self._gave_up = self.record.left
+            self._expect_leader()
 
     async def put_progress(self, report: ProgressReport) -> None:
         """Tell how far the workers are, beside what the leader watches. Raises Evicted, Unreachable, EngineReset."""
         stamped = msgspec.structs.replace(report, stamp=self.node.stamp())
-        await self._put_own(self.keys.progress_of(self.id), wire.encode(stamped))
-
-    async def _put_own(self, key: str, value: bytes) -> None:
-        """Write a key of this member alone, which goes with it."""
-        try:
-            outcome = await self.session.txn([self.own_guard], [Put(key, value, self.lease)])
-        except LeaseGone:
-            raise await self.why_gone() from None
+        outcome = await self._put_own(self.own_guard, self.keys.progress_of(self.id), wire.encode(stamped))
         if not outcome.succeeded:
             raise await self.why_gone()
-        if self.record.left > self._gave_up:
-            self._gave_up = self.record.left
-            self._expect_leader()
+
+    async def _put_own(self, guard: Compare, key: str, value: bytes) -> Outcome:
+        """Write a key of this member alone, which goes with it."""
+        try:
+            return await self.session.txn([guard], [Put(key, value, self.lease)])
+        except LeaseGone:
+            raise await self.why_gone() from None
 
     def _expect_leader(self) -> None:
         """T8.6: if nobody goes on from the round that was given up, ask in time whether the leader is dead."""
@@ -507,7 +519,7 @@ class Presence:
                 return True
             if holds is not None and head.round != holds:
                 return False
-            guard: tuple[Compare, ...] = (self.own_guard, port.Modified(keys.head, item.modified))
+            guard: tuple[Compare, ...] = (self.own_guard, Modified(keys.head, item.modified))
             own: list[Operation] = [Get(keys.member(self.id))]
             closed = close_head(head, cause)
             outcome = await self.write_head(closed, cause.text, guard, behind=[Get(keys.head)], otherwise=own)
