@@ -113,6 +113,9 @@ def test_status_journal_and_watch_without_a_run_id_need_only_one_run(place):
     assert (several.exit_code, several.stdout) == (2, "")
     assert "keeps several runs ('big', 'small'): name one with --run-id" in several.stderr
     assert invoke("journal", place).stdout.split()[:2] == ["RUN", "PHASE"]
+    unnamed = invoke("drain", "*", place)
+    assert (unnamed.exit_code, unnamed.stdout) == (2, "")
+    assert "--run-id is not given: name the run; `rdzv runs` lists those that are there" in unnamed.stderr
     one_only = invoke("journal", place, "--outcome")
     assert (one_only.exit_code, one_only.stderr) == (2, "rdzv: --outcome is about one run: name it with --run-id [RDZV-E01]\n")
     with running("serve", "--bind", "127.0.0.1:0") as server:

@@ -100,6 +100,8 @@ def settings_for(endpoint: str, run_id: str, given: Given) -> Settings:
     """Make settings for a process that never serves. The numbers of nodes are placeholders: the run has its own."""
     put_aside(os.environ)
     where, run_id = auto_endpoint.resolve(endpoint, run_id, os.environ, several=endpoint.strip() == auto_endpoint.AUTO)
+    if not run_id:
+        raise SettingsError("--run-id is not given: name the run; `rdzv runs` lists those that are there")
     return Settings.make(where, run_id=run_id, min_nodes=1, max_nodes=1, **{**given, "is_host": False})
 
 
