@@ -165,6 +165,7 @@ def chromium():
         ("Slurm", "slurm.html"),
         ("alert", "walkthrough.html#5-set-an-alert"),
         ("kill", "walkthrough.html#2-kill-one"),
+        ("journal", "cli.html#rdzv-journal"),
     ],
 )
 def test_a_reader_who_searches_is_shown_the_place_among_the_first(served, chromium, word, place):

@@ -32,6 +32,8 @@ OWN_PAGE = {"rdzv": ("Rendezvous", "World", "Store")}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sbatch": "bash", "": "text", ".toml": "toml"}
 SEARCH_BOOST = {"Project": 0.25, "": 0.25}
 """How much the pages of a section count in a search: a reader wants to do something more often than to read its history."""
+API_BOOST = 0.5
+"""How much the pages of the API count: a word that is also the name of a method is explained on another page."""
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -189,7 +191,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     here = page.file.src_uri
     source = ORIGIN.get(here, here)
     section = page.ancestors[-1].title if page.ancestors else ""
-    page.meta.setdefault("search", {"boost": SEARCH_BOOST.get(section, 1)})
+    boost = API_BOOST if here.startswith("api/") else SEARCH_BOOST.get(section, 1)
+    page.meta.setdefault("search", {"boost": boost})
 
     def lead(match: re.Match[str]) -> str:
         before, link, after = match.groups()

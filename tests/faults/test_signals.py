@@ -1,6 +1,6 @@
 """Members and servers that are killed and paused: real processes, real signals, on one host.
 
-Each test runs once in `make test`, and twenty times more in `make soak`.
+Each test runs once in `make test`, and ten times more in `make soak`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from support.member_processes import LONG_S, ProcessSet, is_change, is_notice, is_world, listens, wrong_worlds
 from support.timing import within
 
-TURNS = 20
+TURNS = 10
 TOLD_S = 2.0
 """How long it may take until all others are told of a kill."""
 LEASE_S = 60

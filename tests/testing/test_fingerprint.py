@@ -24,6 +24,13 @@ class Slotted:
         self.left = left
 
 
+class Client:
+    __slots__ = ("heard_s", "run")
+
+    def __init__(self, heard_s: float, run: str | None) -> None:
+        self.heard_s, self.run = heard_s, run
+
+
 class Frozen(msgspec.Struct, frozen=True):
     key: str
     revision: int
@@ -76,6 +83,27 @@ def test_an_instant_that_no_rule_reads_any_more_is_as_good_as_none():
     assert text(Thing(_away_asked_at=NOW - 0.3)) == never
     assert text(Thing(_away_asked_at=NOW - 0.2)) != never
     assert text(Thing(_listed_at=NOW - 0.3)) != text(Thing(_listed_at=float("-inf")))
+
+
+def test_a_duration_that_no_world_lasts_is_like_any_other():
+    assert text(999_999.6) == text(90_000.0)
+    assert text(900.0) != text(800.0)
+
+
+def test_how_long_a_head_stood_is_only_told():
+    told = [f'{{"seq":2,"lasted_s":{lasted_s},"cause":"{cause}"}}' for lasted_s, cause in ((0.05, "a"), (19, "a"), (19, "b"))]
+    assert text(told[0]) == text(told[1]) != text(told[2])
+
+
+def test_the_order_in_which_hosts_came_has_no_effect():
+    assert text(Thing(_of_host={"a": 1, "b": 2})) == text(Thing(_of_host={"b": 2, "a": 1}))
+    assert text(Thing(_of_host={"a": 1, "b": 2})) != text(Thing(_of_host={"a": 2, "b": 1}))
+
+
+def test_a_client_that_has_said_hello_may_be_silent():
+    """One that has not is dropped after some seconds."""
+    assert text(Client(NOW, run="sim")) == text(Client(NOW - 3.0, run="sim"))
+    assert text(Client(NOW, run=None)) != text(Client(NOW - 3.0, run=None))
 
 
 def test_ids_and_revisions_are_replaced_by_their_rank():

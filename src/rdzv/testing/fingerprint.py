@@ -47,17 +47,29 @@ PORT: Final = 20_000
 """Ports of bootstrap addresses begin here and end below 30,000."""
 
 _RENAMED = re.compile(r"(\be[0-9a-f]{15}\b|\b[1-9]\d{17,18}\b|\b7\d{6}\b|:2\d{4}\b)")
+_TOLD = re.compile(r'"lasted_s":[0-9.]+')
+"""A duration that is only told: that of a head, in the journal."""
 _SKIPPED_ATTRIBUTES = frozenset({
     "_nonce", "_asked", "rings", "number", "_log", "callbacks", "serial", "_endpoint", "progress", "_news", "_news_of",
     "_news_body", "_news_size", "_sizes", "bytes", "queue", "_began_at", "_trained_s", "steps", "steps_end", "share", "turns",
-    "_owed", "_owing", "taken", "room", "meter", "_remembered", "said_at",
+    "_owed", "_owing", "taken", "room", "meter", "_remembered", "said_at", "_sealed_at", "_grown_at", "_head_at", "_swept_s",
+    "_emptied_s", "heard_at", "_heard_at", "began_at", "_run_renewed_at", "renewed_at", "look_again_s", "alarm",
 })  # fmt: skip
-"""Counters, caches and chance, which decide nothing, and queues that the world shows itself."""
+"""Counters, caches and chance, which decide nothing, and queues that the world shows itself.
 
-_READ_FOR_S = {"_away_asked_at": 0.25}
+And instants that are only told, or are compared with longer times than an explored world lasts: when a round was sealed
+(60 s, core/flaps.py), a head was written, the run grew (`grow_every` is 0), a lease was renewed (30 s, and the heartbeat's
+timer tells when), the server swept (60 s for silent clients), the server heard the run (30 s) or the client the server (10 s,
+and then it asks). A client's alarm comes before any answer is overdue and is set again for that time, so the
+instants of its requests decide."""
+
+_READ_FOR_S = {"_away_asked_at": 0.25, "_listed_at": 1.0}
 """Instants that no rule reads when they are older: between two questions whether a straggler is away there is a quarter of
-`linger` (core/evictions.py), so one that was asked before that is as good as none."""
+`linger` (core/evictions.py), so one that was asked before that is as good as none. A listing is fresh for `OUT_OF_TOUCH_S`
+(member/leader.py)."""
 NEVER = float("-inf")
+LONG_S = 1_000.0
+"""Durations above this one are never over while a world is explored, so they are alike."""
 
 
 def fingerprint(roots: Iterable[object], clocks: Mapping[int, float]) -> bytes:
@@ -84,7 +96,7 @@ def _order(word: str) -> tuple[str, int, str]:
 @functools.lru_cache(maxsize=100_000)
 def _parts(text: str) -> tuple[list[str], list[str]]:
     """Split a text at words that are renamed. Return all parts, and these words."""
-    parts = [part for part in _RENAMED.split(text) if part]
+    parts = [part for part in _RENAMED.split(_TOLD.sub("", text)) if part]
     return parts, [part for part in parts if _RENAMED.fullmatch(part)]
 
 
@@ -124,6 +136,8 @@ class Walk:
     def number(self, value: float) -> None:
         if value >= CLOCK_STEP and value != float("inf"):
             value = round(max(min(-self.age_s(value), FAR_S), -AGE_MAX_S) / GRAIN_S)
+        elif LONG_S < value < CLOCK_STEP:
+            value = LONG_S
         self.out.append(f"{value:.3f}")
 
     def items(self, things: Iterable[object]) -> None:
@@ -157,6 +171,8 @@ class Walk:
             if hasattr(thing, name):
                 out.append(name)
                 value = getattr(thing, name)
+                if name == "heard_s" and getattr(thing, "run", None) is not None:
+                    value = NEVER  # Only a client that has not said hello is dropped within the time of a world.
                 VISITORS[type(value)](self, value)
         attributes: dict[str, Any] | None = getattr(thing, "__dict__", None)
         if attributes:
@@ -167,6 +183,8 @@ class Walk:
                     value = list(value.values())  # The numbers of requests decide nothing.
                 elif name in _READ_FOR_S and value != NEVER and self.age_s(value) > _READ_FOR_S[name]:
                     value = NEVER
+                elif name == "_of_host":
+                    value = dict(sorted(value.items()))  # A count for each host, in the order in which they came.
                 VISITORS[type(value)](self, value)
 
     def struct(self, thing: msgspec.Struct) -> None:
