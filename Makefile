@@ -37,7 +37,7 @@ help:
 	@echo "make quick  lint, types, and the tests of the rules, the member and the pages: under a minute"
 	@echo "make lint   ruff only            make types  mypy only"
 	@echo "make unit   tests with coverage  make seeds  the simulator's seeds"
-	@echo "make soak   the long tests       make bench  the benchmarks, at most 10 minutes"
+	@echo "make soak   the long tests       make bench  the benchmarks, 15 minutes"
 	@echo "make bench-peers  those in which torch takes minutes"
 	@echo "make docs   the documentation site, into build/site"
 	@echo "make dist   wheel, sdist and bill of materials, built and checked, into dist"

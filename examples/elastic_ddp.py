@@ -1,6 +1,6 @@
 r"""Data-parallel training that continues when nodes are lost or join: stock PyTorch, without any import of rdzv.
 
-On each node (on one machine: in several shells):
+On each node (on one machine: in several shells, with `--rdzv-conf=slot=a`, `slot=b` and so on):
 
     torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=job --nnodes=1:4 --max-restarts=10 \
         elastic_ddp.py --checkpoint shared/model.pt

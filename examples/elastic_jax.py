@@ -1,6 +1,6 @@
 """Elastic data-parallel training with JAX, under `rdzv run`.
 
-On each node (on one machine: in several shells):
+On each node (on one machine: in several shells, with `--conf slot=a`, `slot=b` and so on):
 
     rdzv run node1:29400 --run-id jax --nnodes 1:4 --max-restarts 10 -- python elastic_jax.py --checkpoint shared/model.npz
 

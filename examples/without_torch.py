@@ -1,6 +1,6 @@
 """An elastic program without torch, and without any import of rdzv: it reads the environment that `rdzv run` sets.
 
-On each node (on one machine: in several shells):
+On each node (on one machine: in several shells, with `--conf slot=a`, `slot=b` and so on):
 
     rdzv run node1:29400 --run-id pi --nnodes 1:4 --max-restarts 10 -- python without_torch.py --progress shared/pi.json
 

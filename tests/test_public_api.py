@@ -34,14 +34,14 @@ def load(module):
     return importlib.import_module(module)
 
 
-MADE = {"World", "Store", "LiveWorld", "Rounds", "Driver"}
+MADE = {"World", "Store", "AsyncWorld", "AsyncStore", "LiveWorld", "Rounds", "Driver", "Part"}
 """Objects that rdzv makes, or a protocol: their constructors are not public."""
 INNER = {
-    aio.Rendezvous: {"answer_notice", "check", "insist", "keep_out"}, aio.World: {"end", "moved_to"},
-    aio.Store: {"end", "moved_to", "finish", "try_now", "over"},
-    rdzv.Secret: {"derive", "prove", "can_be_guessed"}, rdzv.Endpoint: {"options"},
+    "AsyncRendezvous": {"answer_notice", "check", "insist", "keep_out"}, "AsyncWorld": {"end", "moved_to"},
+    "AsyncStore": {"end", "moved_to", "finish", "try_now", "over"}, "Rounds": {"check", "end", "progressed"},
+    "Secret": {"derive", "prove", "can_be_guessed"}, "Endpoint": {"options"},
 }  # fmt: skip
-"""Methods for the other parts of rdzv. They are not on the site."""
+"""Methods for the other parts of rdzv, by class. They are not on the site."""
 
 
 def members(kind):
@@ -50,7 +50,7 @@ def members(kind):
         value = inspect.getattr_static(kind, name, None)  # Before Python 3.11, None for __abstractmethods__.
         ours = any(name in vars(base) and base.__module__.startswith("rdzv.") for base in kind.__mro__)
         called = inspect.isroutine(value) or isinstance(value, (property, classmethod, staticmethod))
-        if not name.startswith("_") and ours and called and name not in INNER.get(kind, ()):
+        if not name.startswith("_") and ours and called and name not in INNER.get(kind.__name__, ()):
             yield name, value
 
 
@@ -70,6 +70,9 @@ def class_lines(full, kind):
     bases = [base.__name__ for base in kind.__bases__ if not base.__module__.startswith("rdzv") and base is not object]
     fields = getattr(kind, "__struct_fields__", getattr(kind, "_fields", ()))
     made = signature(kind) if not fields and not issubclass(kind, BaseException) and kind.__name__ not in MADE else ""
+    if not fields:
+        told = vars(kind).get("__annotations__", {}).items()
+        fields = [name for name, hint in told if not name.startswith("_") and not str(hint).startswith("ClassVar")]
     yield f"{full}{made.removesuffix(' -> None')}" + (f" is a {' and a '.join(bases)}" if bases else "")
     yield from (f"{full}.{field}: {annotation(kind, field)}" for field in fields)
     for name, value in members(kind):

@@ -104,6 +104,15 @@ def test_every_public_name_has_its_place(pages):
     assert names - anchors == set()
 
 
+def test_every_public_member_is_shown(pages):
+    """And no other: methods that are public for other parts of rdzv only are not on the list."""
+    anchors = {".".join(anchor.split(".")[-2:]) for found in pages.values() for anchor in found.anchors}
+    members = set(re.findall(r"^rdzv[\w.]*\.([A-Z]\w*\.[A-Za-z]\w*)", API.read_text(), re.MULTILINE))
+    assert {"Store.check", "LiveWorld.check", "MemberStatus.state", "CauseKind.LOST", "JoinTimeout.present"} <= members
+    assert members - anchors == set()
+    assert not {"Rendezvous.keep_out", "Rendezvous.answer_notice", "Store.finish", "World.moved_to"} & anchors
+
+
 def test_the_main_methods_are_on_their_pages(site):
     assert "How long a call waits if it does not say" in (site / "api" / "rdzv.Store.html").read_text()
     assert "A number above those of all earlier rounds" in (site / "api" / "rdzv.World.html").read_text()
@@ -165,7 +174,7 @@ def chromium():
         ("Slurm", "slurm.html"),
         ("alert", "walkthrough.html#5-set-an-alert"),
         ("kill", "walkthrough.html#2-kill-one"),
-        ("journal", "cli.html#rdzv-journal"),
+        ("journal", "torchrun.html#the-journal-that-stays"),
     ],
 )
 def test_a_reader_who_searches_is_shown_the_place_among_the_first(served, chromium, word, place):

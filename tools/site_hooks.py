@@ -27,6 +27,8 @@ API = {
     "rdzv.engines.etcd.server": "A real etcd for tests and single machines.",
 }
 """The public modules, and a sentence about each."""
+PUBLIC = ROOT / "tests" / "typing" / "public_api.txt"
+"""Every public name with its signature, a line each. A test keeps it."""
 OWN_PAGE = {"rdzv": ("Rendezvous", "World", "Store")}
 """Names with a page of their own."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sbatch": "bash", "": "text", ".toml": "toml"}
@@ -78,9 +80,16 @@ def api_pages() -> dict[str, str]:
     return pages
 
 
+def members_of(name: str) -> list[str]:
+    """Return the public methods and fields of a class, given with its module."""
+    return re.findall(rf"^{re.escape(name)}\.(\w+)", PUBLIC.read_text(), re.MULTILINE)
+
+
 def directive(module: str, name: str, where: str) -> str:
-    """Return the lines that show one name under its public path."""
+    """Return the lines that show one name under its public path, with its public members."""
     shown = {"show_root_heading": "false", "show_root_toc_entry": "false", "heading_level": "3"}
+    if members := members_of(f"{module}.{name}"):
+        shown |= {"members": f"[{', '.join(members)}]", "show_if_no_docstring": "true"}
     options = "".join(f"      {option}: {value}\n" for option, value in shown.items())
     return f"## {module}.{name} {{ #{module}.{name} }}\n\n::: {where}\n    options:\n{options}"
 

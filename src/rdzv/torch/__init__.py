@@ -15,6 +15,6 @@ docs/stay.md explains the use.
 from .notice import notice
 from .rounds import LiveWorld, Rounds, rounds
 from .sampler import StepSampler
-from .state import ReplicaState
+from .state import Part, ReplicaState
 
-__all__ = ["LiveWorld", "ReplicaState", "Rounds", "StepSampler", "notice", "rounds"]
+__all__ = ["LiveWorld", "Part", "ReplicaState", "Rounds", "StepSampler", "notice", "rounds"]

@@ -23,7 +23,7 @@ import torch
 
 from .. import worker
 from ..aio import departure_of
-from ..blocking import Rendezvous, World
+from ..blocking import Rendezvous, Store, World
 from ..config.endpoint import Endpoint
 from ..config.options import Options, Unpack
 from ..core.stay_messages import STAY_ENV
@@ -247,18 +247,32 @@ class Rounds:
 class LiveWorld:
     """A round with its process group. Use it as `with world:`; the group is torch's default group inside of the block."""
 
+    round: int
+    """Number of the round, from 1 on."""
+    rank: int
+    """Rank of this process: 0 to `size` - 1."""
+    size: int
+    """How many processes are in the round."""
+    reason: str
+    """Why the round before this one ended; empty for a first round."""
+    fence: int
+    """A number above those of all earlier rounds, for what is written elsewhere."""
+    store: Store
+    """A small store that all processes of the round share, and that ends with it."""
+    given: World | AgentWorld
+    """The world as `rdzv.Rendezvous.join` gave it: members, bootstrap address and the rest."""
+    steps: int
+    """Steps completed in this round, as `check` counts them."""
+
     def __init__(self, run: Rounds, given: World | AgentWorld) -> None:
         self.round = given.round
         self.rank = given.rank
         self.size = given.size
         self.reason = given.reason
-        """Why the round before this one ended; empty for a first round."""
         self.fence = given.fence
         self.store = given.store
         self.given = given
-        """The world as `rdzv.Rendezvous.join` gave it: members, bootstrap address and the rest."""
         self.steps = 0
-        """Steps completed in this round, as `check` counts them."""
         self.entered = False
         self.finished = False
         self._checked = False

@@ -34,6 +34,11 @@ class ReplicaState:
     optimizer has made its step, because a member that is interrupted before that does the step again.
     """
 
+    parts: dict[str, Part]
+    """The parts, by the names that they were given."""
+    step: int
+    """How many steps this replica has completed."""
+
     def __init__(self, **parts: Part) -> None:
         self.parts = parts
         self.step = 0
