@@ -63,6 +63,8 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 state.step += 1
+                if world.rank == 0 and state.step % 20 == 0:
+                    print(f"step {state.step}: loss {loss.item():.4f}", flush=True)
                 time.sleep(args.step_s)
     print(f"done at step {state.step}, loss {loss.item():.4f}", flush=True)
 

@@ -341,6 +341,7 @@ def test_processes_that_stay_are_members_under_srun_itself_and_go_on_without_a_l
     job = slurm.submit("stay.sbatch")
     for rank in range(3):
         slurm.until_said(job, f"round 1: rank {rank} of 3, from step 0")
+    slurm.until_said(job, "step 20: loss")
     slurm.kill_tasks("n2")  # The process on n0 serves.
     slurm.until_said(job, "of 2, from step ", times=2)
     slurm.until_said(job, "done at step 200", times=2)

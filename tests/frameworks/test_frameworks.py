@@ -172,7 +172,7 @@ def test_accelerate_launches_on_two_machines_and_without_elasticity_waits_for_a_
     succeed([first, again], made.report)
     assert {"all: [0, 1]" in node.text for node in (first, again)} == {True}, made.report()
 
-    with_torchrun = "torchrun --rdzv-backend=rdzv --nnodes=2:4 train_accelerate.py"
+    with_torchrun = "torchrun --rdzv-backend=rdzv --nnodes=2:4 --max-restarts=100 train_accelerate.py"
     assert f"`{with_torchrun}`" in PAGE
     elastic = with_torchrun.replace("2:4", "1:1")
     alone = made.start(elastic)

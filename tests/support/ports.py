@@ -2,32 +2,58 @@
 
 Binding to port 0 would give a port of the range from which the kernel takes those of outgoing connections. One of these may
 have it before the server does, or while a server that the test has killed is away. These ports are below that range.
+
+Each process that starts servers has ports of its own, and other processes of pytest, also of another one that runs at the same
+time, have others: once the etcd of one test took the port of an etcd that another test had killed and was about to start again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import random
 import socket
+import tempfile
+from functools import cache
+from pathlib import Path
 
-FIRST, EACH = 20_000, 1_000
-"""Each of up to eight processes of pytest has a thousand ports of its own."""
+FIRST, EACH, SHARES = 20_000, 500, 18
+"""Ports, how many each process has, and how many processes there can be. Some tests use ports from 29,000 on."""
 
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
-_tried = itertools.count(random.SystemRandom().randrange(EACH))  # Another pytest may run at the same time.
+_tried = itertools.count(random.SystemRandom().randrange(EACH))  # A server of a former process may still be there.
+
+
+@cache
+def _share(_process: int) -> int:
+    """Claim a share of the ports for as long as this process lives, and return its number."""
+    for number in range(SHARES):
+        file = Path(tempfile.gettempdir(), f"rdzv-test-ports-{os.getuid()}-{number}").open("a")  # noqa: SIM115  It stays open.
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            continue
+        _claimed.append(file)
+        return number
+    raise OSError(f"{SHARES} processes have claimed all ports for servers of tests")
+
+
+_claimed: list[object] = []
+"""Locked files: closing one would give up the share."""
 
 
 def free_ports(count: int) -> list[int]:
     """Return different ports of this machine that nobody listens at."""
+    first = FIRST + EACH * _share(os.getpid())
     found: list[int] = []
     for number in itertools.islice(_tried, EACH):
-        port = FIRST + _worker * EACH + number % EACH
+        port = first + number % EACH
         if _is_free(port):
             found.append(port)
             if len(found) == count:
                 return found
-    raise OSError(f"no {count} free ports from {FIRST + _worker * EACH} on, for {EACH} ports")
+    raise OSError(f"no {count} free ports from {first} on, for {EACH} ports")
 
 
 def free_port() -> int:
