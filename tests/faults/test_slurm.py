@@ -177,7 +177,7 @@ def test_a_job_saves_before_its_time_is_over_and_is_requeued(slurm, script):
 
 
 RECIPE = re.search(r"```bash\n(#!/bin/bash\n.*?)```", (ROOT / "docs" / "howto.md").read_text(), re.DOTALL)[1]
-TORCHRUN_OPTIONS = "torchrun --rdzv-backend=rdzv --nnodes=2:4 --rdzv-conf=drain_notice=90 train.py"
+TORCHRUN_OPTIONS = "torchrun --rdzv-backend=rdzv --nnodes=2:4 --max-restarts=100 --rdzv-conf=drain_notice=90 train.py"
 RUN_OPTIONS = "rdzv run auto --nnodes 2:4 --conf drain_notice=90 -- python train.py"
 
 
