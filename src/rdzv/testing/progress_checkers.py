@@ -249,6 +249,8 @@ class G7Cause(Checker):
     _useful_at: dict[str, float] = field(default_factory=dict)
     _done_at: dict[str, float] = field(default_factory=dict)
     """For each table: when its first member was done."""
+    _cut: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """When the requests of each node were held back last, and when that ended."""
 
     def before(self, commit: Commit, state: State) -> None:
         """Check that a growth is worth its price."""
@@ -264,6 +266,9 @@ class G7Cause(Checker):
         if len(state.seated) < head.size:
             return  # A member was lost while the write was under way: the round has to end in any case (seed 30038957).
         in_flight_s = _IN_FLIGHT_S + (_TURNS_S if self.context.register else 0.0)
+        cut_at, over_at = self._cut.get(commit.actor, (0.0, float("-inf")))
+        if commit.at - over_at < _IN_FLIGHT_S:
+            in_flight_s += commit.at - cut_at  # The leader may have decided before its write was held back (seed 111048740).
         if commit.at - self._useful_at.get(state.instance, -100.0) > in_flight_s or settings.grow == "never":
             self.report(commit.at, f"round {head.number} was broken for newcomers that it has no use for")
         if commit.at - self._done_at.get(head.table, commit.at) > in_flight_s:
@@ -292,6 +297,9 @@ class G7Cause(Checker):
                 self._causes.append((seen.at, "second engine", seen.target))  # A lost value may hit anybody.
             if seen.kind.startswith("engine") and seen.kind != "engine restart":
                 self._engine_faults += -1 if seen.stop else 1
+            if seen.kind == "cut requests":
+                cut_at, _ = self._cut.get(seen.target, (seen.at, 0.0))
+                self._cut[seen.target] = (cut_at, seen.at) if seen.stop else (seen.at, float("inf"))
             if seen.kind == "engine isolated":
                 if not seen.stop and seen.at - self._isolated_at < self._lease_s:
                     # An engine that hears nobody for less than half a lease lets it run on. One such silence is too short to
