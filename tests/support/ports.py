@@ -4,7 +4,7 @@ Binding to port 0 would give a port of the range from which the kernel takes tho
 have it before the server does, or while a server that the test has killed is away. These ports are below that range.
 
 Each process that starts servers has ports of its own, and other processes of pytest, also of another one that runs at the same
-time, have others: once the etcd of one test took the port of an etcd that another test had killed and was about to start again.
+time, have others: nobody else may take the port of a server that a test has killed and is about to start again.
 """
 
 from __future__ import annotations
