@@ -62,12 +62,13 @@ class DebtChecker(Checker):
         if self._newest.get(commit.server, state.instance) != state.instance:
             self._owed.pop(self._newest[commit.server], None)
         self._newest[commit.server] = state.instance
+        was_heard = state.instance in self._heard_at
         if self._is_heard(state):
             self._heard_at.setdefault(state.instance, commit.at)
         else:
             self._heard_at.pop(state.instance, None)
         before = self._owed.get(state.instance)
-        if before is not None:
+        if before is not None and was_heard:  # Until then no lease could end (steered seed 112027384).
             self._judge(commit.at, before)
         owed, leader = state.owed, state.leader
         if owed is None or leader is None or not owed[0].startswith(self.kinds):
