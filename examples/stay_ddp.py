@@ -1,6 +1,6 @@
 """Data-parallel training whose processes stay when others are lost or come. No checkpoint, no restart.
 
-Start as many as you like, on one machine or several; each process is a member, with `--name a`, `b` and so on on one machine:
+Start as many as you like, on one machine or several; each process is a member. On one machine, give each a name (`--name a`):
 
     python stay_ddp.py node1:29400 --nnodes 2:4
 

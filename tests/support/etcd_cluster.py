@@ -71,8 +71,7 @@ UNSOUND = re.compile(r"etcd Version: 3\.5\.[012]\b")
 def sound_etcd() -> str:
     """Return an etcd that a test may kill under load: one of RDZV_TEST_ETCD, or Debian's, which is fetched.
 
-    A member of an older one came back without some writes. Its revisions then differ from those of the others for good, and the
-    clients that use it are not told of anything.
+    One of these versions may come back without its last writes. Its revisions then differ from those of the others for good.
     """
     paths, problem = os.environ.get("RDZV_TEST_ETCD", "").replace(":", " ").split(), ""
     if not paths:
