@@ -227,6 +227,28 @@ _IN_FLIGHT_S = 1.5
 """Two slow messages: what a leader acts on may be gone for so long."""
 _TURNS_S = 10.0
 """On a slow register a write may also wait for the swaps of all other members."""
+_ARMED = frozenset({"lose request", "lose answer"})
+"""Faults that wait for the next message of their member: its renewal, if nothing comes before."""
+_CUTS = frozenset({"cut", "cut requests", "cut in a collective"})
+"""Faults that hold back what a node sends."""
+
+
+@dataclass
+class HeldBack:
+    """When the requests of each node were held back last: what they do was decided before, on what was true then."""
+
+    _cut: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """For each node: since when, and until when."""
+
+    def see(self, seen: Observation) -> None:
+        if isinstance(seen, Fault) and seen.kind in _CUTS:
+            since, _ = self._cut.get(seen.target, (seen.at, 0.0))
+            self._cut[seen.target] = (since, seen.at) if seen.stop else (seen.at, float("inf"))
+
+    def in_flight_s(self, node: str, at: float) -> float:
+        """Return how long ago a node may have decided on the write that arrives now."""
+        since, until = self._cut.get(node, (at, float("-inf")))
+        return _IN_FLIGHT_S + (at - since if at - until < _IN_FLIGHT_S else 0.0)
 
 
 @dataclass(eq=False)
@@ -250,8 +272,9 @@ class G7Cause(Checker):
     _useful_at: dict[str, float] = field(default_factory=dict)
     _done_at: dict[str, float] = field(default_factory=dict)
     """For each table: when its first member was done."""
-    _cut: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """When the requests of each node were held back last, and when that ended."""
+    _held_back: HeldBack = field(default_factory=HeldBack)
+    _armed: list[tuple[float, str, str]] = field(default_factory=list)
+    """Time, kind, and the node concerned, of losses that may not have struck yet."""
 
     def before(self, commit: Commit, state: State) -> None:
         """Check that a growth is worth its price."""
@@ -266,10 +289,8 @@ class G7Cause(Checker):
             return
         if len(state.seated) < head.size:
             return  # A member was lost while the write was under way: the round has to end in any case (seed 30038957).
-        in_flight_s = _IN_FLIGHT_S + (_TURNS_S if self.context.register else 0.0)
-        cut_at, over_at = self._cut.get(commit.actor, (0.0, float("-inf")))
-        if commit.at - over_at < _IN_FLIGHT_S:
-            in_flight_s += commit.at - cut_at  # The leader may have decided before its write was held back (seed 111048740).
+        in_flight_s = self._held_back.in_flight_s(commit.actor, commit.at)  # Seed 111048740.
+        in_flight_s += _TURNS_S if self.context.register else 0.0
         if commit.at - self._useful_at.get(state.instance, -100.0) > in_flight_s or settings.grow == "never":
             self.report(commit.at, f"round {head.number} was broken for newcomers that it has no use for")
         if commit.at - self._done_at.get(head.table, commit.at) > in_flight_s:
@@ -288,6 +309,7 @@ class G7Cause(Checker):
             self._tables[head.table] = (commit.at, {self.context.owner(state, id) for id in state.entries})
 
     def see(self, seen: Observation) -> None:
+        self._held_back.see(seen)
         if isinstance(seen, Given):
             self._held[seen.actor] = seen.table
             self._took.setdefault(seen.table, set()).add(seen.actor)
@@ -296,12 +318,17 @@ class G7Cause(Checker):
                 self._restarts.append(seen.at)
             if seen.kind in _RESTARTS and self.context.register:
                 self._causes.append((seen.at, "second engine", seen.target))  # A lost value may hit anybody.
+            if seen.kind in _ARMED:
+                self._armed.append((seen.at, seen.kind, seen.target))
             if seen.kind.startswith("engine") and seen.kind != "engine restart":
                 self._engine_faults += -1 if seen.stop else 1
-            if seen.kind == "cut requests":
-                cut_at, _ = self._cut.get(seen.target, (seen.at, 0.0))
-                self._cut[seen.target] = (cut_at, seen.at) if seen.stop else (seen.at, float("inf"))
+                # A loss that was armed before may strike now (seed 117018239).
+                self._causes += [one for one in self._armed if seen.at - one[0] < self._lease_s]
             if seen.kind == "engine isolated":
+                if seen.stop and self._engine_faults > 0:
+                    # Some connections do not survive that, and beside another trouble of the engine a linger may be over
+                    # before they are restored (seed 117023182).
+                    self._causes.append((seen.at, "isolated again", seen.target))
                 if not seen.stop and seen.at - self._isolated_at < self._lease_s:
                     # An engine that hears nobody for less than half a lease lets it run on. One such silence is too short to
                     # end a lease; two with a word of somebody between them may end that of a member that said nothing then.
@@ -370,7 +397,9 @@ class T8Evictions(Checker):
     _called: dict[tuple[str, str, int], float] = field(default_factory=dict)
     """When each call was set on each instance."""
     _banned_at: dict[str, float] = field(default_factory=dict)
-    """When each host was last banned: its member's eviction may be under way when the ban is lifted (steered seed 40000512)."""
+    """When each host was last banned: its member's eviction may be under way when the ban is lifted (steered seeds 40000512 and
+    118002285)."""
+    _held_back: HeldBack = field(default_factory=HeldBack)
 
     def before(self, commit: Commit, state: State) -> None:
         self._banned_at.update(dict.fromkeys(state.banned, commit.at))
@@ -384,7 +413,8 @@ class T8Evictions(Checker):
             node = self.context.owner(state, gone.id)
             age_s = commit.at - self._called.get((state.instance, head.run, head.call_seq), commit.at)
             late = head.phase is Phase.BROKEN and age_s * DRIFT >= settings.regroup
-            banned = commit.at - self._banned_at.get(gone.record.host, -100.0) <= _IN_FLIGHT_S
+            decided_at = commit.at - self._held_back.in_flight_s(commit.actor, commit.at)
+            banned = self._banned_at.get(gone.record.host, -100.0) >= decided_at
             if node == commit.actor or banned or late:
                 continue
             self.evicted += 1
@@ -403,6 +433,7 @@ class T8Evictions(Checker):
             self._called.setdefault((state.instance, head.run, head.call_seq), commit.at)
 
     def see(self, seen: Observation) -> None:
+        self._held_back.see(seen)
         if isinstance(seen, Fault) and seen.kind in KILLS and not seen.stop:
             self._killed.add(seen.target)
 
