@@ -352,6 +352,7 @@ async def check_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         other.mkdir()
         channel = worker_channel.WorkerChannel()
         await channel.open()
+        await asyncio.get_running_loop().shutdown_default_executor()  # Waits for the thread that removes.
         kept = {lives.name, other.name}
         assert names() == kept | {Path(channel.path).parent.name}
         channel.close()

@@ -9,6 +9,7 @@ lost. A file that cannot be written is given up with one warning; the run goes o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -145,7 +146,7 @@ class JournalFile:
     def _open(self, *, continued: bool) -> tuple[int, int]:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._own_folder and not continued:
-            self._delete_oldest()
+            _delete_oldest(self._folder)
         # A link that somebody else put there is not followed, and the file is nobody else's to read: reasons may quote
         # what programs wrote.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -160,11 +161,14 @@ class JournalFile:
             raise
         return descriptor, size + len(line)
 
-    def _delete_oldest(self) -> None:
-        ages = []
-        for path in self._folder.glob(f"*{SUFFIX}*"):
-            with suppress(OSError):
-                ages.append((path.stat().st_mtime_ns, path))
-        for _, path in sorted(ages)[: max(0, len(ages) - FILES_MAX + 1)]:
-            with suppress(OSError):
-                path.unlink()
+
+@functools.cache
+def _delete_oldest(folder: Path) -> None:
+    """Delete, once in the life of a process, the oldest files, and leave room for one more."""
+    ages = []
+    for path in folder.glob(f"*{SUFFIX}*"):
+        with suppress(OSError):
+            ages.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(ages)[: max(0, len(ages) - FILES_MAX + 1)]:
+        with suppress(OSError):
+            path.unlink()

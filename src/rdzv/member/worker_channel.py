@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import logging
 import os
 import signal
@@ -134,7 +135,8 @@ class WorkerChannel:
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_MAX)
         path.chmod(0o600)
         self.path = str(path)
-        await asyncio.to_thread(_remove_dead, self._folder.parent)
+        # Not waited for: a folder for temporary files may be large, and the workers should start.
+        asyncio.get_running_loop().run_in_executor(None, _remove_dead, self._folder.parent)
 
     def close(self) -> None:
         """Stop listening, let all workers go and remove the folder."""
@@ -237,8 +239,9 @@ def make_folder() -> tuple[Path, int]:
     return made.rename(made.with_name(FOLDER + made.name.removeprefix("rdzv-"))), lock
 
 
+@functools.cache
 def _remove_dead(base: Path) -> None:
-    """Remove the folders of agents of this user that were killed: no process can do so at its own SIGKILL."""
+    """Remove, once in the life of a process, the folders of this user's agents that were killed: they could not do so."""
     import shutil  # noqa: PLC0415  As in `make_folder`.
 
     with suppress(OSError), os.scandir(base) as entries:

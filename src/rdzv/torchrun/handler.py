@@ -106,7 +106,9 @@ class Handler(RendezvousHandler):
         # being handled, but it says nothing about the work of this agent.
         self._outer_error = sys.exc_info()[1]
         warn_without_restarts(conf.min_nodes, conf.max_nodes)
-        self._rendezvous.prepare()  # While the agent gets ready, as torch's handlers do.
+        # While the agent gets ready, as torch's handlers do: then a round that is sealed is given at once.
+        self._rendezvous.prepare()
+        self._rendezvous.serve_workers()
 
     def get_backend(self) -> str:
         """Return the name of the entry point, which torch compares."""
