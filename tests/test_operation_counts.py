@@ -103,7 +103,7 @@ async def all_join(crowd):
 
 
 def test_a_join_is_one_request():
-    leader, others = played(all_join)
+    leader, others = played(all_join, lease=60)
     for line in others:
         assert not more(line.asked, JOIN)
     # The run begins with a sealed round, since all are here by then.
@@ -163,7 +163,7 @@ def test_to_form_again_is_one_put_for_each_member():
         await crowd.join()
         return crowd.lines()
 
-    leader, others = played(story)
+    leader, others = played(story, lease=60)
     for line in others:
         assert not more(line.asked, {"Txn": 1})
     # The round is broken, and the next one is sealed. Of its own record and its predecessor's it wants to hear only the end.

@@ -132,7 +132,7 @@ def test_workers_that_use_collectives_go_on_too(job):
 def test_the_reason_names_the_killed_node_and_not_the_collectives_that_failed(job, request, engine, conf):
     """The workers of the others fail at once, and their agents break the round. The loss is noticed later.
 
-    On etcd it may be noticed first: by the sentinel, or because the one that would break the round, the leader, is lost itself.
+    It may be noticed first: by etcd's sentinel, or because the one that would break the round, the leader, is lost itself.
     """
     where = {}
     if engine == "etcd":
@@ -152,7 +152,7 @@ def test_the_reason_names_the_killed_node_and_not_the_collectives_that_failed(jo
     (reason,) = reasons
     lost, _, consequence = reason.partition("; as a consequence the workers of ")
     assert lost.endswith(f"/{victim} lost")
-    assert consequence.endswith(" stopped") or (engine == "etcd" and not consequence)
+    assert not consequence or consequence.endswith(" stopped")
 
 
 @pytest.mark.soak
