@@ -14,7 +14,7 @@ from support.planted_bugs import BUGS, planted
 
 pytestmark = pytest.mark.seeds
 
-CHOICES_MAX = 300
+CHOICES_MAX = 150
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
 LARGE = {
     "two re-form", "three re-form: losses", "three re-form: pauses", "three re-form: engine", "three re-form: growth",
@@ -63,9 +63,10 @@ def test_planted_bug_is_found(bug):
 
 
 def test_the_safe_worlds_of_planted_bugs_hold():
-    """Otherwise the bug would not be what is found."""
-    for plan, _ in EXPLORED_BUGS.values():
-        assert not explore(plan, choices_max=15).wrong
+    """Otherwise the bug would not be what is found. The worlds of `WORLDS` are walked above."""
+    plans = {repr(plan): plan for plan, _ in EXPLORED_BUGS.values() if plan not in WORLDS.values()}
+    for plan in plans.values():
+        assert not explore(plan, choices_max=30).wrong
 
 
 def test_every_planted_safety_bug_is_explored():
@@ -145,7 +146,7 @@ def test_a_world_without_a_way_to_rest_is_found():
 
 
 def test_the_command_names_the_worlds(capsys):
-    assert main(["other settings"]) == 0
+    assert main(["other settings", "--limit", "0.5"]) == 0
     assert "other settings: " in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["no such world"])

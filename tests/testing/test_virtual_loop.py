@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from rdzv.testing import virtual_loop
 from rdzv.testing.virtual_loop import (
     Process,
     RunError,
@@ -94,7 +95,9 @@ def test_the_limit_of_virtual_time_names_what_is_pending():
         VirtualLoop().run(main(), limit_s=50)
 
 
-def test_a_livelock_at_one_instant_is_an_error():
+def test_a_livelock_at_one_instant_is_an_error(monkeypatch):
+    monkeypatch.setattr(virtual_loop, "INSTANT_CALLBACKS_MAX", 10_000)
+
     async def main():
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
