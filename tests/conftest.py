@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_measuring(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keep torch and thousands of tests out of every later collection, and shared with the processes that are forked."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
