@@ -28,19 +28,15 @@ _tried = itertools.count(random.SystemRandom().randrange(EACH))  # A server of a
 def _share(_process: int) -> int:
     """Claim a share of the ports for as long as this process lives, and return its number."""
     for number in range(SHARES):
-        file = Path(tempfile.gettempdir(), f"rdzv-test-ports-{os.getuid()}-{number}").open("a")  # noqa: SIM115  It stays open.
+        path = Path(tempfile.gettempdir(), f"rdzv-test-ports-{os.getuid()}-{number}")
+        lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)  # It stays open.
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.close()
-            continue
-        _claimed.append(file)
-        return number
+            os.close(lock)
+        else:
+            return number
     raise OSError(f"{SHARES} processes have claimed all ports for servers of tests")
-
-
-_claimed: list[object] = []
-"""Locked files: closing one would give up the share."""
 
 
 def free_ports(count: int) -> list[int]:
