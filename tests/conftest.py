@@ -33,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keep torch and thousands of tests out of every later collection, and shared with the processes that are forked."""
+    import hypothesis  # noqa: F401  When it is loaded it asks who refers to trio's generator: nobody, once that is frozen.
+
     gc.collect()
     gc.freeze()
 

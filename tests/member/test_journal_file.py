@@ -104,18 +104,40 @@ def test_a_link_is_not_followed(tmp_path, caplog):
 
 
 def test_a_file_system_that_hangs_holds_up_nobody(tmp_path, monkeypatch):
-    hangs = threading.Event()
+    hangs, really_open = threading.Event(), JournalFile._open
+
+    def opens_late(one, **how):
+        assert hangs.wait(LONG_S)
+        really_open(one, **how)
+
     monkeypatch.setattr(journal_file, "CLOSE_S", 0.01)
-    monkeypatch.setattr(JournalFile, "_open", lambda _self, **_: hangs.wait(LONG_S) and (0, 0))
+    monkeypatch.setattr(JournalFile, "_open", opens_late)
     one = journal(tmp_path)
     one(notice())
     one.close()
-    monkeypatch.undo()
-    assert one._thread.is_alive()
-    monkeypatch.setattr(os, "write", lambda *_: 0)
-    monkeypatch.setattr(os, "close", lambda *_: None)
+    assert not one.path.exists()
     hangs.set()
-    one._thread.join(LONG_S)
+    assert one._over.wait(LONG_S)
+    assert len(lines_of(one.path)) == 2, "what was told is written when it can be"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_all_journals_of_a_process_have_one_thread_and_a_forked_process_has_its_own(tmp_path):
+    files = [journal(tmp_path / f"{number}") for number in range(20)]
+    for one in files:
+        one(notice())
+    assert [thread.name for thread in threading.enumerate()].count("rdzv journal") == 1
+    child = os.fork()
+    if not child:
+        forked = journal(tmp_path / "forked")
+        forked(notice())
+        forked.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    for one in files:
+        one.close()
+    assert all(len(lines_of(path)) == 2 for path in tmp_path.glob("*/*"))
+    assert len(list(tmp_path.glob("*/*"))) == 21
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 The first line of a file says whose it is. Each other line is a notice, with the seconds since the first line by the
 agent's own clock, and a stamp of its wall clock for people. `operate/account.py` merges the files of several nodes.
 
-A thread of its own writes: the folder may be on a file system that hangs, and a member that cannot renew its lease is
-lost. A file that cannot be written is given up with one warning; the run goes on.
+A thread of its own writes, one for all members of a process: the folder may be on a file system that hangs, and a member
+that cannot renew its lease is lost. A file that cannot be written is given up with one warning; the run goes on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def journal_for(settings: Settings, node: Node) -> JournalFile | None:
 
 
 class JournalFile:
-    """Writes notices to a file in a folder, in a thread of its own. Nothing is made before the first notice."""
+    """Writes notices to a file in a folder. Nothing is made before the first notice."""
 
     def __init__(
         self, folder: Path, run_id: str, member: str, now: Callable[[], float], stamp: Callable[[], str], *,
@@ -95,9 +95,10 @@ class JournalFile:
         self._now, self._stamp = now, stamp
         self._size_max = size_max
         self._own_folder = own_folder
-        self._began_at = 0.0
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._began_at: float | None = None
+        self._descriptor, self._size = -1, 0
+        self._over = threading.Event()
+        """Set when nothing more will be written."""
         name = "_".join(_UNSAFE.sub("-", text)[:80] for text in (run_id, member))
         # Several agents of one process may share run and name. The first one has no number.
         number = next(_numbers)
@@ -107,59 +108,89 @@ class JournalFile:
         """Keep a notice. Never waits and never raises."""
         if notice.kind in _NOT_KEPT or (notice.kind == "drained" and notice.cause):
             return
-        if self._thread is None:
-            self._began_at = self._now()
-            self._thread = threading.Thread(target=self._write_all, name="rdzv journal", daemon=True)
-            self._thread.start()
-        at = round(self._now() - self._began_at, 3)
-        line = JournalLine(at, self._stamp(), notice)
-        self._queue.put(msgspec.json.encode(line) + b"\n")
+        now = self._now()
+        if self._began_at is None:
+            self._began_at = now
+        line = JournalLine(round(now - self._began_at, 3), self._stamp(), notice)
+        _Writer.of_process().lines.put((self, msgspec.json.encode(line) + b"\n"))
 
     def close(self) -> None:
         """Let the thread write what it has, and wait for it a little."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(CLOSE_S)
+        if self._began_at is not None:
+            _Writer.of_process().lines.put((self, None))
+            self._over.wait(CLOSE_S)
 
     # ---- in the thread
 
-    def _write_all(self) -> None:
+    def write(self, line: bytes | None) -> None:
+        """Write a line, or end the file."""
+        if self._over.is_set():
+            return
         try:
-            descriptor, size = self._open(continued=False)
-            try:
-                while (line := self._queue.get()) is not None:
-                    if size + len(line) > self._size_max // 2:
-                        # The first half is replaced, so that the newest lines are always there.
-                        os.close(descriptor)
-                        self.path.replace(self.path.with_name(f"{self.path.name}.old"))
-                        descriptor, size = self._open(continued=True)
-                    os.write(descriptor, line)
-                    size += len(line)
-            finally:
-                os.close(descriptor)
+            if line is not None:
+                self._append(line)
+                return
         except OSError as error:
             why = error.strerror or error
             logger.warning("the journal %s cannot be written, and the run goes on without: %s", self.path, why)
-            while self._queue.get() is not None:
-                pass
+        self._over.set()
+        self._shut()
 
-    def _open(self, *, continued: bool) -> tuple[int, int]:
+    def _append(self, line: bytes) -> None:
+        if self._descriptor < 0:
+            self._open(continued=False)
+        if self._size + len(line) > self._size_max // 2:
+            # The first half is replaced, so that the newest lines are always there.
+            self._shut()
+            self.path.replace(self.path.with_name(f"{self.path.name}.old"))
+            self._open(continued=True)
+        os.write(self._descriptor, line)
+        self._size += len(line)
+
+    def _open(self, *, continued: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._own_folder and not continued:
             _delete_oldest(self._folder)
         # A link that somebody else put there is not followed, and the file is nobody else's to read: reasons may quote
         # what programs wrote.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
-        try:
-            size = os.fstat(descriptor).st_size
-            header = JournalHeader(VERSION, self._run_id, self._member, os.getpid(), self._stamp(), continued)
-            line = msgspec.json.encode(header) + b"\n"
-            os.write(descriptor, line)
-        except BaseException:
+        self._descriptor = os.open(self.path, flags, 0o600)
+        header = JournalHeader(VERSION, self._run_id, self._member, os.getpid(), self._stamp(), continued)
+        line = msgspec.json.encode(header) + b"\n"
+        os.write(self._descriptor, line)
+        self._size = os.fstat(self._descriptor).st_size
+
+    def _shut(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             os.close(descriptor)
-            raise
-        return descriptor, size + len(line)
+
+
+class _Writer(threading.Thread):
+    """The thread that writes the journals of this process. It ends with the process."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rdzv journal", daemon=True)
+        self.lines: queue.SimpleQueue[tuple[JournalFile, bytes | None]] = queue.SimpleQueue()
+
+    @classmethod
+    def of_process(cls) -> _Writer:
+        """Return the one of this process: threads do not follow into a fork."""
+        found = _writers.get(os.getpid())
+        if found is None:
+            made = cls()
+            found = _writers.setdefault(os.getpid(), made)  # Another thread may have been quicker.
+            if found is made:
+                made.start()
+        return found
+
+    def run(self) -> None:
+        while True:
+            journal, line = self.lines.get()
+            journal.write(line)
+
+
+_writers: dict[int, _Writer] = {}
 
 
 @functools.cache
