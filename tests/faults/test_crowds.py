@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from support.crowds import Crowd, EngineFaults, EtcdFaults, ServerFaults, Storm
-from support.etcd_cluster import Cluster, sound_etcd
+from support.etcd_cluster import PATIENT, Cluster, sound_etcd
 from support.member_processes import ProcessSet
 
 STORM_S = float(os.environ.get("RDZV_STORM_S", "1800"))
@@ -42,7 +42,7 @@ def test_half_an_hour_of_faults_splits_no_world_of_200_members_on_the_embedded_s
 
 def test_half_an_hour_of_faults_splits_no_world_of_200_members_on_three_members_of_etcd(record_property):
     pytest.importorskip("grpc", reason="grpcio is not installed: the extra `etcd` brings it")
-    with Cluster(3, binary=sound_etcd()) as cluster:
+    with Cluster(3, binary=sound_etcd(), extra=PATIENT) as cluster:
         try:
             check_storm(cluster.endpoint(), EtcdFaults(cluster), record_property)
         except AssertionError:

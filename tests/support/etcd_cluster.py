@@ -39,6 +39,10 @@ UNAVAILABLE = (4, 14)
 HEARTBEAT_MS = 50
 ELECTION_MS = 500
 """Ten heartbeats, as etcd advises. Short enough for tests, long enough for two busy cores."""
+PATIENT = ("--heartbeat-interval=200", "--election-timeout=2000")
+"""For a machine on which dozens of processes compete: members that are not heard in time elect for minutes."""
+LOG_SHOWN = 3_000
+"""Bytes of each member's log that are shown when a test fails."""
 
 
 def until(holds: Callable[[], T], what: str, limit_s: float = LONG_S, every_s: float = 0.02) -> T:
@@ -195,10 +199,16 @@ class Cluster:
         ]
 
     def standing(self) -> str:
-        """Return how far each member is: those that have applied as much must have the same revision."""
+        """Return how far each member is, and the end of its log. Equally many applied entries make the same revision."""
         told = {node: node.status() or {} for node in self.nodes}
         far = {node: (one.get("header", {}).get("revision"), one.get("raftAppliedIndex")) for node, one in told.items()}
-        return "".join(f"{node}: revision {revision}, applied {applied}\n" for node, (revision, applied) in far.items())
+        return "".join(
+            f"{node}: revision {revision}, applied {applied}\n{self._log_of(node).read_text()[-LOG_SHOWN:]}\n"
+            for node, (revision, applied) in far.items()
+        )
+
+    def _log_of(self, node: Node) -> Path:
+        return self._folder / f"{node.name}.log"
 
     def __enter__(self):
         try:
@@ -239,8 +249,8 @@ class Cluster:
             f"--heartbeat-interval={HEARTBEAT_MS}",
             f"--election-timeout={ELECTION_MS}",
             "--logger=zap",
-            "--log-outputs=stderr",
-            "--log-level=error",
+            f"--log-outputs={self._log_of(node)}",
+            "--log-level=warn",
             *(_tls_arguments() if self.tls else ()),
             *self.extra,
         ]
