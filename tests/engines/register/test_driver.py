@@ -194,29 +194,25 @@ async def test_where_there_are_counters_a_renewal_is_no_swap():
 
 
 def form(backend, count):
-    """Form a run, each member as if in a process of its own, and return the seconds it took."""
+    """Form a run, each member as if in a process of its own."""
     settings = Settings.make("memory://", run_id="crowd", min_nodes=count, max_nodes=count, local_addr="127.0.0.1")
 
     async def main():
         processes = [Process(backend, 1 + n) for n in range(count)]
         members = [Member(process.driver, settings, process.node) for process in processes]
-        began_at = time.monotonic()
         worlds = await asyncio.gather(*(member.join() for member in members))
-        took_s = time.monotonic() - began_at
         assert sorted(world.rank for world in worlds) == list(range(count))
         await asyncio.gather(*(member.leave() for member in members))
-        return took_s
 
-    return asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.mark.parametrize("backend", [CellBackend, AbleBackend])
 def test_64_nodes_that_come_at_once_take_turns(backend):
     """The pauses bound how many swaps are lost."""
     backend = backend()
-    took_s = form(backend, 64)
+    form(backend, 64)
     lost, _ = backend.swaps
-    assert took_s < 30
     assert lost < 64 * 25
 
 
