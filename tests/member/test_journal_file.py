@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -92,6 +93,23 @@ def test_a_folder_that_cannot_be_written_is_named_once(tmp_path, caplog):
     one(notice())
     one.close()
     assert caplog.text.count("cannot be written, and the run goes on without: ") == 1
+
+
+def test_a_file_that_cannot_be_closed_ends_no_other_journal(tmp_path, monkeypatch, caplog):
+    full, well = journal(tmp_path / "full"), journal(tmp_path / "well")
+    full(notice())
+
+    def closes_badly(_one):
+        monkeypatch.undo()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(JournalFile, "_shut", closes_badly)
+    full.close()
+    assert full._over.is_set()
+    assert "cannot be written, and the run goes on without: Input/output error" in caplog.text
+    well(notice())
+    well.close()
+    assert len(lines_of(well.path)) == 2
 
 
 def test_a_link_is_not_followed(tmp_path, caplog):

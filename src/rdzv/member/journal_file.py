@@ -130,11 +130,13 @@ class JournalFile:
             if line is not None:
                 self._append(line)
                 return
-        except OSError as error:
+            self._shut()
+        except OSError as error:  # Also of closing it, as on NFS. Whatever is not caught here would end all journals.
             why = error.strerror or error
             logger.warning("the journal %s cannot be written, and the run goes on without: %s", self.path, why)
+            with suppress(OSError):
+                self._shut()
         self._over.set()
-        self._shut()
 
     def _append(self, line: bytes) -> None:
         if self._descriptor < 0:
