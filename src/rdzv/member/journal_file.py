@@ -132,8 +132,10 @@ class JournalFile:
                 return
             self._shut()
         except OSError as error:  # Also of closing it, as on NFS. Whatever is not caught here would end all journals.
-            why = error.strerror or error
-            logger.warning("the journal %s cannot be written, and the run goes on without: %s", self.path, why)
+            logger.warning(
+                "the journal %s cannot be written, and the run goes on without: %s; journal_dir names its folder",
+                self.path, error.strerror or error,
+            )  # fmt: skip
             with suppress(OSError):
                 self._shut()
         self._over.set()
