@@ -21,7 +21,7 @@ from .application import CLOSED, Application, ring_at_close
 from .convergence import Convergence
 from .decisions import Decisions
 from .driver import READ_TIMEOUT_S, SimDriver
-from .history import Fault, History
+from .history import Fault, History, MessageLost
 from .network import SimNetwork, Way
 from .nodes import SimNode
 from .register import RegisterServer, SimRegister
@@ -70,6 +70,7 @@ class SimCluster:
         self.decisions = Decisions(self)
         self._observed = observed or any(trouble.when is not None for trouble in scenario.troubles)
         self.network = SimNetwork(self.loop, scenario.seed, loss=scenario.loss)
+        self.network.on_loss = lambda node, way: self.history.add(MessageLost(actor=node, way=way))
         if scenario.seed % 4 == 2:
             self.network.trust = Trust(_CheapSecret("a secret of this run"))
         self.engine = self._server("engine", PLACE if scenario.promise else "")

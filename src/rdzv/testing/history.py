@@ -132,6 +132,12 @@ class Fault(Observation, frozen=True, kw_only=True):
         return f"{'end of ' if self.stop else ''}{self.kind} {self.target} {self.detail}".rstrip()
 
 
+class MessageLost(Observation, frozen=True, kw_only=True):
+    """A request of a node, or the answer to it, was lost with its connection: by chance, or as the scenario asked."""
+
+    way: str
+
+
 class History(list[Observation]):
     """The observations of a run, in order. They are only added."""
 

@@ -258,6 +258,8 @@ class SimNetwork:
         self.cuts: set[tuple[str, str, Way]] = set()
         self.doomed: list[tuple[str, str, Way]] = []
         """Directions that break at their next message."""
+        self.on_loss: Callable[[str, Way], None] = lambda _node, _way: None
+        """Is told of each message that was lost with its connection."""
         self._connections: dict[SimConnection, None] = {}
 
     def connect(self, node: SimNode, server: SimServer | None = None) -> SimConnection:
@@ -314,5 +316,8 @@ class SimNetwork:
         """Whether the connection breaks at this message."""
         if route in self.doomed:
             self.doomed.remove(route)
-            return True
-        return self.loss > 0 and self.rng.random() < self.loss
+        elif not (self.loss > 0 and self.rng.random() < self.loss):
+            return False
+        node, _, way = route
+        self.on_loss(node, way)
+        return True

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..core.model import CauseKind, Head, Phase
 from ..core.quarantine import HOSTS_MAX
 from .checkers import DRIFT, EPSILON_S, Checker, new_head, new_seal
-from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, Observation
+from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, MessageLost, Observation
 from .replay import Present, State
 
 KILLS = frozenset({"crash", "crash after head write", "crash in a collective"})
@@ -208,13 +208,13 @@ class G6Notice(DebtChecker):
 
 _RESETS = frozenset({"reset all", "compact"})
 """Faults that break the connections of all members."""
-_BLIPS = _RESETS | {"reset", "lose request", "lose answer"}
+_BLIPS = _RESETS | {"reset"}
 """Faults of a connection that is restored at once, unless the engine is in trouble at the same time: then a linger may be over
-before that."""
-_HARMLESS = _BLIPS | {
-    "engine restart", "engine crash", "engine stall", "engine slow", "engine isolated", "watch gap",
-    "calm", "converged", "finish",
-}  # fmt: skip
+before that. A lost message is another."""
+_HARMLESS = frozenset({
+    "lose request", "lose answer", "watch gap", "engine restart", "engine crash", "engine stall", "engine slow",
+    "engine isolated", "calm", "converged", "finish",
+})  # fmt: skip
 """Faults that must disturb no running round."""
 _RESTARTS = frozenset({"engine restart", "engine crash", "restart at seal", "newcomer first"})
 _WILLING = frozenset({"ready", "left", "failed", "drained", "gone", "workers failed", "stalled", "refused", "closed"})
@@ -227,8 +227,8 @@ _IN_FLIGHT_S = 1.5
 """Two slow messages: what a leader acts on may be gone for so long."""
 _TURNS_S = 10.0
 """On a slow register a write may also wait for the swaps of all other members."""
-_ARMED = frozenset({"lose request", "lose answer"})
-"""Faults that wait for the next message of their member: its renewal, if nothing comes before."""
+_LINGER_S = 1.0
+"""A connection that broke so long ago is restored, or it will not be in time."""
 _CUTS = frozenset({"cut", "cut requests", "cut in a collective"})
 """Faults that hold back what a node sends."""
 
@@ -273,8 +273,8 @@ class G7Cause(Checker):
     _done_at: dict[str, float] = field(default_factory=dict)
     """For each table: when its first member was done."""
     _held_back: HeldBack = field(default_factory=HeldBack)
-    _armed: list[tuple[float, str, str]] = field(default_factory=list)
-    """Time, kind, and the node concerned, of losses that may not have struck yet."""
+    _blips: list[tuple[float, str, str]] = field(default_factory=list)
+    """Broken connections: time, kind, and the node concerned."""
 
     def before(self, commit: Commit, state: State) -> None:
         """Check that a growth is worth its price."""
@@ -318,12 +318,9 @@ class G7Cause(Checker):
                 self._restarts.append(seen.at)
             if seen.kind in _RESTARTS and self.context.register:
                 self._causes.append((seen.at, "second engine", seen.target))  # A lost value may hit anybody.
-            if seen.kind in _ARMED:
-                self._armed.append((seen.at, seen.kind, seen.target))
             if seen.kind.startswith("engine") and seen.kind != "engine restart":
                 self._engine_faults += -1 if seen.stop else 1
-                # A loss that was armed before may strike now (seed 117018239).
-                self._causes += [one for one in self._armed if seen.at - one[0] < self._lease_s]
+                self._causes += [one for one in self._blips if seen.at - one[0] < _LINGER_S]
             if seen.kind == "engine isolated":
                 if seen.stop and self._engine_faults > 0:
                     # Some connections do not survive that, and beside another trouble of the engine a linger may be over
@@ -334,9 +331,13 @@ class G7Cause(Checker):
                     # end a lease; two with a word of somebody between them may end that of a member that said nothing then.
                     self._causes.append((seen.at, "isolated again", seen.target))
                 self._isolated_at = seen.at
-            blip = seen.kind in _BLIPS and self._engine_faults > 0
-            if blip or seen.kind not in _HARMLESS:
+            if seen.kind in _BLIPS:
+                self._blip(seen.at, seen.kind, seen.target)
+            elif seen.kind not in _HARMLESS:
                 self._causes.append((seen.at, seen.kind, seen.target))
+        elif isinstance(seen, MessageLost):
+            # Also by chance (seed 131119310), and also long after the scenario asked for it (seed 117018239).
+            self._blip(seen.at, "message lost", seen.actor)
         elif isinstance(seen, Acted):
             if seen.what in _WILLING:
                 self._causes.append((seen.at, seen.what, seen.actor))
@@ -347,6 +348,11 @@ class G7Cause(Checker):
         elif isinstance(seen, EvictedTold):
             self._causes.append((seen.at, "evicted", seen.actor))
             self._judge(seen.at, seen.actor, "evicted", seen.reason)
+
+    def _blip(self, at: float, kind: str, node: str) -> None:
+        self._blips.append((at, kind, node))
+        if self._engine_faults > 0:
+            self._causes.append((at, kind, node))
 
     def _judge(self, at: float, node: str, kind: str, reason: str) -> None:
         table = self._held.get(node, "")
