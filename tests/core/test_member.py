@@ -191,8 +191,8 @@ EXAMPLES = [
     events.Join(), events.Connected("n1"), events.Elsewhere("p2"), events.EngineAway("no route"),
     events.Registered(11, False, 100.0, "p1"), events.HeadSeen(OPEN), events.KeyGone("its lease ended"),
     events.Renewed(100.0), events.RenewalFailed(100.0, "no answer"), events.DrainAsked("scaled down"), events.Leads(),
-    events.Examined("t1", head(), MINE, 11), events.ReadyPut(NO_ROUND), events.WorkDone(), events.Draining("SIGTERM"),
-    events.Failed(ZeroDivisionError()), events.Leave(), events.Left(),
+    events.HeadSent(7), events.Examined("t1", head(), MINE, 11), events.ReadyPut(NO_ROUND), events.WorkDone(),
+    events.Draining("SIGTERM"), events.Failed(ZeroDivisionError()), events.Leave(), events.Left(),
 ]  # fmt: skip
 
 
@@ -516,6 +516,16 @@ class AnyLife(RuleBasedStateMachine):
 
 TestAnyLife = AnyLife.TestCase
 TestAnyLife.settings = settings(stateful_step_count=40)
+
+
+def test_a_leader_remembers_the_fence_of_a_head_whose_write_was_never_answered():
+    teller = Teller()
+    for event in (events.Join(), events.Connected("n1", "p1"), events.Registered(11, False, teller.now, "p1")):
+        teller.on(event)
+    assert teller.on(events.HeadSent(7)) == []
+    assert (teller.state.fence, teller.state.fence_place) == (7, "p1")
+    teller.on(events.EngineAway("no route"))
+    assert teller.state.fence == 7, "the next engine is told of it"
 
 
 def test_the_highest_fence_and_its_place_are_remembered_over_instances():

@@ -341,12 +341,23 @@ def _registered(state: MemberState, event: events.Registered, _now: float) -> Ac
     return [*told, do.MoveWorld(), do.WAKE] if state.holds is not None else [*told, do.WAKE]
 
 
+def _head_sent(state: MemberState, event: events.HeadSent, _now: float) -> Actions:
+    # The engine may be emptied before it answers. The head that is made next must know of this fence (seed 131099997).
+    _know_fence(state, event.fence)
+    return []
+
+
+def _know_fence(state: MemberState, fence: int) -> None:
+    if fence > state.fence:
+        state.fence, state.fence_place = fence, state.engine_place
+
+
 def _head_seen(state: MemberState, event: events.HeadSeen, _now: float) -> Actions:
     """The head changed. Some changes end the presence."""
     old, new = state.head, event.head
     state.head = new
-    if new is not None and new.fence > state.fence:
-        state.fence, state.fence_place = new.fence, state.engine_place
+    if new is not None:
+        _know_fence(state, new.fence)
     if state.standing is LEAVING:
         return [] if new is None else [do.TellHead(old, new)]
     if new is None:
@@ -463,8 +474,8 @@ def _left(state: MemberState, _event: events.Left, _now: float) -> Actions:
 
 _HANDLERS: Mapping[type[MemberEvent], Callable[[MemberState, Any, float], Actions]] = {
     events.Join: _join, events.Connected: _connected, events.Elsewhere: _elsewhere, events.EngineAway: _engine_away,
-    events.Registered: _registered, events.HeadSeen: _head_seen, events.Examined: _examined,
-    events.KeyGone: lambda state, event, _now: _evict(state, event.reason),
+    events.Registered: _registered, events.HeadSeen: _head_seen, events.HeadSent: _head_sent,
+    events.Examined: _examined, events.KeyGone: lambda state, event, _now: _evict(state, event.reason),
     events.Failed: lambda state, event, _now: _end(state, event.error),
     events.Leads: lambda _state, _event, _now: [do.Tell("leading", "it is the earliest of the members present")],
     events.Renewed: _renewed, events.RenewalFailed: _renewal_failed, events.ReadyPut: _ready_put,

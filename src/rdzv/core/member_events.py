@@ -63,6 +63,12 @@ class HeadSeen(MemberEvent, frozen=True):
     head: Head | None
 
 
+class HeadSent(MemberEvent, frozen=True):
+    """The member, as leader, writes a head with that fence. Perhaps it never hears whether that took effect."""
+
+    fence: int
+
+
 class KeyGone(MemberEvent, frozen=True):
     """The member's key is not on the engine any more."""
 

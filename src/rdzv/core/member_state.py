@@ -75,7 +75,7 @@ class MemberState(msgspec.Struct):
     left: RoundId = NO_ROUND
     """Highest round given up."""
     fence: int = 0
-    """Highest fence of all heads seen."""
+    """Highest fence of all heads seen or sent."""
     fence_place: str = ""
     """Where the engine ran that had it."""
     role: str = ""
@@ -137,7 +137,7 @@ TRANSITIONS: Mapping[Standing, Mapping[type[MemberEvent], tuple[Standing, ...]]]
     },
     PRESENT: {
         events.HeadSeen: (PRESENT, AWAY, EVICTED, ENDED), events.KeyGone: (EVICTED,), events.Failed: (ENDED,),
-        events.Examined: (PRESENT,), events.ReadyPut: (PRESENT,), events.Leads: (PRESENT,),
+        events.Examined: (PRESENT,), events.ReadyPut: (PRESENT,), events.Leads: (PRESENT,), events.HeadSent: (PRESENT,),
         events.Renewed: (PRESENT,), events.RenewalFailed: (PRESENT,), events.EngineAway: (AWAY,),
         events.DrainAsked: (PRESENT,), events.Draining: (PRESENT,), events.WorkDone: (PRESENT,),
         events.Join: (PRESENT,), events.Leave: (LEAVING,),

@@ -21,7 +21,7 @@ from ..core import member as machine
 from ..core import wire
 from ..core.acts import close_head, journal_line
 from ..core.keys import Keys
-from ..core.member_events import DrainAsked, HeadSeen, KeyGone, Leads, MemberEvent, RenewalFailed, Renewed
+from ..core.member_events import DrainAsked, HeadSeen, HeadSent, KeyGone, Leads, MemberEvent, RenewalFailed, Renewed
 from ..core.member_state import MemberState
 from ..core.model import (
     NO_ROUND,
@@ -534,6 +534,7 @@ class Presence:
         came: Iterable[str] = (), gone: Iterable[str] = (), **operations: Iterable[Operation],
     ) -> Outcome:  # fmt: skip
         """Write a head, with this member's journal entry. `operations`: as for the function of this name."""
+        self.emit(HeadSent(head.fence))
         lasted_s, stamp = self.tracker.lasted_s(), self.node.stamp()
         entry = journal_line(head, self.record.name, reason, came=came, gone=gone, lasted_s=lasted_s, stamp=stamp)
         return await write_head(
