@@ -234,6 +234,43 @@ class G3Order(Checker):
             self.report(seen.at, f"{seen.actor} was given round {seen.number} by a read at which its key did not live")
 
 
+IN_FLIGHT_S = 1.5
+"""Two slow messages: what a leader acts on may be gone for so long."""
+_CUTS = frozenset({"cut", "cut requests", "cut in a collective"})
+"""Faults that hold back what a node sends."""
+_STALLS = frozenset({"engine isolated", "engine stall"})
+"""Faults that hold back what all nodes send."""
+
+
+@dataclass
+class HeldBack:
+    """When the requests of each node were held back last: what they do was decided before, on what was true then."""
+
+    _spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """For each node, and "" for all of them: since when, and until when."""
+    _active: dict[str, int] = field(default_factory=dict)
+    """How many such faults there are at the moment."""
+
+    def see(self, seen: Observation) -> None:
+        if not isinstance(seen, Fault) or seen.kind not in _CUTS | _STALLS:
+            return
+        whose = "" if seen.kind in _STALLS else seen.target
+        active = self._active[whose] = self._active.get(whose, 0) + (-1 if seen.stop else 1)
+        since, until = self._spans.get(whose, (seen.at, seen.at))
+        # A fault that begins when another has just ended, or before that, holds back the same requests.
+        since = since if seen.stop or seen.at - until < IN_FLIGHT_S else seen.at
+        self._spans[whose] = since, float("inf") if active else seen.at
+
+    def held_s(self, node: str, at: float) -> float:
+        """Return for how long the request of a node that arrives now may have been held back."""
+        spans = [span for whose, span in self._spans.items() if whose in ("", node)]
+        return max((at - since for since, until in spans if at - until < IN_FLIGHT_S), default=0.0)
+
+    def in_flight_s(self, node: str, at: float) -> float:
+        """Return how long ago a node may have decided on the write that arrives now."""
+        return IN_FLIGHT_S + self.held_s(node, at)
+
+
 @dataclass(eq=False)
 class Fences(Checker):
     """Fences only grow: within a run at one place always, elsewhere as far as clocks agree (T6.14)."""
@@ -245,12 +282,10 @@ class Fences(Checker):
     """Every fence sealed by any server, and when."""
     _made: dict[tuple[str, str], float] = field(default_factory=dict)
     """When the first head of each incarnation was made at each place."""
-    _isolated: tuple[float, float] = (0.0, 0.0)
-    """When the engine was isolated last, and until when."""
+    _held_back: HeldBack = field(default_factory=HeldBack)
 
     def see(self, seen: Observation) -> None:
-        if isinstance(seen, Fault) and seen.kind == "engine isolated":
-            self._isolated = (self._isolated[0], seen.at) if seen.stop else (seen.at, float("inf"))
+        self._held_back.see(seen)
 
     def after(self, commit: Commit, state: State) -> None:
         head = new_head(commit, state)
@@ -259,9 +294,8 @@ class Fences(Checker):
         here = commit.server, head.run
         # A head that is restored at its place keeps its life: clocks that step must not order the rounds of one run. So an
         # incarnation that others had replaced, and that one of its members brings back, keeps its lower fences (steered 865).
-        # A write that waited for the end of an isolation has the time of its making (seed 31098571).
-        since, until = self._isolated
-        made_at = self._made.setdefault(here, since if commit.at - until < AGREE_S else commit.at)
+        # A write that was held back has the time of its making (seeds 31098571, 141001456).
+        made_at = self._made.setdefault(here, commit.at - self._held_back.held_s(commit.actor, commit.at))
         if new_seal(commit, state) is None:
             return
         certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
