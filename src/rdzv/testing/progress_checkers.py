@@ -112,6 +112,8 @@ class DebtChecker(Checker):
         elif isinstance(seen, Fault):
             if seen.kind in KILLS | {"power cut"} and not seen.stop:
                 self._gone.add(seen.target)
+                for instance in [one for one in self._heard_at if not self._is_heard(self.context.states[one])]:
+                    del self._heard_at[instance]  # The next commit may be that of somebody else (seed 151085896).
             elif seen.kind == "moved":
                 self._moved.add(seen.target)
             elif seen.kind == "finish":
