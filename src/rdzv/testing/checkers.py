@@ -236,15 +236,15 @@ class G3Order(Checker):
 
 IN_FLIGHT_S = 1.5
 """Two slow messages: what a leader acts on may be gone for so long."""
-_CUTS = frozenset({"cut", "cut requests", "cut in a collective"})
-"""Faults that hold back what a node sends."""
+_CUTS = frozenset({"cut", "cut requests", "cut answers", "cut in a collective"})
+"""Faults that hold back what a node sends, or what it acts on."""
 _STALLS = frozenset({"engine isolated", "engine stall"})
-"""Faults that hold back what all nodes send."""
+"""The same for all nodes."""
 
 
 @dataclass
 class HeldBack:
-    """When the requests of each node were held back last: what they do was decided before, on what was true then."""
+    """When each node was held back last: what its requests do was decided before, on what was true then."""
 
     _spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     """For each node, and "" for all of them: since when, and until when."""

@@ -256,6 +256,8 @@ class G7Cause(Checker):
     _isolated_at: float = float("-inf")
     """When the last isolation of the engine began or ended."""
     _grown: set[str] = field(default_factory=set)
+    _closed: set[str] = field(default_factory=set)
+    """Tables of runs that were closed. Who was cut off until the closed head had expired hears only that it is gone."""
     _took: dict[str, set[str]] = field(default_factory=dict)
     """For each table: nodes that were given it."""
     _useful_at: dict[str, float] = field(default_factory=dict)
@@ -294,6 +296,8 @@ class G7Cause(Checker):
         cause = head.cause if head is not None and head.phase is Phase.BROKEN else None
         if head is not None and cause is not None and cause.kind is CauseKind.GROWTH:
             self._grown.add(head.table)
+        if head is not None and head.phase is Phase.CLOSED:
+            self._closed.add(head.table)
         if head is not None and head.phase is Phase.SEALED and head.table not in self._tables:
             self._tables[head.table] = (commit.at, {self.context.owner(state, id) for id in state.entries})
 
@@ -346,7 +350,7 @@ class G7Cause(Checker):
     def _judge(self, at: float, node: str, kind: str, reason: str) -> None:
         table = self._held.get(node, "")
         sealed_at, seated = self._tables.get(table, (at, {node}))
-        if kind == "closed" or (kind == "round" and table in self._grown):
+        if kind == "closed" or table in self._closed or (kind == "round" and table in self._grown):
             return
         if kind == "refused" and any(what in ("stranger", "ban") for _, what, _ in self._causes):
             return  # A stranger with other settings came first to an emptied engine, and made them the run's.
