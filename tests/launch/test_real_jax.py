@@ -95,8 +95,9 @@ def test_three_processes_train_one_is_killed_and_the_job_goes_on_from_its_checkp
     first = next(node for node in nodes if "world of 3 in round 1, from step 0" in node.said)
     lost = next(node for node in nodes if node is not first and "serving run" not in node.said)
     lost.kill()
-    wait_for(lambda: "world of 2 in round 2" in first.said, "the second round", LIMIT_S, report)
-    resumed = int(re.search(r"world of 2 in round 2, from step (\d+)", first.said)[1])
+    # On a busy machine another process may take the port before JAX binds it. The program is then started again.
+    shrunk = re.compile(r"world of 2 in round [2-4], from step (\d+)")
+    resumed = int(wait_for(lambda: shrunk.search(first.said), "a round of two", LIMIT_S, report)[1])
     assert resumed >= 10
     assert resumed % 10 == 0
     nodes.append(start("d", *options, *program))

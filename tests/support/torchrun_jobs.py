@@ -26,6 +26,8 @@ PROGRAMS = Path(__file__).parent / "torchrun_programs"
 AGENT, WORKER = PROGRAMS / "agent.py", PROGRAMS / "worker.py"
 LONG_S = 60.0
 """The longest wait of a test, unless it names another."""
+IMPORT_S = 180.0
+"""For several processes that import torch at the same time, beside dozens of others."""
 
 T = TypeVar("T")
 
@@ -70,7 +72,9 @@ class AgentForker:
             env={**os.environ, **self.environ},
         )  # fmt: skip
         self._lock = threading.Condition()
-        self._forked: list[int] = []
+        self._forked: dict[int, int] = {}
+        """The agent of each request. One that came too late must not be taken for that of the next test."""
+        self._number = 0
         self._is_ready = False
         self.codes: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -87,21 +91,24 @@ class AgentForker:
                     self.codes[said["pid"]] = said["code"]
                 else:
                     self.codes.pop(said["pid"], None)  # The number may be that of an agent that ended long ago.
-                    self._forked.append(said["pid"])
+                    self._forked[said["request"]] = said["pid"]
                 self._lock.notify_all()
 
     def wait_ready(self) -> None:
         """Wait until torch is imported, so that a measurement does not contain that."""
         with self._lock:
-            assert self._lock.wait_for(lambda: self._is_ready, LONG_S), "torch could not be imported"
+            assert self._lock.wait_for(lambda: self._is_ready, IMPORT_S), "torch could not be imported"
 
     def fork(self, **request: object) -> int:
         assert self._process.stdin is not None
+        self.wait_ready()
         with self._lock:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._number += 1
+            number = self._number
+            self._process.stdin.write(json.dumps({**request, "number": number}) + "\n")
             self._process.stdin.flush()
-            assert self._lock.wait_for(lambda: self._forked, LONG_S), "torch could not be imported"
-            return self._forked.pop()
+            assert self._lock.wait_for(lambda: number in self._forked, LONG_S), "no agent was forked"
+            return self._forked.pop(number)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from ..core.fence import LIFE
 from ..core.keys import Keys
 from ..core.model import NO_ROUND, CauseKind, Head, Phase, RoundId, RunSettings, WorkerRanks
+from .held_back import HeldBack
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, History, Observation
 from .replay import State
 
@@ -234,43 +236,6 @@ class G3Order(Checker):
             self.report(seen.at, f"{seen.actor} was given round {seen.number} by a read at which its key did not live")
 
 
-IN_FLIGHT_S = 1.5
-"""Two slow messages: what a leader acts on may be gone for so long."""
-_CUTS = frozenset({"cut", "cut requests", "cut answers", "cut in a collective"})
-"""Faults that hold back what a node sends, or what it acts on."""
-_STALLS = frozenset({"engine isolated", "engine stall"})
-"""The same for all nodes."""
-
-
-@dataclass
-class HeldBack:
-    """When each node was held back last: what its requests do was decided before, on what was true then."""
-
-    _spans: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """For each node, and "" for all of them: since when, and until when."""
-    _active: dict[str, int] = field(default_factory=dict)
-    """How many such faults there are at the moment."""
-
-    def see(self, seen: Observation) -> None:
-        if not isinstance(seen, Fault) or seen.kind not in _CUTS | _STALLS:
-            return
-        whose = "" if seen.kind in _STALLS else seen.target
-        active = self._active[whose] = self._active.get(whose, 0) + (-1 if seen.stop else 1)
-        since, until = self._spans.get(whose, (seen.at, seen.at))
-        # A fault that begins when another has just ended, or before that, holds back the same requests.
-        since = since if seen.stop or seen.at - until < IN_FLIGHT_S else seen.at
-        self._spans[whose] = since, float("inf") if active else seen.at
-
-    def held_s(self, node: str, at: float) -> float:
-        """Return for how long the request of a node that arrives now may have been held back."""
-        spans = [span for whose, span in self._spans.items() if whose in ("", node)]
-        return max((at - since for since, until in spans if at - until < IN_FLIGHT_S), default=0.0)
-
-    def in_flight_s(self, node: str, at: float) -> float:
-        """Return how long ago a node may have decided on the write that arrives now."""
-        return IN_FLIGHT_S + self.held_s(node, at)
-
-
 @dataclass(eq=False)
 class Fences(Checker):
     """Fences only grow: within a run at one place always, elsewhere as far as clocks agree (T6.14)."""
@@ -299,7 +264,7 @@ class Fences(Checker):
         if new_seal(commit, state) is None:
             return
         certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
-        if certain and head.fence <= self._top.get(here, 0):
+        if certain and head.fence <= self._top.get(here, 0) and not self._is_forgotten(self._top[here], head, state):
             self.report(commit.at, f"round {head.number} has fence {head.fence}, after {self._top[here]} at {commit.server}")
         # A head that nobody told of an earlier one goes by the clocks. Those of two nodes are less than a second apart.
         earlier = [fence for at, fence in self._sealed if at < made_at - AGREE_S]
@@ -307,6 +272,12 @@ class Fences(Checker):
             self.report(commit.at, f"round {head.number} has fence {head.fence}, a head made later than {max(earlier)}")
         self._top[here] = max(head.fence, self._top.get(here, 0))
         self._sealed.append((commit.at, head.fence))
+
+    @staticmethod
+    def _is_forgotten(top: int, head: Head, state: State) -> bool:
+        """Whether the run had gone above the fences of another life, and nobody who is here knew of that (seed 161015637)."""
+        known = max((live.record.fence for live in state.members.values()), default=0)
+        return max(head.fence, known) // LIFE < top // LIFE
 
 
 class G4Ghosts(Checker):

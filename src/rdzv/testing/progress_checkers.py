@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from ..core.model import CauseKind, Head, Phase
 from ..core.quarantine import HOSTS_MAX
-from .checkers import DRIFT, EPSILON_S, Checker, HeldBack, new_head, new_seal
+from .checkers import DRIFT, EPSILON_S, Checker, new_head, new_seal
+from .held_back import HeldBack
 from .history import Acted, Changed, ClosedTold, Commit, EvictedTold, Fault, Given, MessageLost, Observation
 from .replay import Present, State
 

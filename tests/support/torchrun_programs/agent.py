@@ -108,7 +108,7 @@ def serve() -> Callable[[], object]:
                 os.close(wake)
                 os.close(waker)
                 return become(request)
-            answer(pid=pid)
+            answer(pid=pid, request=request["number"])
 
 
 def reap() -> None:
