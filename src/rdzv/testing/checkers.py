@@ -304,8 +304,13 @@ class G8Fencing(Checker):
     name = "G8 fencing"
     _held: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     """For each node: engine instance and member id of its last world, and the run's incarnation."""
+    _gave_up: set[str] = field(default_factory=set)
+    """Nodes that gave their last world up."""
 
     def before(self, commit: Commit, state: State) -> None:
+        if commit.kind == "revoked" and state.head is None and commit.actor in self._gave_up:
+            # It has no world any more, and comes again by itself because the head is gone (T11.12, steered seed 162029908).
+            self._held.pop(commit.actor, None)
         if commit.kind != "then" or commit.actor == "operator":
             return
         keys = self.context.keys
@@ -337,6 +342,9 @@ class G8Fencing(Checker):
             if ended and instance == seen.instance and member != seen.member and run == seen.run:
                 self.report(seen.at, f"{seen.actor} was given a world under a new id and not told of its eviction")
             self._held[seen.actor] = (seen.instance, seen.member, seen.run)
+            self._gave_up.discard(seen.actor)
+        elif isinstance(seen, Acted) and seen.what == "ready":
+            self._gave_up.add(seen.actor)
         elif isinstance(seen, EvictedTold) or (isinstance(seen, Changed) and seen.kind == "evicted"):
             self._held.pop(seen.actor, None)
 
