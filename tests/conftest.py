@@ -18,7 +18,7 @@ LONG_S = 60.0
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith("RDZV_")}
 """What the developer gave to all tests, such as RDZV_SEEDS."""
 LONGEST = ("tests/torchrun/test_worker_ranks.py", "tests/engines/etcd/test_random_faults.py", "tests/engines/quorum/")
-"""Of the soak, these begin first: six to ten minutes each, and at the end no job is left alone with one."""
+"""Of the soak, these begin first, so that at the end no job is left alone with one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> int:
-    """Where a test comes. Paths on the command line would not do: pytest drops one that another contains."""
+    """Return the place of a test in the order. Paths on the command line give none: pytest drops one that another contains."""
     places = (place for place, path in enumerate(LONGEST) if item.nodeid.startswith(path))
     return next(places, len(LONGEST)) if item.get_closest_marker("soak") else len(LONGEST)
 

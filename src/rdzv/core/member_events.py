@@ -64,7 +64,7 @@ class HeadSeen(MemberEvent, frozen=True):
 
 
 class HeadSent(MemberEvent, frozen=True):
-    """The member, as leader, writes a head with that fence. Perhaps it never hears whether that took effect."""
+    """The member writes a head with that fence, and may never hear whether that took effect."""
 
     fence: int
 

@@ -243,6 +243,8 @@ class Fences(Checker):
     name = "fences"
     _top: dict[tuple[str, str], int] = field(default_factory=dict)
     """For each server and incarnation: the highest fence sealed."""
+    _sealed_by: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The node that sealed it, and so knows of it as long as its process lives (seed 131099997)."""
     _sealed: list[tuple[float, int]] = field(default_factory=list)
     """Every fence sealed by any server, and when."""
     _made: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -264,20 +266,22 @@ class Fences(Checker):
         if new_seal(commit, state) is None:
             return
         certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
-        if certain and head.fence <= self._top.get(here, 0) and not self._is_forgotten(self._top[here], head, state):
+        if certain and head.fence <= self._top.get(here, 0) and not self._is_forgotten(here, head, state):
             self.report(commit.at, f"round {head.number} has fence {head.fence}, after {self._top[here]} at {commit.server}")
         # A head that nobody told of an earlier one goes by the clocks. Those of two nodes are less than a second apart.
         earlier = [fence for at, fence in self._sealed if at < made_at - AGREE_S]
         if not self.context.steps and earlier and head.fence <= max(earlier):
             self.report(commit.at, f"round {head.number} has fence {head.fence}, a head made later than {max(earlier)}")
-        self._top[here] = max(head.fence, self._top.get(here, 0))
+        if head.fence > self._top.get(here, 0):
+            self._top[here], self._sealed_by[here] = head.fence, commit.actor
         self._sealed.append((commit.at, head.fence))
 
-    @staticmethod
-    def _is_forgotten(top: int, head: Head, state: State) -> bool:
+    def _is_forgotten(self, here: tuple[str, str], head: Head, state: State) -> bool:
         """Whether the run had gone above the fences of another life, and nobody who is here knew of that (seed 161015637)."""
+        if self._sealed_by[here] in {self.context.owner(state, id) for id in state.members}:
+            return False
         known = max((live.record.fence for live in state.members.values()), default=0)
-        return max(head.fence, known) // LIFE < top // LIFE
+        return max(head.fence, known) // LIFE < self._top[here] // LIFE
 
 
 class G4Ghosts(Checker):

@@ -1,4 +1,4 @@
-"""How long what a node decided may have been under way when it takes effect, as the faults of a history tell."""
+"""The time for which the requests of a node may have been held back, as the faults of a history tell."""
 
 from __future__ import annotations
 

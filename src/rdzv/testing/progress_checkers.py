@@ -258,7 +258,7 @@ class G7Cause(Checker):
     """When the last isolation of the engine began or ended."""
     _grown: set[str] = field(default_factory=set)
     _closed: set[str] = field(default_factory=set)
-    """Tables of runs that were closed. Who was cut off until the closed head had expired hears only that it is gone."""
+    """Tables of runs that were closed. A member that was cut off until the head had expired hears only that it is gone."""
     _took: dict[str, set[str]] = field(default_factory=dict)
     """For each table: nodes that were given it."""
     _useful_at: dict[str, float] = field(default_factory=dict)
