@@ -173,6 +173,25 @@ def test_to_form_again_is_one_put_for_each_member():
     assert not more(leader.asked, {"Txn": 1 + 2})
 
 
+def test_to_form_again_is_one_put_for_each_member_however_long_it_takes():
+    """In a large run workers stop at different times. Meanwhile nobody asks whether the leader is dead (T8.7)."""
+
+    async def story(crowd):
+        await all_join(crowd)
+        crowd.tap.reset()
+        *early, late = [member for member in crowd.members if member.presence.leader is None]
+        waiting = [asyncio.create_task(member.join()) for member in crowd.members if member is not late]
+        await until(lambda: sum(line.asked["Txn"] for line in crowd.tap.connections) >= len(early))
+        await asyncio.sleep(0.5)  # Twice as long as members of a small run wait before they ask.
+        await late.join()
+        await asyncio.gather(*waiting)
+        return crowd.lines()
+
+    _leader, others = played(story, lease=60)
+    for line in others:
+        assert not more(line.asked, {"Txn": 1})
+
+
 def test_an_idle_member_says_one_word_per_third_of_its_lease_and_hears_one():
     lease_s, idle_s = 1.5, 3.0
 

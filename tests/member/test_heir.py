@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from rdzv.config.settings import Settings
@@ -85,6 +86,21 @@ async def test_nothing_is_asked_when_somebody_goes_on(given):
     assert not heir.is_needed
     await heir.run()
     assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "size", "asks"),
+    [
+        (Phase.SEALED, 10_000, True),
+        (Phase.BROKEN, evictions.ASKING_SIZE_MAX, True),
+        (Phase.BROKEN, evictions.ASKING_SIZE_MAX + 1, False),
+        (Phase.OPEN, 3, False),
+    ],
+)
+def test_members_of_a_large_round_that_is_broken_do_not_ask(phase, size, asks):
+    """T8.7: the leader that broke it lived then, and each of thousands would ask how many came earlier."""
+    tracker = SimpleNamespace(head=msgspec.structs.replace(HEAD, phase=phase, size=size))
+    assert heir_of(Engine(1), tracker=tracker).is_needed is asks
 
 
 def test_an_engine_that_sees_no_processes_is_not_asked():

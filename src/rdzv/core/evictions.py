@@ -12,6 +12,8 @@ AWAY_MAX = 3
 """Stragglers that are asked about at once. While there are more, the next round could not be sealed anyway."""
 HEIRS_MAX = 3
 """Members that may ask whether the leader is away: the next to come after it. Otherwise a crowd would list the run at once."""
+ASKING_SIZE_MAX = 32
+"""Members of a broken round up to which they ask whether the leader is away (T8.7)."""
 QUESTIONS = 4
 """Quarters of the linger at whose ends such a member asks. By then the linger itself has decided."""
 
@@ -69,6 +71,13 @@ def away_wait_s(view: View) -> float:
 def is_left_alone(head: Head | None, left: RoundId) -> bool:
     """Whether the head still stands at a round that this member has given up: a leader that lives would go on from there."""
     return head is not None and head.phase in (Phase.SEALED, Phase.BROKEN) and head.round == left
+
+
+def is_worth_asking(head: Head) -> bool:
+    """T8.7: whether members of the head's round ask if the leader that leaves them alone is dead."""
+    # Each must ask to learn how many came earlier. A leader that has broken the round lived then, and in a large run waits
+    # for workers to stop, as all do: thousands would ask in vain whenever that takes longer than a quarter of the linger.
+    return head.phase is Phase.SEALED or head.size <= ASKING_SIZE_MAX
 
 
 def evict_leader(view: View) -> Verdict | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..core.acts import Evict
-from ..core.evictions import HEIRS_MAX, QUESTIONS, evict_leader, is_left_alone
+from ..core.evictions import HEIRS_MAX, QUESTIONS, evict_leader, is_left_alone, is_worth_asking
 from ..engines import port
 from ..engines.port import Compare, Delete, Modified
 from ..errors import Unreachable
@@ -33,9 +33,12 @@ class Heir:
 
     @property
     def is_needed(self) -> bool:
-        """Whether nobody has gone on from the round that the presence gave up."""
+        """Whether nobody has gone on from the round that the presence gave up, and it may ask about that."""
         presence = self._presence
-        return presence.leader is None and is_left_alone(presence.tracker.head, presence.record.left)
+        head = presence.tracker.head
+        if presence.leader is not None or head is None or not is_left_alone(head, presence.record.left):
+            return False
+        return is_worth_asking(head)
 
     async def run(self) -> None:
         """Ask a few times, and end when somebody leads, or when too many came earlier. Raises EngineReset."""
