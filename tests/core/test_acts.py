@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rdzv.core.acts import close_head, journal_line, with_call
+from rdzv.core.acts import close_head, journal_line, must_overlook_nobody, with_call
 from rdzv.core.model import Call, Cause, CauseKind, JournalEntry, Phase
 from support.views import sealed
 
@@ -58,3 +58,20 @@ def test_a_seal_names_some_of_those_who_came_and_went_and_how_long_the_former_he
     line = journal_line(head, "a", "full", came=many[::-1], gone=["x"], lasted_s=1.23456, stamp="2026-01-01T00:00:00Z")
     assert (line.came, line.gone, line.lasted_s) == (tuple(many[:8]), ("x",), 1.235)
     assert line.stamp == "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_first", "expected"),
+    [
+        (Phase.CLOSED, False, True),
+        (Phase.CLOSED, True, True),
+        (Phase.BROKEN, True, True),
+        (Phase.BROKEN, False, False),
+        (Phase.SEALED, True, False),
+        (Phase.OPEN, True, False),
+    ],
+)
+def test_a_close_and_a_break_after_an_empty_restart_overlook_nobody(phase, is_first, expected):
+    """T11.9, T15.7."""
+    former = sealed("a").head
+    assert must_overlook_nobody(msgspec.structs.replace(former, phase=phase), None if is_first else former) is expected

@@ -27,6 +27,14 @@ class WriteHead(msgspec.Struct, frozen=True):
     head: Head
 
 
+def must_overlook_nobody(head: Head, former: Head | None) -> bool:
+    """T11.9, T15.7: whether the write of this head also compares that no member has come since the leader's view."""
+    # A close is final, and a member that came meanwhile could have made up the quorum (seed 1216). And a round that is broken
+    # because members have not come back to an emptied engine goes on if they have: on a slow engine the view is old when it
+    # is judged (steered seed 192011546).
+    return head.phase is Phase.CLOSED or (head.phase is Phase.BROKEN and former is None)
+
+
 class Seal(msgspec.Struct, frozen=True):
     """Write the rank table, then the head that names it, and delete the former table with its store."""
 

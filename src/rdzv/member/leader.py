@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..core import wire
-from ..core.acts import Act, Evict, Seal, StrikeHost, Sweep, Verdict, WriteHead
-from ..core.model import Head, Phase
+from ..core.acts import Act, Evict, Seal, StrikeHost, Sweep, Verdict, WriteHead, must_overlook_nobody
+from ..core.model import Head
 from ..core.rules import lead
 from ..core.view import View
 from ..engines import port
@@ -255,9 +255,7 @@ class Leader:
     async def write_head(self, head: Head, reason: str, view: View) -> Outcome:
         """Write the head that the rules want."""
         guard = self.guard(view)
-        if head.phase is Phase.CLOSED:
-            # A close is final, so it must not overlook a member that came meanwhile and could have made up the quorum
-            # (T11.9, seed 1216).
+        if must_overlook_nobody(head, view.head):
             guard.append(port.Empty(self._keys.members, view.revision))
         return await self._sure(self._presence.write_head(head, reason, guard))
 
