@@ -24,6 +24,7 @@ REGRESSIONS = {
     25: "an answer came after the watch had shown what happened later in the same swap: a broken round was taken",
     52: "a member starved: it swapped what it had known before its pause",
     108: "the same",
+    183003715: "(checker) it was emptied just after a seal, and restored within a second by one that knew nothing of it",
     1003289: "the simulated register gave the same token twice, before and after it was emptied",
     **dict.fromkeys(
         (710178, 950558, 1001570, 1003732, 1004278, 1550166, 1550404),

@@ -249,6 +249,8 @@ class Fences(Checker):
     """Every fence sealed by any server, and when."""
     _made: dict[tuple[str, str], float] = field(default_factory=dict)
     """When the first head of each incarnation was made at each place."""
+    _just_sealed: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The highest fence that was sealed less than AGREE_S before such a head was last made or restored there; 0: none."""
     _held_back: HeldBack = field(default_factory=HeldBack)
 
     def see(self, seen: Observation) -> None:
@@ -262,24 +264,34 @@ class Fences(Checker):
         # A head that is restored at its place keeps its life: clocks that step must not order the rounds of one run. So an
         # incarnation that others had replaced, and that one of its members brings back, keeps its lower fences (steered 865).
         # A write that was held back has the time of its making (seeds 31098571, 141001456).
-        made_at = self._made.setdefault(here, commit.at - self._held_back.held_s(commit.actor, commit.at))
+        written_at = commit.at - self._held_back.held_s(commit.actor, commit.at)
+        made_at = self._made.setdefault(here, written_at)
+        if head.seq == 1:
+            self._just_sealed[here] = max((fence for at, fence in self._sealed if at >= written_at - AGREE_S), default=0)
         if new_seal(commit, state) is None:
             return
+        top = self._top.get(here, 0)
         certain = not (self.context.register and self.context.steps)  # A register cannot tell that it was emptied.
-        if certain and head.fence <= self._top.get(here, 0) and not self._is_forgotten(here, head, state):
-            self.report(commit.at, f"round {head.number} has fence {head.fence}, after {self._top[here]} at {commit.server}")
+        if certain and head.fence <= top and not self._is_forgotten(here, head, state):
+            self.report(commit.at, f"round {head.number} has fence {head.fence}, after {top} at {commit.server}")
         # A head that nobody told of an earlier one goes by the clocks. Those of two nodes are less than a second apart.
         earlier = [fence for at, fence in self._sealed if at < made_at - AGREE_S]
         if not self.context.steps and earlier and head.fence <= max(earlier):
             self.report(commit.at, f"round {head.number} has fence {head.fence}, a head made later than {max(earlier)}")
-        if head.fence > self._top.get(here, 0):
+        if head.fence > top:
             self._top[here], self._sealed_by[here] = head.fence, commit.actor
         self._sealed.append((commit.at, head.fence))
 
     def _is_forgotten(self, here: tuple[str, str], head: Head, state: State) -> bool:
-        """Whether the run had gone above the fences of another life, and nobody who is here knew of that (seed 161015637)."""
+        """Whether nobody who is here knew of the highest fence, and the clocks need not show it either.
+
+        The run had gone above the fences of another life (seed 161015637), or a register was emptied just after the seal: what
+        is restored there goes by clocks that show whole seconds (register seed 183003715).
+        """
         if self._sealed_by[here] in {self.context.owner(state, id) for id in state.members}:
             return False
+        if self.context.register and self._top[here] == self._just_sealed.get(here):
+            return True
         known = max((live.record.fence for live in state.members.values()), default=0)
         return max(head.fence, known) // LIFE < self._top[here] // LIFE
 
