@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +30,12 @@ class Trees(dict[Path, ast.Module]):
 TREES = Trees()
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a parsed file. To walk it anew for each rule would take most of the time of these tests."""
+    return list(ast.walk(tree))
+
+
 def in_each_file(finds: Callable[[Path], list[str]]) -> Callable[[], None]:
     """One test of all files, which fails with every line that breaks the rule: a test per file costs more than it looks at."""
 
@@ -44,6 +51,7 @@ LINES_WITHOUT_A_REASON_MAX = 500
 WHY_SO_LONG: dict[str, str] = {
     "member/member.py": "one class: the runner of the member's machine, and the asyncio API",
     "member/presence.py": "one class: all that one key of a member watches, reads and writes",
+    "testing/checkers.py": "one checker for each guarantee of safety, which are read beside each other",
 }
 """Files of more than LINES_WITHOUT_A_REASON_MAX lines, and why each is one thing."""
 FUNCTION_MAX = 60
@@ -151,7 +159,7 @@ def own_package(file: Path) -> str:
 def imports(file: Path) -> Iterator[tuple[int, str]]:
     """Every import of a file, wherever it stands, as (line, absolute dotted name)."""
     package = ["rdzv", *file.relative_to(SRC).parts[:-1]]
-    for node in ast.walk(TREES[file]):
+    for node in nodes(TREES[file]):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -215,7 +223,7 @@ def test_no_class_name_is_defined_twice():
     ours = [file for file in FILES if file.parent != SRC / "torchrun" / "rendezvous"]
     places = {}
     for file in ours:
-        for node in ast.walk(TREES[file]):
+        for node in nodes(TREES[file]):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(where(file, node.lineno))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -246,7 +254,7 @@ def test_nothing_is_read_that_could_run_code(file):
     wrong = [f"{where(file, line)} imports {name}" for line, name in imports(file) if name.split(".")[0] in UNSAFE]
     wrong += [
         f"{where(file, node.lineno)} calls {node.func.id}"
-        for node in ast.walk(TREES[file])
+        for node in nodes(TREES[file])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
     ]
     return wrong
@@ -256,7 +264,7 @@ def test_nothing_is_read_that_could_run_code(file):
 def test_no_wall_clock_is_read(file):
     inside = file.relative_to(SRC).as_posix()
     wrong = []
-    for node in ast.walk(TREES[file]):
+    for node in nodes(TREES[file]):
         if isinstance(node, ast.Attribute):
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             names = [f"{owner}.{node.attr}"]
@@ -285,7 +293,7 @@ def test_no_file_is_too_long_to_be_read_at_once(file):
 def test_no_function_is_too_long_to_be_seen_at_once(file):
     return [
         f"{where(file, node.lineno)} {node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for node in ast.walk(TREES[file])
+        for node in nodes(TREES[file])
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= FUNCTION_MAX
     ]
 
@@ -298,7 +306,7 @@ def test_a_module_says_what_lives_in_it(file):
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Every docstring of a file, those below an assignment too, with its line."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
