@@ -329,7 +329,7 @@ BUGS: dict[str, PlantedBug] = {
     "a lost connection is taken for the end of a process": PlantedBug("T8", [
         (Leases, "away_s", lambda _self, lease: 9.9 if lease in _hung_up else -1.0),
         (Leases, "hang_up", _hang_up_and_note),
-    ]),
+    ], in_broken_rounds=True),
     "unhealthy member is sealed in": PlantedBug("G4", [
         (View, "stays", lambda self, live: _right_stays(self, msgspec.structs.replace(live, record=_well(live.record))))
     ], in_broken_rounds=True),
