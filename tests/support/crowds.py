@@ -29,6 +29,8 @@ LEASE_S = 10.0
 """A renewal must get past two frozen members of etcd in a row, which takes nearly four seconds."""
 WHOLE_S = 120.0
 """How long all members may take to hold one world after the last fault of a wave: a lease, and what two busy cores add."""
+REST_S = 5.0
+"""Time between two waves. Without it, two crowds take most of two cores from the tests beside them."""
 SETTINGS = {
     "lease": LEASE_S, "last_call": 3, "regroup": 30, "settle": 0.3, "grow_every": 0, "join_timeout": 600, "is_host": False,
     "closed_for": 600, "outage_grace": 120,
@@ -211,6 +213,7 @@ class Storm:
             ended_at = time.monotonic()
             self._crowd.whole()
             self.took_s.append(time.monotonic() - ended_at)
+            time.sleep(REST_S)
 
     def report(self) -> str:
         ordered = sorted(self.took_s)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rdzv
+from support.ports import free_port
 
 AGENT = Path(__file__).with_name("member_process.py")
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(rdzv.__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
@@ -165,9 +166,13 @@ class ProcessSet:
         return process
 
     def serve(
-        self, bind: str = "127.0.0.1:0", on: Sequence[str] = (), before: Sequence[str] = (), limit_s: float = LONG_S
+        self, bind: str = "", on: Sequence[str] = (), before: Sequence[str] = (), limit_s: float = LONG_S
     ) -> tuple[Process, str]:
-        """Start `rdzv serve`, and return it and its address. `before`: arguments of Python."""
+        """Start `rdzv serve`, and return it and its address. `before`: arguments of Python.
+
+        Its port is one that no other process is given while the test has killed the server (`ports.py`).
+        """
+        bind = bind or f"127.0.0.1:{free_port()}"
         server = self.start("server", *before, "-m", "rdzv", "serve", "--bind", bind, on=on, as_json=False)
         line = server.until(lambda line: "serving at" in line["text"], "where it serves", limit_s)
         return server, line["text"].split()[-1]
