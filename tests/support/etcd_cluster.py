@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
+import functools
 import http.client
 import json
 import os
@@ -72,15 +74,20 @@ UNSOUND = re.compile(r"etcd Version: 3\.5\.[012]\b")
 """Versions that can lose a write when they are killed (docs/etcd.md). PyPI's etcd is one of them."""
 
 
+@functools.cache
 def sound_etcd() -> str:
-    """Return an etcd that a test may kill under load: one of RDZV_TEST_ETCD, or Debian's, which is fetched.
+    """Return an etcd that a test may kill and start again: one of RDZV_TEST_ETCD, or Debian's, which is fetched.
 
-    One of these versions may come back without its last writes. Its revisions then differ from those of the others for good.
+    An unsound one may come back without its last writes. Its revisions then differ from those of the others for good.
     """
     paths, problem = os.environ.get("RDZV_TEST_ETCD", "").replace(":", " ").split(), ""
     if not paths:
         root = Path(__file__).parents[2]
-        fetched = _run(root / ".ci" / "debian-etcd", root / "build" / "etcd")
+        folder = root / "build" / "etcd"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:  # Every job of pytest may come here.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            fetched = _run(root / ".ci" / "debian-etcd", folder)
         paths, problem = fetched.stdout.split(), fetched.stderr
     for path in reversed(paths):
         if not UNSOUND.search(_run(path, "--version").stdout):
@@ -256,13 +263,21 @@ class Cluster:
         ]
 
     def heal(self) -> None:
-        """Bring all members up again, and wait until they are healthy."""
+        """Bring all members up again, and wait until they are healthy and have the same revision."""
         for node in self.nodes:
             if node.guarded is None:
                 node.start()
             elif node.is_stopped:
                 node.cont()
         self.wait_healthy()
+        try:
+            until(self._is_agreed, "all members have the same revision")
+        except AssertionError as error:
+            raise AssertionError(f"etcd itself has lost writes:\n{self.standing()}") from error
+
+    def _is_agreed(self) -> bool:
+        told = [node.status() for node in self.nodes]
+        return None not in told and len({one["header"]["revision"] for one in told if one is not None}) == 1
 
     # ---- requests
 

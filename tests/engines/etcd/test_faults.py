@@ -19,7 +19,7 @@ from rdzv.drivers import open_driver
 from rdzv.engines.port import Get, Session
 from rdzv.errors import Unreachable
 from rdzv.testing.history import Acted, Given
-from support.etcd_cluster import Cluster, Node, base64_of, until
+from support.etcd_cluster import Cluster, Node, base64_of, sound_etcd, until
 from support.etcd_members import QUICK, EtcdRun
 
 LEASE_S = QUICK["lease"]
@@ -27,7 +27,7 @@ LEASE_S = QUICK["lease"]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+    with Cluster(binary=sound_etcd()) as cluster:
         yield cluster
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv.testing.history import Changed, Given
-from support.etcd_cluster import Cluster, Node, Refused, base64_of
+from support.etcd_cluster import Cluster, Node, Refused, base64_of, sound_etcd
 from support.etcd_members import EtcdRun, MemberProcess
 
 TICK_S = 0.2
@@ -127,7 +127,7 @@ class FaultInjector:
 
 def check_random_faults(seconds: float, seed: int) -> None:
     options = {"lease": LEASE_S, "regroup": 30, "last_call": 1}
-    with Cluster() as cluster, EtcdRun(cluster, 6, 12, noise="rdzv/", **options) as run:
+    with Cluster(binary=sound_etcd()) as cluster, EtcdRun(cluster, 6, 12, noise="rdzv/", **options) as run:
         faults = FaultInjector(cluster, run, seed)
         run.until(lambda: run.of(Given), "a first round")
         faults.inject(seconds, least=int(seconds // 4))
