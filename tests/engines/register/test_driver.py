@@ -194,11 +194,13 @@ async def test_where_there_are_counters_a_renewal_is_no_swap():
 
 
 def form(backend, count):
-    """Form a run, each member as if in a process of its own."""
-    settings = Settings.make("memory://", run_id="crowd", min_nodes=count, max_nodes=count, local_addr="127.0.0.1")
+    """Form a run, each member as if in a process of its own. However slow the machine is, none renews a lease or gives up."""
+    settings = Settings.make(
+        "memory://", run_id="crowd", min_nodes=count, max_nodes=count, local_addr="127.0.0.1", lease=300
+    )
 
     async def main():
-        processes = [Process(backend, 1 + n) for n in range(count)]
+        processes = [Process(backend, 1 + n, timeout_s=60.0) for n in range(count)]
         members = [Member(process.driver, settings, process.node) for process in processes]
         worlds = await asyncio.gather(*(member.join() for member in members))
         assert sorted(world.rank for world in worlds) == list(range(count))
