@@ -325,7 +325,7 @@ class World(RoundFacts):
         return self._store
 
     def take_bootstrap_socket(self) -> socket.socket:
-        """Take rank 0's listening socket, to serve at `bootstrap` with it. It can be taken once."""
+        """Take rank 0's listening socket, to serve at `bootstrap` with it: once, before the member joins again or leaves."""
         return self.bootstrap.take_socket()
 
     def members(self) -> list[Peer]:

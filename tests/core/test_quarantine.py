@@ -77,6 +77,9 @@ def test_which_hosts_get_a_strike(view, expected):
     ("T17.3 but not beyond a day", broken("a:ready b:ready c:lost", strikes={"node-c": {"t2": 30}}, **KNOWN),
      (f"{TWO}: node-c broke 31 rounds within 1 h, kept out for 1 d | "
      "strike node-c 30 for 90000 s instead of 1, quarantine for 86400 s")),
+    ("T17.3 nor whatever a record claims", broken("a:ready b:ready c:lost", strikes={"node-c": {"t2": 2**40}}, **KNOWN),
+     (f"{TWO}: node-c broke {2**40 + 1} rounds within 1 h, kept out for 1 d | "
+     f"strike node-c {2**40} for 90000 s instead of 1, quarantine for 86400 s")),
     ("T17.2 a limit of one", broken("a:ready b:ready c:lost", **{**KNOWN, "quarantine": QuarantineLimit(1, 60.0, 5.0)}),
      (f"{TWO}: node-c broke 1 round within 1 min, kept out for 5 s | "
      "strike node-c 1 for 65 s instead of 0, quarantine for 5 s")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -10,8 +11,10 @@ from rdzv.core import wire
 from rdzv.core.member_rules import Change, ChangeKind
 from rdzv.core.model import Ban, DrainRequest, Phase
 from rdzv.core.model import MemberRecord as Record
-from rdzv.engines.port import Delete, Get, List, Put
+from rdzv.engines.memory import MemorySession
+from rdzv.engines.port import Delete, EngineReset, Get, List, Put
 from rdzv.errors import Banned, Drained, Evicted, JoinTimeout, LeftAlready, NotJoined, RoundOver, SettingsError
+from rdzv.member.member import Member
 from rdzv.member.notices import Notice
 from rdzv.system.node import LocalNode
 from rdzv.system.timers import Wakeup
@@ -22,6 +25,22 @@ from support.timing import within
 async def is_present(party: Party, host: str) -> bool:
     members = await party.operator.txn(then=[List(party.keys.members)])
     return any(wire.decode(Record, item.value).host == host for item in members.reads[0])
+
+
+def count_closed(session: MemorySession, member: Member) -> list[None]:
+    """Let the member get this session whenever it connects. Return a list with an entry for each time that it was closed."""
+    closed: list[None] = []
+    right = session.close
+
+    async def connect() -> MemorySession:
+        return session
+
+    async def close() -> None:
+        closed.append(None)
+        await right()
+
+    session.close, member.driver.connect = close, connect
+    return closed
 
 
 # ---- what a member that cannot get in is told
@@ -178,11 +197,54 @@ async def test_a_leave_that_nobody_waits_for_is_finished_all_the_same():
         assert b.task.done(), "the second leave waits for the first"
 
 
+async def test_a_join_that_fails_after_it_has_connected_closes_its_session():
+    with socket.create_server(("", 0)) as taken:
+        async with Party(1, 1, bootstrap_port=str(taken.getsockname()[1])) as party:
+            a = party.member("a")
+            closed = count_closed(await a.driver.connect(), a)
+            for attempt in range(3):
+                with pytest.raises(SettingsError, match="no port could be bound on this host"):
+                    await a.join()
+                assert len(closed) == attempt + 1
+
+
+async def test_a_member_that_leaves_while_it_asks_an_engine_elsewhere_closes_that_session():
+    async with Party(1, 1) as party:
+        (a,), _ = await party.form("a")
+        elsewhere, asks = await a.driver.connect(), asyncio.Event()
+        closed = count_closed(elsewhere, a)
+
+        async def never(**_operations):
+            asks.set()
+            await asyncio.Event().wait()
+
+        async def restarted(_lease):
+            raise EngineReset("another instance")
+
+        elsewhere.place, elsewhere.txn = "elsewhere", never
+        a.presence.session.renew = restarted
+        await asks.wait()
+        await a.leave()
+        assert len(closed) == 1
+
+
 async def test_a_bootstrap_socket_that_nobody_took_is_closed_when_the_member_leaves():
     async with Party(1, 1) as party:
         (a,), (world,) = await party.form("a")
         assert world.bootstrap.held
         await a.leave()
+        assert not world.bootstrap.held
+
+
+async def test_a_round_that_ends_at_once_leaves_its_bootstrap_socket_until_the_member_joins_again():
+    """The caller may be about to take it, and has been told nothing yet."""
+    async with Party(1, 2) as party:
+        (a, b), worlds = await party.form("a", "b")
+        first, other, world = (a, b, worlds[0]) if worlds[0].rank == 0 else (b, a, worlds[1])
+        await other.leave()
+        assert (await first.wait_changed(LONG_S)).kind is ChangeKind.ROUND
+        assert world.bootstrap.held
+        await first.join()
         assert not world.bootstrap.held
 
 

@@ -165,6 +165,26 @@ def test_a_listener_that_fails_disturbs_neither_the_others_nor_the_member(caplog
     assert "an observer failed with" in caplog.text
 
 
+def test_a_log_that_fails_disturbs_neither_the_listeners_nor_the_member_unless_its_reader_is_gone(caplog):
+    heard = []
+    errors = [OSError("disk full"), BrokenPipeError()]
+
+    def fail(_record):
+        raise errors.pop(0)
+
+    notifier = Notifier("job", "a", lambda: 0.0, [heard.append])
+    rdzv = logging.getLogger("rdzv")
+    rdzv.addFilter(fail)
+    try:
+        notifier.tell("engine away", None, "why")
+        with pytest.raises(BrokenPipeError):
+            notifier.tell("engine away", None, "why else")
+    finally:
+        rdzv.removeFilter(fail)
+    assert [notice.reason for notice in heard] == ["why"]
+    assert "the log failed with" in caplog.text
+
+
 def test_no_notice_is_made_if_nobody_listens(monkeypatch, caplog):
     caplog.set_level(logging.WARNING, logger="rdzv")
     monkeypatch.setattr("rdzv.member.notifier.Notice", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import socket
@@ -14,17 +15,9 @@ import pytest
 from rdzv.errors import SettingsError
 from rdzv.system import bootstrap as bootstrap_module
 from rdzv.system.bootstrap import Bootstrap, bind, candidates, parse
+from support.ports import has_ipv6
 
 V4 = "127.0.0.1"
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 def accepts(host: str, port: int) -> bool:
@@ -158,11 +151,47 @@ def test_a_name_that_others_know_is_bound_on_all_interfaces():
     try:
         assert str(bootstrap) == f"some-name.example:{bootstrap.port}"
         assert accepts(V4, bootstrap.port)
-        listener = bootstrap.take_socket()
-        with listener:
-            assert listener.getsockname()[0] == "0.0.0.0"
     finally:
         bootstrap.release()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_a_name_is_bound_in_both_families_and_its_port_is_free_in_both():
+    """A node of a network without IPv4 is known by its name, too."""
+    bootstrap = bind("some-name.example", (0, 0))
+    try:
+        assert accepts("::1", bootstrap.port)
+        for host in (V4, "::1", "10.0.0.1", "2001:db8::1", "other-name.example"):
+            with pytest.raises(SettingsError, match="no port could be bound"):
+                bind(host, (bootstrap.port, bootstrap.port))
+    finally:
+        bootstrap.release()
+    for host in (V4, "::1"):
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+            port = other.getsockname()[1]
+            with pytest.raises(SettingsError, match="no port could be bound"):
+                bind("some-name.example", (port, port))
+
+
+def test_a_node_without_ipv6_binds_a_name_in_the_other_family(monkeypatch):
+    def without_ipv6(family: int, *given: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *given)
+
+    real = socket.socket
+    monkeypatch.setattr("rdzv.system.addresses.socket.socket", without_ipv6)
+    bootstrap = bind("some-name.example", (0, 0))
+    monkeypatch.undo()
+    try:
+        assert accepts(V4, bootstrap.port)
+    finally:
+        bootstrap.release()
+
+
+def test_an_ipv4_address_that_others_know_is_bound_on_all_interfaces_of_its_family():
+    with bind("10.0.0.1", (0, 0)).take_socket() as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
 
 
 def test_loopback_is_bound_on_loopback_only(bound):

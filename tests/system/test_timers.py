@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv.system.node import LocalNode
-from rdzv.system.timers import CoalescingTimer, OutOfTime, TimeLimit, TimerGroup, Wakeup, sleep, with_timeout
+from rdzv.system.timers import CoalescingTimer, OutOfTime, TimeLimit, TimerGroup, Wakeup, in_time, sleep, with_timeout
 
 LONG_S = 60.0
 """A wait that is never waited out: a test that gets there has failed."""
@@ -227,6 +227,24 @@ async def test_a_limited_block_that_another_task_cancels_or_that_fails_says_so()
     await asyncio.sleep(0)
     node.pass_time(5.0)
     assert await ending == "ends well all the same"
+
+
+async def test_a_cancellation_that_comes_just_after_the_result_is_not_lost():
+    result = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(in_time(LONG_S, result))
+    await asleep(waiting)
+    result.set_result("here")
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+async def test_work_that_is_not_done_in_time_is_cancelled():
+    work = asyncio.get_running_loop().create_future()
+    with pytest.raises(asyncio.TimeoutError):
+        await in_time(0.001, work)
+    assert work.cancelled()
+    assert await in_time(LONG_S, asyncio.sleep(0, "done")) == "done"
 
 
 async def test_sleep_lasts_as_long_as_the_nodes_clock_says():

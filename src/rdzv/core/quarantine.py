@@ -41,7 +41,8 @@ def strike(view: View) -> Verdict | None:
     if count < limit.strikes:
         text = f"{view.here}: {host} has broken {rounds} within {show_duration(limit.within_s)}"
         return Verdict(StrikeHost(host, Strike(reason=why), limit.within_s), text)
-    for_s = min(limit.for_s * 2.0 ** (count - limit.strikes), QUARANTINE_MAX_S)
+    # Bounded, because a record that a member wrote by hand may claim any count.
+    for_s = min(limit.for_s * 2.0 ** min(count - limit.strikes, 30), QUARANTINE_MAX_S)
     kept = count - (for_s == QUARANTINE_MAX_S)  # It cannot double any more, and 2**n stays small.
     reason = f"broke {rounds} within {show_duration(limit.within_s)}, kept out for {show_duration(for_s)}"
     struck, lasts_s = Strike(count=max(kept, limit.strikes), reason=why), limit.within_s + for_s

@@ -64,6 +64,8 @@ T = TypeVar("T")
 
 CALL_S = 30.0
 """How long `drain` and `close_run` try if they are not told: torch's bound for closing a run."""
+TELL_S = 5.0
+"""After a signal: how long to try to tell the others. Workers need the rest of the time that the platform gives them."""
 CONNECT_S = 10.0
 """How long `status` of a member that is not present may take to connect, beyond the time for one answer."""
 LEAVE_S = 5.0
@@ -365,6 +367,8 @@ class Member:
             elif type(action) is actions.EndWorld and self.world is not None:
                 self.world.end(action.reason)
                 if self.state.holds is None:
+                    # The holder gives the round up. Until it does, it may be about to take the socket of a round that ended.
+                    self.world.bootstrap.release()
                     self.world = None
 
     def _give(self, given: actions.GiveRound) -> None:
@@ -395,7 +399,10 @@ class Member:
             while self.state.standing is Standing.AWAY:
                 session = await self._connect()
                 if session is not None:
-                    await self._be_present(session)
+                    try:
+                        await self._be_present(session)
+                    finally:
+                        await session.close()
         except Exception as error:  # noqa: BLE001  Even a defect must reach the next caller, not vanish in a task.
             self._on(events.Failed(error))
 
@@ -430,7 +437,6 @@ class Member:
             raise
         finally:
             self.presence = self._coming = None
-            await session.close()
 
     async def _connect(self) -> Session | None:
         """Try until an engine answers that may be followed. None: the member's standing has changed meanwhile."""
@@ -440,7 +446,8 @@ class Member:
                 session = await self._dial()
                 problem = await self._why_not_follow(session)
                 if problem is None:
-                    return session
+                    followed, session = session, None
+                    return followed
                 self._on(events.Elsewhere(session.place, problem))
             except (Unreachable, Untrusted) as error:
                 # A member that comes for the first time is told at once that it is not trusted, since waiting mends
@@ -451,8 +458,9 @@ class Member:
                 self._on(events.EngineAway(error.sentence))
             except EngineReset as error:
                 self._on(events.EngineAway(str(error)))
-            if session is not None:
-                await session.close()
+            finally:
+                if session is not None:  # It is not followed, or this member is leaving.
+                    await session.close()
             if self.state.standing is not Standing.AWAY:
                 return None
             await self._pause()
@@ -552,6 +560,8 @@ class Member:
         await self.driver.close()
         self._limits.close()
         self._boot.release()
+        if self.world is not None:
+            self.world.bootstrap.release()
         self._on(events.Left())
         self._notifier.close()
         return told

@@ -52,7 +52,12 @@ class Notifier:
 
     def _tell(self, plain: Notice) -> None:
         notice = self._timeline.timed(plain, self._now())
-        self._log(notice)
+        try:
+            self._log(notice)
+        except BrokenPipeError:  # Whoever read the lines of `rdzv join` is gone, and that ends the command.
+            raise
+        except Exception:  # Nor must the log, which may have filters and handlers of the program.
+            logging.getLogger(__name__).exception("the log failed with %s", notice)
         for listener in self._listeners:
             try:
                 listener(notice)

@@ -16,7 +16,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,7 @@ from ..core.worker_messages import (
     decode,
     encode,
 )
+from ..system.timers import in_time
 
 logger = logging.getLogger("rdzv.workers")
 
@@ -160,7 +161,7 @@ class WorkerChannel:
             if self._connections > WORKERS_MAX:
                 problem = f"{WORKERS_MAX} are connected already"
             if not problem:
-                hello = await asyncio.wait_for(reader.readline(), HELLO_S)
+                hello = await in_time(HELLO_S, reader.readline())
                 worker, problem = self._admit(hello, pid, writer)
             if worker is None:
                 logger.warning("a process that wanted to be a worker of this agent was refused: %s", problem)
@@ -227,16 +228,21 @@ class WorkerChannel:
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder for this user only, with a path that is short enough for a socket, and lock it."""
+    """Make a folder for this user only, with a path that is short enough for a socket, and lock it. Raises OSError."""
     import tempfile  # noqa: PLC0415  It imports three compressors, and most members have no channel.
 
     usual = tempfile.gettempdir()
     short = usual if len(os.fsencode(usual)) < PATH_MAX - 30 else "/tmp"  # noqa: S108  The folder in it is not shared.
-    made = Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
-    lock = os.open(made, _FOLDER_FLAGS)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    # Named when it is locked, so that no other agent takes it for one of a dead agent.
-    return made.rename(made.with_name(FOLDER + made.name.removeprefix("rdzv-"))), lock
+    with ExitStack() as undo:
+        made = Path(tempfile.mkdtemp(prefix="rdzv-", dir=short))
+        undo.callback(made.rmdir)
+        lock = os.open(made, _FOLDER_FLAGS)
+        undo.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Named when it is locked, so that no other agent takes it for one of a dead agent.
+        named = made.rename(made.with_name(FOLDER + made.name.removeprefix("rdzv-")))
+        undo.pop_all()
+    return named, lock
 
 
 @functools.cache

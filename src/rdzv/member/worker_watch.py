@@ -55,18 +55,20 @@ class WorkerWatch:
         """The stall of the present round, once there is one. It is final: showing stacks may let a stopped worker move on."""
         self._stall_told_by = ""
         self._task: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
 
     async def start(self) -> str:
         """Begin, and return the path of the socket; empty: none could be made, which must not keep workers from working."""
-        if self._task is None:
-            try:
-                await self.channel.open()
-            except OSError as error:
-                logger.warning("workers cannot tell how far they are, because no socket could be made: %s", error)
-                self.channel.close()
-                return ""
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="rdzv workers")
-        return self.channel.path
+        async with self._starting:
+            if self._task is None:
+                try:
+                    await self.channel.open()
+                except OSError as error:
+                    logger.warning("workers cannot tell how far they are, because no socket could be made: %s", error)
+                    self.channel.close()
+                    return ""
+                self._task = asyncio.get_running_loop().create_task(self._run(), name="rdzv workers")
+            return self.channel.path
 
     def stop(self) -> None:
         if self._task is not None:

@@ -105,7 +105,7 @@ class RoundFacts:
 
 
 class AsyncWorld(RoundFacts):
-    """A member's rank in a round. Its store and bootstrap socket end with the round; everything else is constant."""
+    """A member's rank in a round. Its store ends with the round; everything else is constant."""
 
     def __init__(self, presence: Presence, head: Head, entry: RankEntry, address: Bootstrap) -> None:
         super().__init__(presence.settings.run_id, head, entry, address)
@@ -120,7 +120,7 @@ class AsyncWorld(RoundFacts):
         return self._store
 
     def take_bootstrap_socket(self) -> socket.socket:
-        """Take rank 0's listening socket, to serve at `bootstrap` with it. It can be taken once."""
+        """Take rank 0's listening socket, to serve at `bootstrap` with it: once, before the member joins again or leaves."""
         return self.bootstrap.take_socket()
 
     async def members(self) -> list[Peer]:
@@ -155,8 +155,7 @@ class AsyncWorld(RoundFacts):
         self.store.moved_to(presence)
 
     def end(self, reason: str) -> None:
-        """End the round for this member: waits in its store end, and a socket that was not taken is closed."""
+        """End the round for this member: waits in its store end."""
         self.store.end(reason)
-        self.bootstrap.release()
 
 

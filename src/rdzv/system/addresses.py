@@ -21,6 +21,8 @@ from typing import Any
 BACKLOG = 4096
 """Thousands of members may connect at the same moment. A connection that does not fit waits a second for its next attempt."""
 LOOPBACK = ("127.0.0.1", "::1")
+_LITERALS = {LOOPBACK[0]: socket.AF_INET, LOOPBACK[1]: socket.AF_INET6, "0.0.0.0": socket.AF_INET}  # noqa: S104
+"""Addresses that need no look-up. Each member binds one of them in each round."""
 _SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface. It fails elsewhere.
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
@@ -53,6 +55,8 @@ def _to_bind(host: str) -> list[tuple[int, str]]:
         return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]  # noqa: S104
     if host == "localhost":
         return [(socket.AF_INET, LOOPBACK[0]), (socket.AF_INET6, LOOPBACK[1])]
+    if host in _LITERALS:
+        return [(_LITERALS[host], host)]
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 

@@ -7,11 +7,14 @@ round before.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import weakref
+from functools import lru_cache
 
 from ..errors import SettingsError
+from .addresses import LOOPBACK, listen
 
 _open: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
 
@@ -97,17 +100,25 @@ def bind(host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        loopback = host in ("127.0.0.1", "localhost", "::1")
-        listener.bind((host if loopback else "", port))
-        listener.listen(4096)  # Now, so that a peer that is quicker than the server is queued and not refused.
-    except OSError:
-        listener.close()
-        raise
+    """Listen already, so that a peer that is quicker than the server is queued and not refused."""
+    (listener,) = listen(_interfaces_of(host), port)
+    listener.setblocking(True)
     return listener
+
+
+@lru_cache(maxsize=1024)  # Reading an address is slow, and it is the same in every round.
+def _interfaces_of(host: str) -> str:
+    """Return where to listen for those who are told this host."""
+    if host == "localhost":
+        return LOOPBACK[0]  # Only one socket can be handed over.
+    if host in LOOPBACK:
+        return host
+    try:
+        is_ipv4 = ipaddress.ip_address(host).version == 4
+    except ValueError:
+        is_ipv4 = False
+    # Others may have addresses of either family for a name, so both are served where the node has both.
+    return "0.0.0.0" if is_ipv4 else ""  # noqa: S104
 
 
 def _forget_in_child() -> None:

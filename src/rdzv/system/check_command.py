@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import IO
 
 from .processes import ended, start
+from .timers import in_time
 
 TAIL_MAX = 4096
 """Bytes of the output that are kept: the last ones."""
@@ -31,7 +32,7 @@ async def run_check(command: str, timeout_s: float) -> str:
     tail = bytearray()
     reading = asyncio.ensure_future(_read_tail(process.stdout, tail))
     try:
-        code = await asyncio.wait_for(ended(process), timeout_s)
+        code = await in_time(timeout_s, ended(process))
     except asyncio.TimeoutError:
         problem = f"the check did not end within {timeout_s:g} s"
     else:

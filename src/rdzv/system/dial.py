@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias, cast
 
+from .timers import in_time
+
 CONNECT_TIMEOUT_S = 3.0  # Shorter than any lease: an attempt that went nowhere must leave time for the next one.
 ADDRESSES_MAX = 16
 NO_NAME = "check the name, DNS and the hosts file, or give an address"
@@ -117,7 +119,7 @@ async def connect(address: Address, timeout_s: float) -> socket.socket:
         raise DialFailed(f"{show_address(where)}: {_reason(error)}", answered=False) from None
     try:
         sock.setblocking(False)
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, where), timeout_s)
+        await in_time(timeout_s, asyncio.get_running_loop().sock_connect(sock, where))
         _refuse_ourselves(sock)
     except asyncio.TimeoutError:
         sock.close()

@@ -56,7 +56,7 @@ def _let_go() -> None:
 
 
 def replace_by_empty(numbers: Iterable[int]) -> None:
-    """Let go of what the descriptors stand for, in a child. The numbers stay open, on /dev/null."""
+    """Let go of what the descriptors stand for. The numbers stay open, on /dev/null."""
     empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in numbers:
         os.dup2(empty, number, inheritable=False)

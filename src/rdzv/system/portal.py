@@ -76,6 +76,11 @@ class Portal:
         if last:
             self.stop()
 
+    def close_soon(self) -> None:
+        """Give up one use, in the loop's thread: the collector may run a finalizer in a thread that holds the lock."""
+        if not self.forked:
+            self._loop.call_soon_threadsafe(self.close)
+
     def stop(self) -> None:
         """End the thread and, unless called in it, wait for that. With users left, only the process's end calls it."""
         self._loop.call_soon_threadsafe(self._stopping.set)

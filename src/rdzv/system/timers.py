@@ -1,7 +1,7 @@
 """Timers on a node's own clock: wake-ups, sleeps, time limits and back-off.
 
-Every timed wait goes through `Node.call_later`, so that the simulator controls time. Nothing here reads the event
-loop's clock or the `time` module.
+Every timed wait of a member goes through `Node.call_later`, so that the simulator controls time. Nothing here but `in_time`,
+which is for code that the simulator does not run, reads the event loop's clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -185,7 +185,7 @@ class TimeLimit:
     Cheaper than `with_timeout`, which needs a task: nearly every limited call ends in time.
     """
 
-    def __init__(self, timers: Node | TimerGroup, limit_s: float) -> None:
+    def __init__(self, timers: Node | TimerGroup | asyncio.AbstractEventLoop, limit_s: float) -> None:
         self._timers = timers
         self._limit_s = limit_s
         self._is_over = False
@@ -208,3 +208,16 @@ class TimeLimit:
         cancelled_by_others = sys.version_info >= (3, 11) and self._task.uncancel() > 0
         if not cancelled_by_others and kind is asyncio.CancelledError:
             raise OutOfTime from None
+
+
+async def in_time(limit_s: float, work: Awaitable[T]) -> T:
+    """Await the work. Raise asyncio.TimeoutError, and cancel it, after `limit_s` on the event loop's clock.
+
+    `asyncio.wait_for` does the same since Python 3.12. Before, it drops a cancellation that comes just after the result: a loop
+    around it would go on, and the caller that has cancelled it would wait for ever.
+    """
+    try:
+        with TimeLimit(asyncio.get_running_loop(), limit_s):
+            return await work
+    except OutOfTime:
+        raise asyncio.TimeoutError from None

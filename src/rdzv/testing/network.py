@@ -232,6 +232,9 @@ class SimTransport:
     def is_closing(self) -> bool:
         return self._closing
 
+    def is_reading(self) -> bool:
+        return self.waiting is None
+
     def pause_reading(self) -> None:
         if self.waiting is None:
             self.waiting = []

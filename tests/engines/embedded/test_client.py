@@ -9,11 +9,11 @@ import pytest
 
 from rdzv.engines import watch_queue
 from rdzv.engines.embedded import client_protocol
-from rdzv.engines.embedded.frames import LeaseGrant, Txn
+from rdzv.engines.embedded.frames import LeaseGrant, Renew, Txn
 from rdzv.engines.port import Gap, Get, LeaseGone, Put
-from rdzv.errors import Unreachable
+from rdzv.errors import SettingsError, Unreachable
 from rdzv.system.node import FENCES_PER_S
-from support.embedded_server import Proxy, Raw, driver_to, serving, session_to, until
+from support.embedded_server import LONG_S, Proxy, Raw, driver_to, serving, session_to, until
 
 # ---- connecting
 
@@ -99,6 +99,46 @@ async def test_a_broken_connection_is_restored_and_leases_and_watches_with_it():
             await asyncio.sleep(1.5)
             assert (await other.txn(then=[Get("k")])).item(0) is not None, "it was never lost"
         assert proxy.connections == 6
+
+
+async def test_a_call_goes_on_by_the_next_connection_if_the_one_it_waited_for_is_lost_at_once():
+    async with serving() as server, session_to(server.port) as session:
+        lease = await session.grant(60, presence=True)
+        await session.txn(then=[Put("k", b"", lease)])
+        session._link.lose("cut")
+        first = asyncio.get_running_loop().create_future()  # It is told of the next connection before the call is.
+        first.add_done_callback(lambda told: told.result().lose("cut again"))
+        session._waiters[first] = None
+        await asyncio.wait_for(session.renew(lease), LONG_S)
+        assert not first.result().is_open
+
+
+async def test_a_request_by_a_connection_that_is_lost_fails_at_once_and_was_not_applied():
+    async with serving() as server, session_to(server.port) as session:
+        link = session._link
+        link.lose("cut")
+        with pytest.raises(Unreachable, match="the connection is lost") as caught:
+            await asyncio.wait_for(link.call(Renew, 1), LONG_S)
+        assert caught.value.applied is False
+
+
+async def test_a_session_reconnects_although_a_setting_was_refused_meanwhile(monkeypatch, caplog):
+    """The server at the endpoint may be another one for a while, and keep the runs of others too."""
+    async with serving() as server:
+        driver = driver_to(server.port)
+        session = await driver.connect()
+        dial, problems = driver.dial, [SettingsError("the run has no id")]
+
+        async def refused_once(greeting):
+            if problems:
+                raise problems.pop()
+            return await dial(greeting)
+
+        monkeypatch.setattr(driver, "dial", refused_once)
+        session._link.lose("cut")
+        await session.txn()
+        assert [record.getMessage() for record in caplog.records] == [f"engine {driver.endpoint}: the run has no id"]
+        await session.close()
 
 
 async def test_a_half_open_connection_is_noticed_by_a_ping(monkeypatch):

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -671,3 +672,31 @@ def test_what_is_logged_about_a_peer_is_one_clean_line(caplog):
     assert line.startswith("peer 10.0.0.1: it sent  [2J WARNING root: all is well ")
     assert line.isprintable()
     assert len(line) < 2_000
+
+
+async def test_a_stop_that_is_cancelled_gives_the_port_back():
+    server = Server(("127.0.0.1", 0))
+    await server.start()
+    stopping = asyncio.ensure_future(server.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    async with serving(port=server.port):
+        pass
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_as_the_server_stops_does_not_outlive_it(turns):
+    """asyncio may have accepted it already, and tells the server of it a few turns later."""
+    server = Server(("127.0.0.1", 0))
+    await server.start()
+    with socket.create_connection(("127.0.0.1", server.port), LONG_S) as caller:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop()
+        caller.setblocking(False)
+        with suppress(ConnectionResetError):
+            while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(caller, 1000), LONG_S):
+                pass  # What the server said of its end.
+    assert not server.peers

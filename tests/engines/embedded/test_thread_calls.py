@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 import rdzv
-from rdzv.engines.embedded import thread_calls
+from rdzv.engines.embedded import client_protocol, frames, thread_calls
 from rdzv.errors import Unreachable
 from support.embedded_server import LONG_S, ServerThread
 from support.timing import within
@@ -159,6 +159,47 @@ def test_news_come_soon_after_the_last_call_of_a_burst(served):
         within(time.monotonic() - began_at, 3.0)
 
 
+def test_the_loop_reads_again_after_a_burst_whose_last_answer_was_slow(served, monkeypatch):
+    monkeypatch.setattr(thread_calls, "PATIENCE_S", LONG_S)
+    with members(served, 1, lease=60) as [(_, world)]:  # No renewal makes the loop read.
+        burst(world)
+        link, tried = link_of(world), threading.Event()
+        take_back = link._take_back
+
+        def tries() -> None:
+            take_back()
+            tried.set()
+
+        monkeypatch.setattr(link, "_take_back", tries)
+        served.loop.call_soon_threadsafe(tried.wait, LONG_S)  # The answer comes when the loop has found the thread reading.
+        world.store.check(["k"])
+        began_at = time.monotonic()
+        while link._is_lent:
+            assert time.monotonic() < began_at + 5.0, "nobody reads"
+            time.sleep(0.001)
+
+
+def test_the_reading_is_not_lent_again_while_a_thread_gives_it_back(served, monkeypatch):
+    monkeypatch.setattr(thread_calls, "LENT_S", LONG_S)
+    with members(served, 1, lease=60) as [(_, world)]:
+        burst(world)
+        link, heard = link_of(world), threading.Event()
+        tell_loop = link._tell_loop
+
+        def tells_late(callback, *given) -> None:
+            if callback == link._read_on:
+                monkeypatch.setattr(link, "_tell_loop", tell_loop)
+                link._borrow()  # As another thread does before the loop is told.
+            tell_loop(callback, *given)
+
+        monkeypatch.setattr(link, "_tell_loop", tells_late)
+        with link._reading:
+            link._give_back(b"")
+        tell_loop(heard.set)
+        assert heard.wait(LONG_S)
+        assert link.transport.is_reading() is not link._is_lent, "either the loop reads, or threads do"
+
+
 def test_what_the_loop_asks_is_read_by_the_loop(served, monkeypatch):
     monkeypatch.setattr(thread_calls, "LENT_S", LONG_S)
     with members(served, 1, lease=60) as [(_, world)]:
@@ -205,6 +246,38 @@ def test_a_call_under_way_goes_on_by_the_next_connection(served, lent, monkeypat
         former = link_of(world)
         assert [world.store.add("n", 1), world.store.add("n", 1)] == [1, 2]
         assert link_of(world) is not former
+        assert member.changed is None
+
+
+def test_a_connection_that_ends_while_a_thread_reads_an_answer_gives_the_thread_one_of_both(served, monkeypatch):
+    monkeypatch.setattr(thread_calls, "LENT_S", LONG_S)
+    with members(served, 1, lease=60) as [(member, world)]:
+        burst(world)
+        link, ending, answered = link_of(world), threading.Event(), threading.Event()
+        decode, settle, unreachable = frames.decode, client_protocol._settle, client_protocol.Unreachable
+
+        def decoded_as_it_ends(*given):
+            monkeypatch.setattr(frames, "decode", decode)
+            link._tell_loop(link.lose, "cut")
+            assert ending.wait(LONG_S)
+            return decode(*given)
+
+        def settled(*given):
+            settle(*given)
+            answered.set()
+
+        def ends_late(*given):
+            ending.set()
+            answered.wait(0.2)  # Not if the thread waits for the end, as it should.
+            return unreachable(*given)
+
+        monkeypatch.setattr(frames, "decode", decoded_as_it_ends)
+        monkeypatch.setattr(client_protocol, "_settle", settled)
+        monkeypatch.setattr(client_protocol, "Unreachable", ends_late)
+        assert not world.store.check(["k"])
+        assert ending.is_set()
+        world.store.set("k", "v")
+        assert link_of(world) is not link, "the session knows that the connection has ended"
         assert member.changed is None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, cast
 
-from ...errors import Unreachable, Untrusted
+from ...errors import SettingsError, Unreachable, Untrusted
 from ...system.addresses import can_be_told, outward_address, plain
 from ...system.dial import Address, DialFailed, show_address
 from ...system.timers import backoff_s, sleep
@@ -197,7 +197,9 @@ class RemoteSession(WatchesAfterwards):
     # ---- connections
 
     async def _call(self, kind: Callable[..., Frame], *fields: object) -> Any:
-        return await (self._link or await self._connected()).call(kind, *fields)
+        while (link := self._link) is None:  # The one that was waited for may be lost before this task goes on.
+            await self._connected()
+        return await link.call(kind, *fields)
 
     async def _connected(self) -> ClientConnection:
         """Wait for the connection to be restored."""
@@ -245,8 +247,8 @@ class RemoteSession(WatchesAfterwards):
         for attempt in count():
             try:
                 link, welcome = await self._driver.dial(self._greeting)
-            except (Unreachable, Untrusted) as error:
-                if isinstance(error, Untrusted):
+            except (Unreachable, Untrusted, SettingsError) as error:
+                if not isinstance(error, Unreachable):
                     # Final for a newcomer, but an outage for a member that is in: the mistake may be undone before it matters.
                     self._driver.warn(error.problem)
                 await sleep(self._node, backoff_s(attempt, (first_s, longest_s), self._node.jitter()))

@@ -100,7 +100,8 @@ class ClientProtocol(FrameStream):
     def ask(self, kind: Callable[..., Frame], *fields: object) -> tuple[int, Waiter]:
         """Send a request of that kind; return its number and the waiter for its answer. `forget` the number afterwards.
 
-        The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown.
+        The waiter raises LeaseGone, ValueError or LimitExceeded; Unreachable means that the outcome is unknown. Raise
+        Unreachable at once, with nothing sent, if the connection is lost.
         """
         waiter = self._new_waiter()
         number, data = self._register(waiter, kind, *fields)
@@ -108,7 +109,9 @@ class ClientProtocol(FrameStream):
         return number, waiter
 
     def _register(self, waiter: Waiter, kind: Callable[..., Frame], *fields: object) -> tuple[int, bytes]:
-        """Return the number and the bytes of a request that is sent next."""
+        """Return the number and the bytes of a request that is sent next. Raise Unreachable if no answer can come any more."""
+        if not self.is_open:
+            raise Unreachable(self._endpoint, "the connection is lost", applied=False)
         number = self._asked + 1
         question = kind(number, *fields)
         data = encode(question)
@@ -251,6 +254,10 @@ class ClientProtocol(FrameStream):
         elif isinstance(answer, frames.Rejected):
             self.lose(_refusal(answer))
         else:
+            self._replied(answer)
+
+    def _replied(self, answer: frames.Reply) -> None:
+        with self._lock:  # A thread may be reading while the loop ends the connection.
             asked = self._waiters.get(answer.number)
             if asked is None:
                 if answer.number > self._asked:

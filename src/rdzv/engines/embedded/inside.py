@@ -68,8 +68,8 @@ class InsideSession(WatchesAfterwards):
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has dropped the run."""
-        return self._core.runs.get(self._run.name) is not self._run
+        """Whether the session was closed, or the server has dropped the run."""
+        return self._closed or self._core.runs.get(self._run.name) is not self._run
 
     def renewal_ages(self, prefix: str) -> dict[str, float]:
         """Return the seconds since the last renewal of the lease of each key with that prefix, by the rest of the key."""

@@ -27,6 +27,10 @@ from .tls import TlsTransport
 
 STOP_S = 1.0
 """How long a stopping server waits until all clients have read its last word."""
+TURNS_OF_ACCEPT = 3
+"""Turns of the loop from when asyncio has accepted a connection until it tells of it.
+
+If the listener is closed in between, asyncio (3.11) forgets the connection without closing it."""
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """Reasons why the kernel does not hand out a connection that waits."""
 
@@ -171,10 +175,17 @@ class Server(ServerCore):
         """Tell all clients and end. The contents of all engines are lost. Stopping twice is harmless."""
         if not self._listeners:
             return
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-        self._clock.stop()
+        assert self.loop is not None, "it was started"
+        listeners, self._listeners = self._listeners, []
+        for one in (one for listener in listeners for one in listener.sockets):
+            self.loop.remove_reader(one)
+        try:
+            for _ in range(TURNS_OF_ACCEPT):
+                await asyncio.sleep(0)
+        finally:
+            for listener in listeners:
+                listener.close()
+            self._clock.stop()
         for peer in tuple(self.peers):
             where = f" at {self.place}" if peer.run is not None else ""  # No stranger is told where.
             peer.reject(f"the server{where} has been stopped", passing=True)

@@ -97,6 +97,8 @@ class CalledByThreads(ClientProtocol):
         self._called_at = 0.0
         self._calls = 0
         """Calls of threads that followed each other quickly; since the last look of the loop, if the reading is lent."""
+        self._looks = False
+        """Whether the loop is going to look if the reading that it has lent is still used."""
         super().__init__(*given)
         self._lock = threading.RLock()
 
@@ -204,9 +206,12 @@ class CalledByThreads(ClientProtocol):
         """Hand out the answer to a transaction of a thread. Return False, and do nothing, if the frame is another."""
         try:
             answer = frames.decode(frames.answer_decoder, payload)
-            if type(answer) is not TxnDone or not isinstance(self._waiters.get(answer.number, (0, 0))[1], ThreadWaiter):
+            if type(answer) is not TxnDone:
                 return False
-            self._answered(answer)
+            with self._lock:
+                if not isinstance(self._waiters.get(answer.number, (0, 0))[1], ThreadWaiter):
+                    return False
+                self._replied(answer)
         except Incompatible:
             return False
         return True
@@ -220,25 +225,29 @@ class CalledByThreads(ClientProtocol):
     # ---- in the loop
 
     def _lend(self, asked: threading.Lock) -> None:
-        """Let threads read, if no request waits and no part of a frame is kept."""
+        """Let threads read, if the loop does, no request waits and no part of a frame is kept."""
         with self._lock:
-            if self.is_open and self._descriptor >= 0 and not (self._waiters or self._rest or self._is_lent or self._unsent):
+            is_idle = not (self._waiters or self._rest or self._is_lent or self._unsent)
+            # The loop does not read while a thread gives the reading back: both would read, once that is done.
+            if self.is_open and self._descriptor >= 0 and is_idle and self.transport.is_reading():
                 if self._poll is None:
                     self._poll = select.poll()
                     self._poll.register(self._descriptor, select.POLLIN)
                 self.transport.pause_reading()
                 self._is_lent, self._calls = True, 1
-                self._loop.call_later(LENT_S, self._look)
+                if not self._looks:
+                    self._looks = True
+                    self._loop.call_later(LENT_S, self._look)
         asked.release()
 
     def _look(self) -> None:
-        """Take the reading back if it is not used any more."""
-        if self._is_lent:
-            if self._calls:
-                self._calls = 0
-                self._loop.call_later(LENT_S, self._look)
-            else:
-                self._take_back()
+        """Take the reading back if it is not used any more. If a thread still waits for a slow answer, the next look does."""
+        if self._is_lent and not self._calls:
+            self._take_back()
+        self._looks = self._is_lent
+        if self._looks:
+            self._calls = 0
+            self._loop.call_later(LENT_S, self._look)
 
     def _take_back(self) -> None:
         """Read again, unless a thread reads right now: that one will give the reading back with what is the loop's."""
