@@ -25,12 +25,13 @@ from rdzv.engines.etcd import sentinel
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.sentinel_process import OUTAGE_S, Orders
 from rdzv.engines.port import LeaseGone, Session
+from rdzv.errors import Unreachable
 from rdzv.testing.history import Changed
 from rdzv.testing.progress_checkers import G7Cause
 from support.certificates import ca_file, issue
 from support.etcd_cluster import Cluster, until
 from support.etcd_members import SAFETY, EtcdRun
-from support.guarded_process import GuardedProcess, is_running, pid_of_sentinel, shown_of
+from support.guarded_process import GuardedProcess, guards, is_running, pid_of_sentinel, shown_of
 from support.processes import memory
 from support.timing import within
 
@@ -282,6 +283,21 @@ async def test_a_lease_that_has_ended_is_forgotten(one):
     await session.close()
 
 
+async def test_a_session_that_closes_while_etcd_is_away_leaves_no_sentinel():
+    """The lease could not be revoked, so the sentinel stayed as long as the process."""
+    with Cluster(1) as cluster:
+        session = await session_of(cluster, read_timeout=1)
+        lease = await session.grant(LEASE_S, presence=True)
+        pid = await started()
+        await asyncio.to_thread(cluster.nodes[0].kill)
+        with pytest.raises(Unreachable):
+            await session.revoke(lease)
+        assert sentinel.own().pid == pid, "the lease is there still"
+        await session.close()
+        assert sentinel.own().pid == 0
+        assert not is_running(pid)
+
+
 async def test_a_member_that_leaves_at_once_costs_no_process(one, monkeypatch):
     starts = []
     monkeypatch.setattr(sentinel, "_start_process", lambda: starts.append(1))
@@ -332,6 +348,18 @@ async def test_a_sentinel_that_reads_nothing_is_given_up_and_the_process_does_no
     assert own.pid not in (0, pid)
     await session.revoke(lease)
     assert own.pid == 0
+    await session.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has larger pipes")
+async def test_a_search_path_that_is_longer_than_a_pipe_reaches_the_sentinel(one, monkeypatch):
+    """Every sentinel was killed because it had not read its orders, and after three there was none."""
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{'x' * 100}/{number}" for number in range(1000))])
+    session = await session_of(one)
+    lease = await session.grant(LEASE_S, presence=True)
+    pid = await started()
+    await asyncio.to_thread(until, lambda: guards(pid), "the sentinel has read its orders", SOON_S)
+    await session.revoke(lease)
     await session.close()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rdzv
+from rdzv.engines.etcd import server as server_module
 from rdzv.engines.etcd.server import EtcdServer, find_etcd
 from rdzv.errors import NotStarted, SettingsError
 from support.etcd_cluster import until
@@ -116,6 +117,47 @@ def test_the_error_names_a_port_in_use():
             EtcdServer(port=port).start()
     assert str(caught.value).startswith(f"etcd ({find_etcd()}) was not started: ")
     assert f"listen tcp 127.0.0.1:{port}: bind: address already in use" in str(caught.value)
+
+
+def test_another_etcd_at_its_port_is_not_taken_for_its_own(monkeypatch):
+    """It answered the question for health before our own etcd had ended."""
+    with EtcdServer() as other:
+        with pytest.raises(NotStarted, match="address already in use"):
+            EtcdServer(port=other.get_port()).start()
+        drawn = [[other.get_port()]]  # It was free a moment ago.
+        real = server_module.free_ports
+        monkeypatch.setattr(server_module, "free_ports", lambda *given: drawn.pop() if drawn else real(*given))
+        with EtcdServer() as server:
+            assert drawn == []
+            assert server.get_port() != other.get_port()
+            assert is_alive(server.pid)
+
+
+def test_a_start_that_the_system_refuses_is_an_error_with_the_reason_and_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(NotStarted) as caught:
+        EtcdServer(host="192.0.2.1").start()
+    assert caught.value.sentence == f"etcd ({find_etcd()}) was not started: cannot assign requested address"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(server_module, "start", refuse)
+    with pytest.raises(NotStarted, match="was not started: resource temporarily unavailable"):
+        EtcdServer().start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_is_interrupted_leaves_neither_process_nor_folder(tmp_path, monkeypatch):
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folders))
+    script = f"#!/bin/sh\necho $$ > {tmp_path}/pid\nkill -INT {os.getpid()}\nexec sleep 60\n"
+    with pytest.raises(KeyboardInterrupt), EtcdServer(binary=executable(tmp_path / "etcd", script)):
+        pass
+    # If the signal came while the supervisor was being started, that ends the program by itself, a moment later.
+    until(lambda: not is_alive(int((tmp_path / "pid").read_text())), "the program has ended")
+    until(lambda: list(folders.iterdir()) == [], "its folder is gone")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from rdzv.engines.quorum.state import StateFolder, prepare
 from rdzv.engines.quorum.voter import Contexts, Quorum, Voter
 from rdzv.errors import SettingsError, Unreachable
 from rdzv.operate.doctor import Doctor
+from support.ports import free_port
 
 SECRET = "5f3c9a1be07d42689b6e1f0c7a8d3e52"
 
@@ -238,6 +239,31 @@ async def test_a_host_goes_when_all_that_run_etcd_have_seen_the_end_however_long
     await made.close()
 
 
+async def test_a_close_that_is_cancelled_stops_the_vote_and_keeps_the_data(monkeypatch):
+    made = leaving(monkeypatch)
+    stays, stopped = asyncio.Event(), []
+
+    class Voting:
+        votes = True
+
+        async def stop(self, *, forget: bool) -> None:
+            stopped.append(forget)
+
+    async def stay(_: object) -> bool:
+        stays.set()
+        return await asyncio.get_running_loop().create_future()
+
+    voter, made._stay = Voting(), stay
+    made._voters.append(voter)
+    monkeypatch.setitem(_voters, (0, "folder"), (voter, {made}))
+    closing = asyncio.create_task(made.close())
+    await stays.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert stopped == [False]
+
+
 async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
@@ -248,6 +274,18 @@ async def test_a_host_that_is_no_etcd_and_no_host_of_ours_makes_no_offer():
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(NoOffer, match="another program has its peer port"):
         await Asker([("127.0.0.1", port)], lambda: None).ask(0)
+    server.close()
+
+
+async def test_an_answer_that_is_not_utf_8_is_no_offer():
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"quorum":"\xff"}')
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    asker = Asker([server.sockets[0].getsockname()], lambda: None)
+    assert await asker.ask_agent(0) is None
     server.close()
 
 
@@ -343,6 +381,27 @@ async def test_a_host_that_has_chosen_answers_until_the_etcd_runs_that_all_ask_f
     await voter.stop(forget=True)
 
 
+@pytest.mark.parametrize("error", [OSError(11, "Resource temporarily unavailable"), RuntimeError("can't start new thread")])
+async def test_a_host_on_which_etcd_cannot_be_started_says_so_and_leaves_nothing(tmp_path, monkeypatch, error):
+    """The system has no more processes, descriptors or threads."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("rdzv.engines.quorum.voter.SupervisedProcess", refuse)
+    monkeypatch.setattr(EtcdProgram, "prepare", lambda *_: "")
+    quorum = Quorum("q", "job", (("127.0.0.1", free_port()),))
+    kept = folder(tmp_path)
+    voter = Voter(quorum, 0, "127.0.0.1", kept, EtcdProgram("etcd", "3.5.16"), Contexts(lambda: None, lambda: None), None)
+    voter.start()
+    await holds(lambda: str(error.args[-1]).lower() in voter.reason.lower(), "it says so")
+    assert voter.pid == 0
+    assert not voter._task.done(), "it tries again"
+    await voter.stop(forget=True)
+    assert not kept.is_locked
+    assert left_of(tmp_path / "state", []) == []
+
+
 async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_voted(tmp_path):
     kept = folder(tmp_path)
     assert kept.lock()
@@ -382,8 +441,10 @@ def test_a_record_is_kept_and_one_whose_votes_are_gone_is_worth_nothing(tmp_path
     assert kept.load() is None, "it has voted, and its log is gone"
     (kept.data / "member" / "wal").mkdir(parents=True)
     assert kept.load() == voted
-    (kept.path / "record.json").write_bytes(b"{garbage")
-    assert kept.load() is None
+    damaged = (b"{garbage", b'{"quorum":"\xff","me":0,"number":"n0"}', b'{"quorum":"q","me":1,"number":"n1","chosen":["n0"]}')
+    for data in damaged:
+        (kept.path / "record.json").write_bytes(data)
+        assert kept.load() is None
     kept.unlock()
 
 

@@ -285,6 +285,21 @@ async def test_a_lease_whose_birth_is_unknown_is_not_born_twice():
             await session.txn(then=[Put("k", b"", lease)])
 
 
+async def test_a_thread_that_cannot_be_started_fails_one_call_and_not_the_later_ones(monkeypatch):
+    """Every later call was given to the thread that had never run, and waited for its whole timeout."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    register = BlockingRegister(CellBackend(), "register://test", timeout_s=LONG_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unreachable, match="can't start new thread"):
+            await register.read()
+    assert await register.read() is None
+    await register.close()
+
+
 async def test_a_backend_that_hangs_holds_nobody_up_longer_than_told():
     hang = threading.Event()
 

@@ -218,6 +218,8 @@ class EtcdSession(WatchesAfterwards):
         self._shared = shared
         self._ended: type[Exception] | None = None
         self._closed = False
+        self._guarded: set[int] = set()
+        """The leases that a sentinel has got."""
         shared.sessions.add(self)
 
     async def txn(
@@ -268,6 +270,7 @@ class EtcdSession(WatchesAfterwards):
         if presence and self._driver.sentinel:
             cluster = sentinel.ClusterAccess(self._driver.parsed_endpoint.hosts, self._driver.credentials.outliving())
             sentinel.own().add(granted.id, granted.ttl_s, cluster)
+            self._guarded.add(granted.id)
         return granted.id
 
     async def renew(self, lease: int) -> None:
@@ -307,8 +310,13 @@ class EtcdSession(WatchesAfterwards):
         self._closed = True
         self.end(Unreachable)
         self._shared.sessions.discard(self)
-        if not self.client.cluster.forked:
-            await self._shared.release()
+        try:
+            # A lease that etcd could not be asked to revoke ends by itself: nobody renews it after this session.
+            for lease in tuple(self._guarded):
+                await sentinel.own().forget(lease)
+        finally:
+            if not self.client.cluster.forked:
+                await self._shared.release()
 
     def end(self, how: type[Exception]) -> None:
         """Make every call and watch fail from now on. The first reason stands."""

@@ -12,6 +12,7 @@ All members of a process share one sentinel. It starts soon after the first leas
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -34,6 +35,8 @@ START_AFTER_S = 0.1
 """Pause before a sentinel is started. Its start takes 10 ms of CPU time, and a join must not wait for that (8 ms of 27 ms)."""
 STARTS_MAX = 3
 """Sentinels in a row that may end before their time. Then the next would not last either."""
+PIPE_SIZE = 64 * 1024
+"""Bytes that a pipe holds unless it is enlarged. Linux lets any user enlarge it to 1 MiB."""
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals to a whole job must not end a sentinel. It inherits the mask of the thread that starts it, so they never do."""
 _CONSEQUENCE = "if this process is killed, the others notice it when its lease ends"
@@ -130,13 +133,15 @@ class Sentinel:
     def _tell(self, orders: bytes) -> None:
         """Write orders. A sentinel that does not take them is killed: this process never waits for it.
 
-        A pipe holds 64 KiB, the orders of 2,000 members.
+        A pipe holds 64 KiB, the orders of 2,000 members. A long `sys.path`, as Bazel makes it, needs a larger one.
         """
         process = self._process
         if process is None:
             return
         assert process.stdin is not None, "stdin is a pipe"
         try:
+            if len(orders) > PIPE_SIZE and hasattr(fcntl, "F_SETPIPE_SZ"):  # Only then: all pipes of a user share a limit.
+                fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, len(orders))
             is_taken = process.stdin.write(orders) == len(orders)
         except OSError:
             is_taken = False

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from ...config import arguments
 from ...errors import NotStarted, SettingsError
@@ -36,6 +36,7 @@ __all__ = ["EtcdServer"]
 
 BINARY_ENV = "RDZV_ETCD_BIN"
 LOG_MAX = 64 * 1024  # Bytes read from the end of a program's output.
+REPLY_MAX = 1024 * 1024  # Bytes of a reply to a probe. The longest has the statistics of etcd's memory, about 20 KB.
 PROBE_EVERY_S = 0.02
 PROBE_TIMEOUT_S = 2.0
 STOP_S = 10.0  # Timeout for the supervisor to end. It gives etcd 5 s to close its files; after this, it is killed.
@@ -70,18 +71,24 @@ class SupervisedProcess:
     ) -> None:  # fmt: skip
         """`environ`: the program's environment; None: that of this process."""
         self._log: IO[bytes] | None = tempfile.TemporaryFile() if stderr is None else None  # noqa: SIM115
-        self._supervisor = start(
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log or stderr,
-            env=environ,
-            start_new_session=True,  # Ctrl-C at the terminal must not reach the program: `stop` ends it.
-        )
-        assert self._supervisor.stdout is not None, "stdout is a pipe"
-        self.pid = int(self._supervisor.stdout.readline() or b"0")
+        self.pid = 0
         """The process id of the program itself; 0 if it could not be run."""
-        self._supervisor.stdout.close()
+        with contextlib.ExitStack() as undo:  # If this fails, or is interrupted, the caller gets no object to stop.
+            if self._log is not None:
+                undo.callback(self._log.close)
+            self._supervisor = start(
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), folder, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log or stderr,
+                env=environ,
+                start_new_session=True,  # Ctrl-C at the terminal must not reach the program: `stop` ends it.
+            )
+            undo.callback(self.stop)
+            assert self._supervisor.stdout is not None, "stdout is a pipe"
+            with self._supervisor.stdout as said:
+                self.pid = int(said.readline() or b"0")
+            undo.pop_all()
 
     @property
     def ended(self) -> bool:
@@ -198,22 +205,26 @@ class EtcdServer:
 
     def _start_once(self, binary: str, deadline: float, timeout_s: float, stderr: int | IO[str] | None) -> str:
         """Start etcd and return what went wrong; empty if it serves."""
-        folder = "" if self._data_dir else tempfile.mkdtemp(prefix="rdzv-etcd-")
-        self._port = self._wanted_port or free_ports(1, self._host)[0]
-        self._process = process = SupervisedProcess(
-            [binary, *_arguments(self._data_dir or folder, self.get_endpoint(), self._host)], folder=folder, stderr=stderr
-        )
-        problem = ""
-        while not problem and not _is_healthy(self._host, self._port):
-            if process.ended:
-                problem = process.last_error() or "it ended at once and said nothing"
-            elif time.monotonic() >= deadline:
-                problem = f"it did not serve {self.get_endpoint()} within {timeout_s:g} s"
-            else:
+        folder, serves = "", False
+        try:
+            folder = "" if self._data_dir else tempfile.mkdtemp(prefix="rdzv-etcd-")
+            self._port = self._wanted_port or free_ports(1, self._host)[0]
+            flags = _flags(self._data_dir or folder, self.get_endpoint(), self._host)
+            self._process = process = SupervisedProcess([binary, *flags], folder=folder, stderr=stderr)
+            while not (serves := _serves(self._host, self._port, flags)):
+                if process.ended:
+                    return process.last_error() or "it ended at once and said nothing"
+                if time.monotonic() >= deadline:
+                    return f"it did not serve {self.get_endpoint()} within {timeout_s:g} s"
                 time.sleep(PROBE_EVERY_S)
-        if problem:
-            self.stop()
-        return problem
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        finally:
+            if not serves:  # Ctrl-C comes here, too.
+                self.stop()
+                if folder:  # A supervisor that was never started removes nothing.
+                    shutil.rmtree(folder, ignore_errors=True)
+        return ""
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -226,8 +237,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def _arguments(data_dir: str, endpoint: str, host: str) -> list[str]:
-    """Return the arguments of a single etcd. Its short election timeout is harmless: it elects only itself."""
+def _flags(data_dir: str, endpoint: str, host: str) -> list[str]:
+    """Return the flags of a single etcd. Its short election timeout is harmless: it elects only itself."""
     peer = f"http://{f'[{host}]' if ':' in host else host}:{free_ports(1, host)[0]}"
     return [
         f"--data-dir={data_dir}",
@@ -245,11 +256,17 @@ def _arguments(data_dir: str, endpoint: str, host: str) -> list[str]:
     ]
 
 
-def _is_healthy(host: str, port: int) -> bool:
+def _serves(host: str, port: int, flags: Sequence[str]) -> bool:
+    """Whether the etcd with these flags serves there. Another healthy etcd may have the port; ours ends soon then."""
     connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
+
+    def ask(path: str) -> Any:
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read(REPLY_MAX))
+
     try:
-        connection.request("GET", "/health")
-        return bool(json.loads(connection.getresponse().read(LOG_MAX))["health"] == "true")
+        # No two etcds have the same flags: our peer port was drawn a moment ago.
+        return set(flags) <= set(ask("/debug/vars")["cmdline"]) and bool(ask("/health")["health"] == "true")
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return False
     finally:

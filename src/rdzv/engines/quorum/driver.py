@@ -20,6 +20,7 @@ from ...config.endpoint import Endpoint
 from ...errors import RdzvError, SettingsError, Unreachable
 from ...system.addresses import is_here, is_loopback
 from ...system.dial import DialFailed, Resolver, connect
+from ...system.timers import in_time
 from ..etcd.client.credentials import Credentials
 from ..etcd.driver import EtcdDriver, EtcdSession, SharedClient
 from ..port import EngineReset, List, MemberHealth, Put, Session
@@ -134,8 +135,11 @@ class QuorumDriver(EtcdDriver):
         last = [voter for voter in self._voters if self._is_last_user(voter)]
         self._voters.clear()
         if last:
-            forget = any(voter.votes for voter in last) and await self._stay(last)
-            await asyncio.gather(*(voter.stop(forget=forget) for voter in last))
+            forget = False
+            try:
+                forget = any(voter.votes for voter in last) and await self._stay(last)
+            finally:  # Also if the caller waits no longer: nobody else ends these etcds.
+                await asyncio.gather(*(voter.stop(forget=forget) for voter in last))
 
     async def program(self) -> str:
         """Return the etcd of this machine if it is one of the hosts. Raises SettingsError with what to install."""
@@ -261,14 +265,14 @@ class QuorumDriver(EtcdDriver):
                 answered = False
                 with suppress(RdzvError, EngineReset, asyncio.TimeoutError):
                     if session is None:
-                        session = await asyncio.wait_for(super().connect(), SILENT_S)
-                    left = await asyncio.wait_for(self._remaining(session), SILENT_S)
+                        session = await in_time(SILENT_S, super().connect())
+                    left = await in_time(SILENT_S, self._remaining(session))
                     closed = left.closed
                     if not left.members and not closed:
                         return False
                     if not left.members:
                         ended_at = min(ended_at, loop.time())
-                        unaware = await asyncio.wait_for(self._write_end(session, voters), SILENT_S)
+                        unaware = await in_time(SILENT_S, self._write_end(session, voters))
                         if not unaware or (loop.time() > ended_at + TOLD_S and not await self._running(unaware)):
                             return True
                     answered, answered_at = True, loop.time()

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ...system.dial import DialFailed, Resolver, connect
+from ...system.timers import in_time
 from .agreement import Offer
 
 ASK_S = 2.0  # Timeout of one question, name resolution included.
@@ -95,7 +96,7 @@ class Answering:
     async def _answer(self, sock: socket.socket) -> None:
         """Answer one question, and close its connection."""
         with sock, suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._reply(Channel(sock, self._context)), ASK_S)
+            await in_time(ASK_S, self._reply(Channel(sock, self._context)))
 
     async def _reply(self, channel: Channel) -> None:
         request = b""
@@ -170,7 +171,7 @@ class Asker:
     async def ask(self, index: int) -> Offer:
         """Return the offer that a host makes now. Raises NoOffer."""
         try:
-            return await asyncio.wait_for(self._ask(*self._hosts[index]), ASK_S)
+            return await in_time(ASK_S, self._ask(*self._hosts[index]))
         except asyncio.TimeoutError:
             raise NoOffer(f"no answer within {ASK_S:g} s") from None
         except DialFailed as failed:
@@ -182,15 +183,15 @@ class Asker:
 
     async def ask_agent(self, index: int) -> Offer | None:
         """Return the offer of a host whose agent answers, because it runs no etcd; None: no agent answers."""
-        with suppress(asyncio.TimeoutError, DialFailed, OSError, msgspec.DecodeError):
-            code, body = await asyncio.wait_for(self._get(*self._hosts[index], PATH), ASK_S)
+        with suppress(asyncio.TimeoutError, DialFailed, OSError, msgspec.DecodeError, UnicodeDecodeError):
+            code, body = await in_time(ASK_S, self._get(*self._hosts[index], PATH))
             return msgspec.json.decode(body, type=Offer) if code == 200 else None
         return None
 
     async def runs_etcd(self, index: int) -> bool:
         """Whether an etcd answers at a host's peer port."""
         with suppress(asyncio.TimeoutError, DialFailed, OSError):
-            return (await asyncio.wait_for(self._get(*self._hosts[index], "/members"), ASK_S))[0] == 200
+            return (await in_time(ASK_S, self._get(*self._hosts[index], "/members")))[0] == 200
         return False
 
     async def _ask(self, host: str, port: int) -> Offer:

@@ -86,10 +86,11 @@ class StateFolder:
         """Return the record; None if there is none, or if etcd has voted and its data is gone."""
         try:
             record = msgspec.json.decode(self._record.read_bytes(), type=HostRecord)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             # A record is replaced as a whole, so an unreadable one is the disk's fault. Without it this host is an empty one.
             return None
-        return None if record.started and not self.has_voted else record
+        is_damaged = bool(record.chosen) and not 0 <= record.me < len(record.chosen)
+        return None if is_damaged or (record.started and not self.has_voted) else record
 
     def save(self, record: HostRecord) -> None:
         """Write the record, and return when it is on the disk."""

@@ -88,7 +88,8 @@ class Voter:
     @property
     def pid(self) -> int:
         """The process id of etcd; 0: this process runs none."""
-        return self._starting.result().pid if self._starting is not None and self._starting.done() else 0
+        starting = self._starting
+        return starting.result().pid if starting is not None and starting.done() and not starting.exception() else 0
 
     @property
     def votes(self) -> bool:
@@ -110,10 +111,12 @@ class Voter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._stop_etcd(at_once=forget)
-        if forget and self.folder.is_locked:
-            await asyncio.to_thread(self.folder.remove)
-        self.folder.unlock()
+        try:
+            await self._stop_etcd(at_once=forget)
+            if forget and self.folder.is_locked:
+                await asyncio.to_thread(self.folder.remove)
+        finally:
+            self.folder.unlock()
 
     async def _run(self) -> None:
         while True:
@@ -122,12 +125,16 @@ class Voter:
                     self.reason = "another process of this host looks after its etcd"
                     await asyncio.sleep(LOCK_EVERY_S)
                 await self._take_part()
-            except (OSError, SettingsError) as error:
-                self._report(error.sentence if isinstance(error, SettingsError) else self._problem(error))
+            except Exception as error:  # noqa: BLE001  Whatever it is, a host that gives up without a word loses its vote.
+                self._report(self._problem(error))
                 await asyncio.sleep(AGAIN_S[1])
 
-    def _problem(self, error: OSError) -> str:
-        """Say what the system refuses to this host: its port, or a file of its folder."""
+    def _problem(self, error: Exception) -> str:
+        """Say what is wrong with this host. Often the system refuses it something: its port, or a file of its folder."""
+        if isinstance(error, SettingsError):
+            return error.sentence
+        if not isinstance(error, OSError):
+            return f"this host cannot vote ({type(error).__name__}: {error})"
         why = (error.strerror or str(error)).lower()
         if error.errno == errno.EADDRINUSE:
             where = shown(self._address or "*", self._peer_port)
@@ -263,7 +270,10 @@ class Voter:
         starting, self._starting = self._starting, None
         if starting is None:
             return
-        process = await starting  # A start that was cancelled goes on in its thread.
+        try:
+            process = await starting  # A start that was cancelled goes on in its thread.
+        except (OSError, RuntimeError):  # RuntimeError: the system has no thread left.
+            return  # It was never started, and `_run` has told why.
         if not at_once:
             process.kill(signal.SIGTERM)
             deadline = asyncio.get_running_loop().time() + GRACE_S

@@ -196,10 +196,10 @@ class _CallThread:
     async def call(self, work: Callable[..., T], *args: object, timeout_s: float) -> T:
         """Return or raise what `work(*args)` does, or raise TimeoutError: the call may still take effect then."""
         if self._thread is None or self._pid != os.getpid():
-            self._jobs = queue.SimpleQueue()
-            self._pid = os.getpid()
-            self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
-            self._thread.start()
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            thread = threading.Thread(target=_serve, args=(jobs,), name=self._name, daemon=True)
+            thread.start()  # It raises if the system has no thread left. Then the next call tries again.
+            self._jobs, self._pid, self._thread = jobs, os.getpid(), thread
         promise: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._last = promise
         self._jobs.put((promise, partial(work, *args)))

@@ -14,7 +14,7 @@ from rdzv.engines.etcd.client.client import Client, has_read_crash
 from rdzv.engines.etcd.client.credentials import Credentials
 from rdzv.engines.etcd.client.errors import Compacted, EtcdError, LeaderChanged, LeaseNotFound, Unanswered
 from rdzv.engines.etcd.client.messages import PutRequest, RangeRequest, WatchEvent, prefix_end
-from rdzv.errors import LimitExceeded
+from rdzv.errors import LimitExceeded, SettingsError
 from support.etcd_cluster import Cluster, Node
 from support.ports import free_port
 from support.timing import within
@@ -92,6 +92,43 @@ async def test_many_renewals_at_once_are_all_answered(one):
     async with client_of(one) as client:
         leases = [(await client.grant(60)).id for _ in range(20)]
         assert await asyncio.gather(*(client.renew(lease) for lease in leases * 2)) == [60] * 40
+
+
+async def test_a_renewal_that_is_cancelled_just_after_its_answer_stays_cancelled():
+    """A heartbeat that lost its cancellation went on for ever."""
+    async with client_of([("127.0.0.1", free_port())]) as client:
+        renewing = asyncio.ensure_future(client.renew(7))
+        await asyncio.sleep(0)
+        for waiter in client._keepalive._waiting[7]:
+            waiter.set_result(10)
+        renewing.cancel()
+        await asyncio.wait([renewing])
+        assert renewing.cancelled()
+
+
+async def test_a_renewal_that_is_not_answered_in_time_says_so():
+    async with client_of([("127.0.0.1", free_port())]) as client:
+        with pytest.raises(Unanswered, match=r"^no answer to a renewal within 0.01 s$") as caught:
+            await client.renew(7, 0.01)
+        assert caught.value.applied is None
+        assert not client._keepalive._waiting
+
+
+async def test_a_password_file_that_is_gone_is_an_outage_once_the_client_was_logged_in(tmp_path, monkeypatch):
+    """It may be being replaced, and a member of a running round must not be ended by that."""
+    file = tmp_path / "password"
+    client = Client([("127.0.0.1", free_port())], Credentials(user="me", password_file=str(file)))
+    with pytest.raises(SettingsError, match=r"token_file is .*, which cannot be read"):
+        await client.get(b"k")
+    file.write_text("secret")
+    monkeypatch.setattr(client.cluster, "_attempt", lambda *_: asyncio.sleep(0, b"\x12\x05token"))
+    await client.cluster.log_in()
+    file.unlink()
+    client.cluster.forget_token("token")
+    with pytest.raises(Unanswered, match=r"token_file is .*, which cannot be read") as caught:
+        await client.get(b"k")
+    assert caught.value.applied is False
+    await client.close()
 
 
 async def test_closing_the_client_ends_pending_calls(one):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from contextlib import suppress
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.engines.etcd.client import cluster as cluster_module
 from rdzv.engines.etcd.client import relay
 from rdzv.engines.etcd.client.credentials import Credentials
+from rdzv.engines.etcd.client.errors import NO_HELPER, error_of
 from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.port import Get, Put
 from rdzv.errors import Unreachable
@@ -73,6 +76,27 @@ async def test_a_call_that_begins_while_a_dead_helper_is_reaped_is_answered(monk
         may_end.set()
         assert (await call).succeeded
         await session.close()
+
+
+async def test_a_helper_that_cannot_be_started_at_first_is_started_by_the_next_call(monkeypatch):
+    start, problems = relay._start_helper, [BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
+
+    def fails_once(descriptor):
+        if problems:
+            raise problems.pop()
+        return start(descriptor)
+
+    monkeypatch.setattr(relay, "_start_helper", fails_once)
+    with Cluster(1) as etcd:
+        helper = relay.Relay(None)
+        channel = relay.RelayChannel(helper, f"{etcd.nodes[0].host}:{etcd.nodes[0].port}")
+        status = channel.unary_unary("/etcdserverpb.Maintenance/Status")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(status(b"", timeout=10.0, metadata=None), 20.0)
+        assert caught.value.details() == f"{NO_HELPER}: Resource temporarily unavailable"
+        assert error_of(caught.value.code(), caught.value.details()).applied is False
+        assert await asyncio.wait_for(status(b"", timeout=10.0, metadata=None), 20.0)
+        await channel.close()
 
 
 async def test_an_etcd_that_is_gone_is_an_outage_and_a_cancelled_call_leaves_the_rest_alone():

@@ -45,17 +45,21 @@ class KeepAlive:
         waiters.append(waiter)
         if len(waiters) == 1:
             self._stream.send(messages.encode_lease(lease))
+        timer = self._cluster.loop.call_later(timeout_s, self._give_up, waiter, timeout_s)
         try:
-            return await asyncio.wait_for(waiter, timeout_s)
-        except asyncio.TimeoutError:
-            # A stream that takes renewals and does not answer may be dead at the other end: try a fresh one.
-            self._stream.reopen()
-            raise Unanswered(f"no answer to a renewal within {timeout_s:g} s", applied=None) from None
+            return await waiter
         finally:
+            timer.cancel()
             if waiter in waiters:
                 waiters.remove(waiter)
             if not waiters and self._waiting.get(lease) is waiters:
                 del self._waiting[lease]
+
+    def _give_up(self, waiter: asyncio.Future[int], waited_s: float) -> None:
+        if not waiter.done():
+            # A stream that takes renewals and does not answer may be dead at the other end: try a fresh one.
+            self._stream.reopen()
+            waiter.set_exception(Unanswered(f"no answer to a renewal within {waited_s:g} s", applied=None))
 
     async def close(self) -> None:
         await self._stream.close()

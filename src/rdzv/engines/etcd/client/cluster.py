@@ -28,6 +28,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ....errors import SettingsError
 from .channels import open_channel
 from .credentials import Credentials
 from .errors import EtcdError, Forked, LeaderChanged, TokenInvalid, Unanswered, error_of
@@ -93,6 +94,7 @@ class Cluster:
         self.on_switch: set[Callable[[], None]] = set()  # Called when another member becomes the current one.
         self.token = ""
         self._auth_is_off = False
+        self._was_logged_in = False
         self._login: asyncio.Task[None] | None = None
         self._users = 0
         self._prober: asyncio.Task[None] | None = None
@@ -198,7 +200,13 @@ class Cluster:
             task.exception()  # Mark it as retrieved: the callers that still wait have it.
 
     async def _get_token(self, deadline: float) -> None:
-        login = self.credentials.login()
+        try:
+            login = self.credentials.login()
+        except SettingsError as error:
+            if not self._was_logged_in:
+                raise
+            # Final for a newcomer, but an outage for a member that is in: the file may be being replaced right now.
+            raise Unanswered(error.problem, applied=False) from None
         assert login is not None, "log_in has checked that there is a user"
         left_s = max(deadline - self.loop.time(), 0.001)
         try:
@@ -211,6 +219,7 @@ class Cluster:
             self._auth_is_off = True
         else:
             self.token = decode_login(reply)
+            self._was_logged_in = True
 
     def forget_token(self, token: str) -> None:
         """Drop a token that was refused, unless there is a newer one. The next request gets another."""

@@ -75,7 +75,10 @@ _BY_TEXT: tuple[tuple[str, type[RequestRefused]], ...] = (
     ("user name is empty", WrongLogin),
     ("invalid user ID or password", WrongLogin),
 )
-_NEVER_SENT = ("failed to connect to all", "connections to all backends failing", "DNS resolution failed", "no leader")
+NO_HELPER = "the helper process for gRPC cannot be started"
+_NEVER_SENT = (
+    "failed to connect to all", "connections to all backends failing", "DNS resolution failed", "no leader", NO_HELPER,
+)  # fmt: skip
 """Parts of messages that prove that etcd did not process the request: gRPC had no connection, or etcd no leader."""
 _OUTCOME_UNKNOWN = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "ABORTED"}
 

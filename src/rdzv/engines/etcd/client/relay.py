@@ -27,11 +27,11 @@ import msgspec
 from ....system.fork import fork_lock, let_go_in_children
 from ....system.processes import reap, start
 from .channels import Files, open_channel
+from .errors import NO_HELPER
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, str, list[Any]]).decode
 _Metadata = Sequence[tuple[str, str]]
-_GONE = ("UNAVAILABLE", "the helper process for gRPC has ended")
 
 
 def _frame(number: int, kind: str, *args: object) -> bytes:
@@ -87,12 +87,26 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
-        with fork_lock:  # A child with their end would hide the helper's death.
-            ours, theirs = socket.socketpair()
-            let_go_in_children(ours)
-            with theirs:
-                process = _start_helper(theirs.fileno())
-        reader, writer = await asyncio.open_connection(sock=ours)
+        """Start a helper, and hand out what it says until it ends."""
+        process, problem = None, "the helper process for gRPC has ended"
+        try:
+            process, ours = _open_helper()
+            await self._read(*await asyncio.open_connection(sock=ours))
+        except asyncio.IncompleteReadError:
+            pass
+        except OSError as error:
+            if process is None:
+                problem = f"{NO_HELPER}: {error.strerror or error}"
+        finally:
+            # Before the process is waited for: the calls that end here are made again at once, and need another helper.
+            self._serving = None
+            ended, self._calls = self._calls, {}
+            for call in ended.values():
+                call.receive("end", ["UNAVAILABLE", problem])
+            if process is not None:
+                await reap(process)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(_frame(0, "files", self._files))
         writing = asyncio.get_running_loop().create_task(self._write(writer), name="rdzv relays gRPC")
         try:
@@ -103,23 +117,28 @@ class Relay:
                     if kind == "end":
                         del self._calls[number]
                     call.receive(kind, args)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
         finally:
             writing.cancel()
             writer.close()
-            # Before the process is waited for: the calls that end here are made again at once, and need another helper.
-            self._serving = None
-            ended, self._calls = self._calls, {}
-            for call in ended.values():
-                call.receive("end", list(_GONE))
-            await reap(process)
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while True:
                 writer.write(await self._outbox.get())
                 await writer.drain()
+
+
+def _open_helper() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a helper, and return it with our end of its socket. Raises OSError."""
+    with fork_lock:  # A child with their end would hide the helper's death.
+        ours, theirs = socket.socketpair()
+        let_go_in_children(ours)
+        with theirs:
+            try:
+                return _start_helper(theirs.fileno()), ours
+            except OSError:
+                ours.close()
+                raise
 
 
 def _start_helper(descriptor: int) -> subprocess.Popen[bytes]:
