@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -11,7 +12,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,7 +23,7 @@ import pytest
 from rdzv import worker as client
 from rdzv.core import wire
 from rdzv.core.model import CauseKind, ProgressReport
-from rdzv.core.worker_messages import LINE_MAX, SAID_MAX, WorkerHello, encode
+from rdzv.core.worker_messages import LINE_MAX, SAID_MAX, NoticeSent, WorkerHello, WorkerListens, encode
 from rdzv.engines.port import Get
 from rdzv.member import worker_channel, worker_watch
 from support.memory_members import Party
@@ -148,6 +151,79 @@ sys.stdin.readline()
             await until(empty, "the end of the parent is seen although its child lives")
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_first_calls_of_two_threads_make_one_connection():
+    with tempfile.TemporaryDirectory(prefix="t") as short, socket.socket(socket.AF_UNIX) as agent:
+        path = str(Path(short, "worker"))
+        agent.bind(path)
+        agent.listen()
+        agent.setblocking(False)
+        both = threading.Barrier(2)
+
+        def serve():
+            both.wait(LONG_S)
+            return path
+
+        client.begin_round(serve, 0, 1)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                for called in [pool.submit(client.progress, 1), pool.submit(client.notice)]:
+                    called.result(LONG_S)
+            agent.accept()[0].close()
+            with pytest.raises(BlockingIOError):
+                agent.accept()
+        finally:
+            client.end_rounds()
+
+
+def test_a_child_that_is_forked_while_a_thread_connects_does_not_wait_for_that_thread():
+    program = """
+import signal, threading
+thread = threading.Thread(target=worker._opening.acquire)
+thread.start()
+thread.join()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    worker.progress(1)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    own = {name: value for name, value in os.environ.items() if name != "RDZV_WORKER"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + program], env=own, capture_output=True, text=True, timeout=LONG_S, check=True
+    )
+    assert done.stdout == "0\n"
+
+
+class FleetingChannel(client._Channel):
+    """A channel whose connection another thread lets go of as soon as it has been looked at."""
+
+    @property
+    def socket(self):
+        held, self._held = self._held, None
+        return held
+
+    @socket.setter
+    def socket(self, held):
+        self._held = held
+
+
+def test_a_connection_that_another_thread_lets_go_of_is_used_to_the_end_of_the_call():
+    agent, ours = socket.socketpair()
+    channel = FleetingChannel("", "0", "0")
+    with agent, ours:
+        channel.socket = ours
+        assert channel.notice() is None
+        assert agent.recv(LINE_MAX) == encode(WorkerListens())
+        agent.sendall(encode(NoticeSent(1)))
+        channel.page[1] = 1
+        channel.socket = ours
+        assert channel.notice().id == 1
+        channel.socket = ours
+        channel.forget()
+        assert ours.fileno() == -1
 
 
 def test_without_an_agent_every_call_does_nothing():
@@ -320,7 +396,31 @@ async def test_a_page_that_is_cut_short_does_not_harm_the_agent():
             connection.close()
 
 
+async def test_two_calls_at_once_open_one_channel():
+    async with Party(1, 1) as party:
+        ((member,), _) = await party.form("here")
+        first, second = await asyncio.gather(member.serve_workers(), member.serve_workers())
+        assert first == second
+
+
 # ---- the folder
+
+
+def test_a_folder_that_cannot_be_locked_is_removed_and_closed(monkeypatch, tmp_path):
+    tried = []
+
+    def refuse(lock, _how):
+        tried.append(lock)
+        raise OSError(errno.ENOSYS, "this file system has no locks")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_channel, "PATH_MAX", 1000)  # pytest's own folder has a long path.
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(OSError, match="this file system has no locks"):
+        worker_channel.make_folder()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(tried[0])
 
 
 async def test_an_agent_removes_the_folders_of_killed_agents_and_of_no_other(monkeypatch):

@@ -115,10 +115,11 @@ class _Channel:
 
     def _say(self, message: WorkerListens | WorkerSaved) -> bool:
         """Send a message, and return whether that is settled: without an agent nothing is to be said."""
-        if self.socket is None:
+        connection = self.socket  # Read once, here and below: another thread may let go of it.
+        if connection is None:
             return True
         try:
-            self.socket.sendall(encode(message))
+            connection.sendall(encode(message))
         except BlockingIOError:  # The agent is far behind. The next call tries again.
             return False
         except OSError as error:
@@ -127,8 +128,9 @@ class _Channel:
         return True
 
     def _read(self) -> None:
+        connection = self.socket
         try:
-            data = self.socket.recv(4 * LINE_MAX) if self.socket is not None else b""
+            data = connection.recv(4 * LINE_MAX) if connection is not None else b""
         except OSError:  # The line is on its way, or the agent is gone.
             return
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -138,9 +140,9 @@ class _Channel:
 
     def forget(self) -> None:
         """Let go of the connection: in a forked child, such as a data loader, it is the parent's."""
-        if self.socket is not None:
-            self.socket.close()
-        self.socket = None
+        connection, self.socket = self.socket, None
+        if connection is not None:
+            connection.close()
         self.page = memoryview(bytearray(PAGE_SIZE)).cast("q")
         self._heard = 0
 
@@ -154,18 +156,24 @@ def _register_stacks(page: int) -> int:
 
 
 _channel: _Channel | None = None
+_opening = threading.RLock()
+"""Held to open the channel: the agent refuses a second one. Reentrant, as a signal's handler may make a call, too."""
 _agent: tuple[Callable[[], str], int, int] | None = None
 """For a process that is its own agent: the function that opens its socket, and rank and round of its worker."""
 
 
 def _open() -> _Channel:
     global _channel  # noqa: PLW0603  One process is one worker.
-    if _channel is None and _agent is not None:
-        _channel = _Channel(_agent[0](), str(_agent[1]), str(_agent[2]))
-    elif _channel is None:
+    if (agent := _agent) is not None:
+        # Not under the lock: the thread that answers this runs observers, and one of them may make a first call, too.
+        where = agent[0](), str(agent[1]), str(agent[2])
+    else:
         environ = os.environ
-        _channel = _Channel(environ.get(SOCKET_ENV, ""), environ.get("RANK", "0"), environ.get("RDZV_ROUND", "0"))
-    return _channel
+        where = environ.get(SOCKET_ENV, ""), environ.get("RANK", "0"), environ.get("RDZV_ROUND", "0")
+    with _opening:
+        if _channel is None:
+            _channel = _Channel(*where)
+        return _channel
 
 
 def begin_round(serve: Callable[[], str], rank: int, round: int) -> None:
@@ -217,6 +225,8 @@ def introduce_again() -> None:
 
 
 def _forget_in_child() -> None:
+    global _opening  # noqa: PLW0603  Another thread of the parent may have held it.
+    _opening = threading.RLock()
     if _channel is not None:
         _channel.forget()
 

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ from rdzv.cli import launcher
 from support.cli_commands import LIMIT_S, QUICK, rdzv, running, served, worlds
 from support.processes import is_alive
 from support.timing import within
-from support.torchrun_jobs import children_of, wait_for
+from support.torchrun_jobs import ServeProcess, children_of, environ_of, wait_for
 
 
 def joining(place, name, nnodes="2:3"):
@@ -31,6 +33,26 @@ def test_a_member_leaves_on_sigterm_with_code_0_and_the_others_are_told_of_a_lea
         assert b.wait(LIMIT_S) == 0
         broken = next(said for said in map(json.loads, a.stdout) if said.get("kind") == "broken")
         assert "/b left: its work here is over" in broken["reason"]
+
+
+def test_a_member_that_cannot_print_what_it_is_told_stays_a_member():
+    words = ["join", "--run-id", "t", "--nnodes", "2", *QUICK]
+    with served() as place, Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "rdzv", *words, place, "--conf", "slot=\u65e5"]
+        with (
+            running(*words, place, "--conf", "slot=a", PYTHONIOENCODING="latin-1") as a,
+            subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True) as b,
+        ):
+            try:
+                lost = "this member goes on, but what it is told cannot be printed: No space left on device"
+                assert b.stderr.readline() == f"rdzv: {lost}\n"
+                assert any("\\u65e5" in line for line in a.stdout), a.stderr.read()
+                a.send_signal(signal.SIGTERM)
+                assert a.wait(LIMIT_S) == 0
+                b.send_signal(signal.SIGTERM)
+                assert (b.communicate(timeout=LIMIT_S)[1], b.returncode) == ("", 1)
+            finally:
+                b.kill()
 
 
 def test_a_serving_member_stays_for_the_others_until_a_second_signal_and_they_go_on():
@@ -157,6 +179,20 @@ def test_sigterm_stops_the_program_and_the_member():
         assert a.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
+def test_sigterm_stops_the_program_soon_although_the_engine_is_away():
+    """A platform gives a node half a minute, most of which the workers need to save."""
+    with ServeProcess() as server, launching(server.endpoint, "a", "9", "0", nnodes="1") as a:
+        a.stdout.readline()
+        [worker] = [pid for pid in children_of(a.pid) if "\0RANK=" in environ_of(pid)]
+        server.kill()
+        a.send_signal(signal.SIGTERM)
+        began_at = time.monotonic()
+        wait_for(lambda: not is_alive(worker), "the worker is stopped")
+        within(time.monotonic() - began_at, 15.0)
+        assert a.wait(LIMIT_S) == 128 + signal.SIGTERM
+        server.start()  # For the end of the block.
+
+
 def test_no_worker_and_no_child_of_one_outlives_a_launcher_that_is_killed():
     """SIGTERM to the whole job comes first, as from a batch system: whatever kills the workers later must not end on it."""
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -222,6 +258,13 @@ def test_the_demo_shows_a_kill_and_a_late_comer():
     assert story == ["all 4 agree on round 1", "node1 is killed", "all 3 agree on round 2", "all 4 agree on round 3"]
     assert told[-1] == story[-1], "it says more after its last act"
     assert sum("node1 lost" in line for line in told) == 3
+
+
+def test_a_demo_whose_server_does_not_start_says_so():
+    done = rdzv("demo", env={**os.environ, "RDZV_TOKEN": "x" * 100_000})
+    problem = "it ended with code 2; `rdzv serve --bind 127.0.0.1:0` says why"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"rdzv: the server was not started: {problem} [RDZV-E18]\n"
 
 
 def test_a_killed_demo_leaves_no_process():

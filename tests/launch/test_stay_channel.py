@@ -40,10 +40,13 @@ class FakeStore:
     async def set(self, _key, _value):
         raise ValueError("too large")
 
+    async def wait(self, _keys, _timeout_s):
+        await asyncio.get_running_loop().create_future()
+
 
 @pytest.fixture
 def calls(monkeypatch):
-    names = ("add", "get", "set")
+    names = ("add", "get", "set", "wait")
     monkeypatch.setattr("rdzv.launch.stay_channel.CALLS", {name: getattr(FakeStore, name) for name in names})
 
 
@@ -70,6 +73,18 @@ def play(scenario):
 
 def in_thread(function, *args):
     return asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+async def in_round_2(channel, until):
+    """Return the link of worker 0, and the world that it was given."""
+    from rdzv.torch.agent import AgentRendezvous
+
+    link = AgentRendezvous(channel.path, 0)
+    link.prepare()
+    joining = in_thread(link.join)
+    await until(lambda: 0 in channel.workers)
+    channel.give(SimpleNamespace(round=2, store=FakeStore()), NODE)
+    return link, await joining
 
 
 @needs_torch
@@ -123,16 +138,24 @@ def test_a_worker_is_given_its_rank_calls_the_store_and_hears_of_the_end(calls, 
 
 
 @needs_torch
-def test_the_end_of_a_round_that_comes_after_the_worker_left_it_does_not_end_the_next(calls):
-    from rdzv.torch.agent import AgentRendezvous
-
+def test_a_worker_that_waits_in_the_store_hears_that_its_agent_has_left_the_round(calls):
     async def scenario(channel, until, _closed):
-        link = AgentRendezvous(channel.path, 0)
-        link.prepare()
-        joining = in_thread(link.join)
-        await until(lambda: 0 in channel.workers)
-        channel.give(SimpleNamespace(round=2, store=FakeStore()), NODE)
-        await joining
+        link, world = await in_round_2(channel, until)
+        waiting = in_thread(world.store.wait, ["never"], 600.0)
+        while not channel._calls:  # noqa: ASYNC110  Nobody is told of a call.
+            await asyncio.sleep(0.01)
+        channel.end_round(2, "a worker of this node failed")
+        with pytest.raises(RoundOver, match="the agent has left it"):
+            await asyncio.wait_for(waiting, LONG_S)
+        link.leave()
+
+    play(scenario)
+
+
+@needs_torch
+def test_the_end_of_a_round_that_comes_after_the_worker_left_it_does_not_end_the_next(calls):
+    async def scenario(channel, until, _closed):
+        link, _ = await in_round_2(channel, until)
         again = in_thread(link.join)
         await until(lambda: channel.workers[0].is_ready)
         channel.workers[0].send(RoundEnded(2, "late"))

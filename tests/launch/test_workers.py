@@ -16,6 +16,7 @@ from rdzv.core.model import WorkerRanks
 from rdzv.errors import SettingsError
 from rdzv.launch import stacks
 from rdzv.launch.environment import NodeInRound
+from rdzv.launch.orphans import OrphanKiller
 from rdzv.launch.output import Destinations
 from rdzv.launch.workers import RoundWorkers
 from support.processes import is_alive
@@ -148,6 +149,35 @@ async def test_the_children_of_a_worker_end_with_it(tmp_path):
     child = int(await text(log(tmp_path, 4), "\n"))
     assert await ended(made) is None
     await until(lambda: not is_alive(child))
+
+
+async def test_nothing_is_sent_to_the_number_of_a_worker_that_has_ended_long_before_the_others(tmp_path, monkeypatch):
+    """By then it may be that of a stranger."""
+    made = await started(tmp_path, "time.sleep(0 if rank == 0 else 600)", workers=2)
+    first, second = made.workers
+    await until(lambda: first.is_gone)
+    sent, real = [], os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: (sent.append(group), real(group, number)))
+    assert await made.stop() is None
+    assert second.pid in sent
+    assert first.pid not in sent
+
+
+async def test_a_killed_launcher_takes_no_group_with_it_that_has_ended_before(tmp_path):
+    """Two shells of the same kind: one group was removed, and the other is killed when the pipe ends."""
+    orphans = OrphanKiller()
+    await orphans.start()
+    groups = [await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True) for _ in range(3)]
+    for one in groups:
+        orphans.add(one.pid)
+    orphans.remove(groups[1].pid)
+    orphans._shell.stdin.close()  # As if this process had been killed.
+    await asyncio.wait_for(orphans._shell.wait(), LIMIT_S)
+    for one in (groups[0], groups[2]):
+        assert await asyncio.wait_for(one.wait(), LIMIT_S) == -signal.SIGKILL
+    assert is_alive(groups[1].pid)
+    groups[1].kill()
+    await groups[1].wait()
 
 
 async def test_no_shell_is_left_when_the_workers_have_ended(tmp_path):

@@ -89,6 +89,15 @@ def test_an_error_of_the_program_leaves_with_its_reason(staying):
     assert "a gave up: ValueError: the data are wrong" in b.errors
 
 
+def test_sigterm_ends_a_process_that_has_finished_and_waits_for_the_others(staying):
+    """Two members and a quorum of two: no other round is formed, so the process goes by itself after 5 s."""
+    job = staying((2, 2), only_reduce=True, settings=QUICK)
+    a, _b = job.start("a", steps=20), job.start("b")
+    a.until("stopped")
+    a.send(signal.SIGTERM)
+    assert a.ends(30) == 128 + signal.SIGTERM
+
+
 def test_all_members_save_in_the_same_step_before_the_one_that_got_sigterm_goes(staying):
     job = staying((2, 3), only_reduce=True, saves=True, settings={**QUICK, "drain_notice": 50, "stall": 600})
     a, b, c = job.begin("abc")

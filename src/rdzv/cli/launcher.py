@@ -23,6 +23,7 @@ from ..launch.failure import Failure
 from ..launch.output import Destinations
 from ..launch.workers import RoundWorkers
 from ..member import log
+from ..member.member import TELL_S
 from ..member.notices import Notice
 from ..member.world import AsyncWorld
 from .exit_codes import ExitCode
@@ -42,6 +43,8 @@ class Printer:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._close = ""
+        self.is_lost = False
+        """Whether anything could not be printed."""
 
     @contextmanager
     def taking_log(self) -> Iterator[None]:
@@ -59,8 +62,19 @@ class Printer:
         if getattr(record, "rdzv_kind", "") == Phase.CLOSED.value:
             self._close = record.getMessage()
         elif not self._as_json:
-            say(record.getMessage())
+            self._tell(record.getMessage())
         return False
+
+    def _tell(self, text: str) -> None:
+        """Print what the member is told. A full disk does not end a membership for that, and is reported once."""
+        try:
+            say(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self.is_lost:
+                complain(f"this member goes on, but what it is told cannot be printed: {error.strerror}")
+            self.is_lost = True
 
     def over(self) -> None:
         """Print that the run is over, for a member whose work is. To any other it is an error, which says the same."""
@@ -74,7 +88,8 @@ class Printer:
 
     def notice(self, notice: Notice) -> None:
         fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}
-        self.line({"event": "notice", **fields})
+        if self._as_json:
+            self._tell(json_text({"event": "notice", **fields}))
 
     def changed(self, round: int, change: Change) -> None:
         """Print that the world of that round (0: there was none) is no longer valid."""
@@ -175,7 +190,14 @@ async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
                     printer.changed(world.round, change)
             except Evicted as evicted:
                 printer.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
-    return ExitCode.OK
+    return ExitCode.FAILED if printer.is_lost else ExitCode.OK
+
+
+async def _announce(rendezvous: AsyncRendezvous, name: str) -> None:
+    """Tell the others that this node goes, so that they re-form while its workers still stop, and let all workers save."""
+    with suppress(RdzvError):
+        await rendezvous.drain(f"{name} received", TELL_S)
+        await rendezvous.wait_drained()
 
 
 async def _first_of(ended: asyncio.Future[None], other: Coroutine[Any, Any, None]) -> None:
@@ -292,9 +314,7 @@ async def _until_changed(workers: RoundWorkers, rendezvous: AsyncRendezvous, sto
         await stop.run_until(asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED))
         by_themselves = ended.done()
         if not by_themselves and stop.signal is not None:
-            with suppress(RdzvError):  # The others re-form while our workers are still stopping.
-                await rendezvous.drain(f"{stop.signal.name} received")
-                await _first_of(ended, rendezvous.wait_drained())
+            await _first_of(ended, _announce(rendezvous, stop.signal.name))
         change = changed.result() if changed.done() else None
     finally:
         for wait in (ended, changed):

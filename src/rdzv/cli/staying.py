@@ -24,6 +24,7 @@ from ..launch.environment import NodeInRound
 from ..launch.output import Destinations
 from ..launch.stay_channel import StayChannel
 from ..member import log
+from ..member.member import TELL_S
 from ..member.world import AsyncWorld
 from .exit_codes import ExitCode
 from .launcher import MemberFactory, RunOptions, StopSignal, taking_part
@@ -108,8 +109,8 @@ class StayingNode:
             self._reason = evicted.reason
             return await self._next_world()
         finally:
-            if joining is not None and not joining.done():
-                joining.cancel()
+            if joining is not None:
+                joining.cancel()  # It may have failed already, because this node has left.
                 await asyncio.gather(joining, return_exceptions=True)
 
     async def _train(self, world: AsyncWorld) -> bool:
@@ -134,7 +135,7 @@ class StayingNode:
                     await self._wait(None if self._crew.succeeded else changed)
             if self._stop.signal is not None:
                 with suppress(RdzvError):  # The others re-form while our workers still run.
-                    await self._rendezvous.drain(f"{self._stop.signal.name} received")
+                    await self._rendezvous.drain(f"{self._stop.signal.name} received", TELL_S)
                     await self._rendezvous.wait_drained()
                     await asyncio.wait([changed], timeout=DRAIN_S)
                 self._reason = f"{self._stop.signal.name} received"
@@ -160,13 +161,16 @@ class StayingNode:
         return bool(left)
 
     async def _leave_round(self) -> None:
-        """Wait until no worker runs anything of the round: joining again says so (T4.2). Kill those that stay in it."""
+        """Wait until no worker runs anything of the round: joining again says so (T4.2). Kill those that stay in it.
+
+        After a signal to this node they are stopped like all others.
+        """
 
         def inside() -> set[int]:
             running = {worker.local_rank for worker in self._crew.running}
             return {rank for rank, one in self._channel.workers.items() if rank in running and not one.is_ready}
 
-        if not await self._until(lambda: not inside(), self._options.stop_s):
+        if not await self._until(lambda: not inside(), self._options.stop_s) and self._stop.signal is None:
             await self._crew.kill(inside())
 
     async def _mend(self) -> bool:
@@ -184,6 +188,7 @@ class StayingNode:
         self._restarts += 1
         self._reason = failure.reason
         logger.warning("%s; restart %d of %d", failure.sentence, self._restarts, self._options.max_restarts)
+        self._crew.succeeded.clear()  # As without --stay: the next round needs all workers of the node.
         await self._crew.start_missing({**self._environ, "TORCHELASTIC_RESTART_COUNT": str(self._restarts)})
         return True
 

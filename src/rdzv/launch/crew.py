@@ -55,6 +55,7 @@ class Crew(WorkerGroup):
         self._ended.remove(worker)
         self.workers.remove(worker)
         worker.signal(signal.SIGKILL)
+        self._forget(worker)
         await asyncio.get_running_loop().run_in_executor(None, finish_output, [worker])
 
     async def start_missing(self, environ: Mapping[str, str]) -> None:
@@ -79,8 +80,8 @@ class Crew(WorkerGroup):
     async def _watch(self, worker: Worker) -> None:
         await super()._watch(worker)
         if worker.code == 0:
+            self.succeeded.add(worker.local_rank)  # Before its output is read, or it would be missing meanwhile.
             await self._see_off(worker)
-            self.succeeded.add(worker.local_rank)
         self._news()
 
     def given_ranks(self, first: int) -> None:

@@ -16,7 +16,12 @@ logger = logging.getLogger("rdzv.launch")
 _PROGRAM = """
 trap '' HUP INT TERM
 groups=
-while read -r group; do groups="$groups $group"; done
+while read -r group; do
+    case $group in
+        -*) left=; for one in $groups; do [ "-$one" = "$group" ] || left="$left $one"; done; groups=$left ;;
+        *) groups="$groups $group" ;;
+    esac
+done
 for group in $groups; do kill -s KILL -- "-$group"; done
 """
 """Signals to a whole job do not end the shell: the launcher may be killed while it still stops its workers."""
@@ -42,6 +47,10 @@ class OrphanKiller:
         """Have this process group killed, too."""
         if self._shell is not None and self._shell.stdin is not None:
             self._shell.stdin.write(b"%d\n" % group)
+
+    def remove(self, group: int) -> None:
+        """Let this process group go: it has ended."""
+        self.add(-group)
 
     async def close(self) -> None:
         """End the shell. The groups have ended, and their numbers may soon be those of others."""

@@ -116,8 +116,10 @@ class StayChannel:
             ))  # fmt: skip
 
     def end_round(self, round: int, reason: str, newcomers: int = 0) -> None:
-        """Tell the workers that the round is over."""
+        """Tell the workers that the round is over, also those that wait in a call of its store."""
         self._world = None
+        for task in self._calls:
+            task.cancel()
         for worker in self.workers.values():
             if not worker.is_ready:
                 worker.send(RoundEnded(round, reason, newcomers))
@@ -174,11 +176,15 @@ class StayChannel:
 
     async def _call(self, worker: StayingWorker, call: StoreCall) -> None:
         world = self._world
+        over = StoreAnswer(call.id, error="over", details=[call.round, "the agent has left it"])
         if world is None or world.round != call.round:
-            worker.send(StoreAnswer(call.id, error="over", details=[call.round, "the agent has left it"]))
+            worker.send(over)
             return
         try:
             worker.send(StoreAnswer(call.id, await CALLS[call.name](world.store, *call.arguments)))
+        except asyncio.CancelledError:
+            worker.send(over)
+            raise
         except RoundOver as error:
             worker.send(StoreAnswer(call.id, error="over", details=[error.round_number, error.reason]))
         except StoreTimeout as error:

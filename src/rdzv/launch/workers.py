@@ -40,6 +40,8 @@ class Worker:
         self.outputs: dict[int, OutputCopy] = {}
         """Copies of stdout (1) and stderr (2)."""
         self.pid = 0
+        self.is_gone = False
+        """The process and its children have ended, so its number may be that of others."""
         self._process: asyncio.subprocess.Process | None = None
 
     def __str__(self) -> str:
@@ -73,6 +75,8 @@ class Worker:
     @property
     def group_lives(self) -> bool:
         """Whether the process or any of its children has not ended."""
+        if self.is_gone:
+            return False
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -88,7 +92,7 @@ class Worker:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and its children."""
-        if self.pid:
+        if self.pid and not self.is_gone:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
@@ -128,6 +132,13 @@ class WorkerGroup:
     async def _watch(self, worker: Worker) -> None:
         await worker.wait()
         self._ended.append(worker)
+        if not worker.group_lives:
+            self._forget(worker)
+
+    def _forget(self, worker: Worker) -> None:
+        """Send nothing more to its process group: hours may pass until all workers have ended."""
+        worker.is_gone = True
+        self._orphans.remove(worker.pid)
 
     @property
     def _failed(self) -> Worker | None:

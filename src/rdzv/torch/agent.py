@@ -199,7 +199,7 @@ class AgentRendezvous:
     def done(self) -> None:
         """Do nothing: the agent says that the node is done when its workers have ended well."""
 
-    def drain(self, reason: str = "") -> None:
+    def drain(self, reason: str = "", timeout_s: float = 0.0) -> None:
         """Do nothing: the signal that ends this worker comes from the agent, which has told the others."""
 
     def wait_drained(self) -> None:

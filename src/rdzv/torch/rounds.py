@@ -84,6 +84,8 @@ class Rounds:
         self._timeout_s = timeout_s
         self._watchdog = Watchdog(rendezvous)
         self._joining = False
+        self._finishing = False
+        """The block has ended: this process only waits for the others."""
         self._signal = 0
         """The number of the signal that ends this process; 0: none has come."""
         self._stopped = ""
@@ -161,10 +163,13 @@ class Rounds:
     def end(self, world: LiveWorld, error: BaseException | None) -> bool:
         """End a round, and return whether another one follows."""
         if error is None:
+            self._finishing = True
             try:
                 self._finish(world)
             except RdzvError as problem:
                 error = problem
+            finally:
+                self._finishing = False
         if error is None:
             self._end_group()
             world.finished = True
@@ -187,6 +192,7 @@ class Rounds:
         """Wait until all members of the round have finished, and say so. Raises RoundOver if one is lost before."""
         # By the round's store, not by a collective: a member that is past its last barrier ends its connections, and another
         # might see that before the end of its own barrier.
+        self.check(world.round)  # If a signal came before, nobody ends the wait below.
         if world.store.add(_FINISHED, 1) == world.size:
             world.store.set(_ALL_FINISHED, b"1")
         else:
@@ -237,11 +243,13 @@ class Rounds:
         """Let the others form a round without this process, then end it here. In the listener's thread."""
         self._signal = signal.Signals[name]
         with suppress(RdzvError):
-            self._rendezvous.drain(f"{name} received")
+            self._rendezvous.drain(f"{name} received", DRAIN_S)
             self._rendezvous.wait_drained()
             self._rendezvous.wait_changed(DRAIN_S)
         self._stopped = f"{name} received"
         self._watchdog.abort()
+        if self._finishing:
+            self._rendezvous.leave(reason=self._stopped)  # It ends the main thread's wait, too.
 
 
 class LiveWorld:
