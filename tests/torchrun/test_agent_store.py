@@ -48,7 +48,7 @@ class FakeHandler:
     def finish(self, timeout_s):
         self.finished.set()
 
-    def is_closed(self):
+    def is_known_closed(self):
         return self.closed.is_set()
 
 

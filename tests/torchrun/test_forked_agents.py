@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -43,6 +44,7 @@ def fork(run_id):
         if children[-1] == 0:
             os.close(may_go)
             agent(run_id, is_ready, go)
+    os.close(is_ready)  # If a child dies, the others fail, and this is the end of the pipe: no wait for ever.
     for _ in children:
         os.read(ready, 1)
     os.close(may_go)
@@ -67,7 +69,9 @@ print("done")
 def test_agents_forked_from_a_user_of_etcd_form_rounds_and_end_as_they_choose(rounds, nodes):
     """gRPC has threads in the parent at each fork. Half of the children end by `os._exit`, and half by `sys.exit`."""
     command = [sys.executable, "-c", PROGRAM, str(rounds), str(nodes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    # A child that dies by a signal inside gRPC has no other way to say where.
+    environ = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environ)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "fork" not in done.stderr, "gRPC's fork handlers have run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: the extra `torch` b
 
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerState
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
@@ -32,9 +34,11 @@ from rdzv.config import secret
 from rdzv.core.model import WorkerRanks
 from rdzv.engines.memory import MemoryDriver
 from rdzv.errors import Evicted, Unreachable
+from rdzv.system.bootstrap import bind
 from rdzv.torchrun import events, plugin
 from rdzv.torchrun import handler as handler_module
 from rdzv.torchrun.agent_store import TERMINAL
+from support.ports import has_ipv6
 from support.torchrun_jobs import ServeProcess, wait_for
 
 LONG_S = 20.0
@@ -137,6 +141,16 @@ def test_agents_are_given_one_world_and_a_store_that_rank_0_serves():
         assert (os.environ["RDZV_RUN_ID"], os.environ["RDZV_ROUND"]) == ("job", "1")
         assert {str(handler._world.fence) for handler in handlers} == {os.environ["RDZV_FENCE"]}
         assert os.environ["RDZV_REASON"] == "this node came to join"
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_the_store_of_a_node_that_is_known_by_its_name_is_reached_in_both_families():
+    bound = bind("some-name.example", (0, 0))
+    store = handler_module._serve(bound.take_socket())
+    assert store.host == "127.0.0.1", "a container without IPv6 has no other loopback"
+    for host in ("127.0.0.1", "::1"):
+        TCPStore(host, bound.port, None, False, wait_for_workers=False).set("k", host)
+        assert store.get("k") == host.encode()
 
 
 def test_a_loss_is_told_and_the_next_round_has_a_bootstrap_of_its_own():
@@ -317,6 +331,62 @@ def test_a_signal_after_the_end_disturbs_nobody():
         handler._on_signal("SIGTERM")  # Has left already: nothing to say, and nothing raised.
 
 
+@pytest.fixture
+def torchs_sigterm():
+    """torch's own handler for SIGTERM, as while workers run."""
+    former = signal.signal(signal.SIGTERM, multiprocessing_api._terminate_process_handler)
+    yield
+    signal.signal(signal.SIGTERM, former)
+
+
+def test_a_signal_is_not_held_back_for_workers_that_cannot_be_told_to_save(torchs_sigterm, monkeypatch):
+    monkeypatch.setattr(handler_module, "TELL_S", 0.2)
+    with ServeProcess() as server, Handlers(1, 1, endpoint=server.endpoint, is_host="false", drain_notice="900") as job:
+        handler = job.agent()
+        handler.next_rendezvous()
+        assert handler.num_nodes_waiting() == 0
+        server.kill()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SignalException):
+            wait_for(lambda: handler.num_nodes_waiting() > 0)
+
+
+def test_the_others_are_still_told_if_the_engine_comes_back_while_the_workers_stop(monkeypatch):
+    with Handlers(1, 2) as job:
+        handlers, _ = job.form(2)
+        real, limits = handlers[0]._rendezvous.drain, []
+
+        def drain(reason, limit_s):
+            limits.append(limit_s)
+            return _raise(Unreachable("e", "it is away", limit_s)) if len(limits) == 1 else real(reason, limit_s)
+
+        monkeypatch.setattr(handlers[0]._rendezvous, "drain", drain)
+        handlers[0]._on_signal("SIGTERM")
+        assert limits == [5, 30]
+        wait_for(lambda: handlers[1].num_nodes_waiting() > 0)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_agent_whose_workers_have_succeeded_does_not_hold_a_signal_back_for_long(torchs_sigterm, monkeypatch, held):
+    limits, told = [], []
+
+    def done(limit_s):
+        limits.append(limit_s)
+        if not held:
+            signal.raise_signal(signal.SIGTERM)
+        told.append(True)
+
+    with Handlers(1, 1, drain_notice="900") as job:
+        [handler], _ = job.form(1)
+        handler.num_nodes_waiting()
+        if held:
+            signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(handler._rendezvous, "done", done)
+        with pytest.raises(SignalException):
+            handler.finish(300.0)
+        assert (limits, told) == (([5.0], [True]) if held else ([300.0], []))
+
+
 def test_a_handler_that_is_dropped_leaves():
     with Handlers(1, 2) as job:
         one = job.agent()
@@ -446,6 +516,37 @@ def test_an_agent_that_was_evicted_comes_back_by_itself(monkeypatch):
         monkeypatch.setattr(handler._rendezvous, "join", lambda **more: real(**more) if not errors else _raise(errors.pop()))
         [info] = job.next(handler)
         assert info.world_size == 1
+
+
+def test_a_round_that_ends_before_its_bootstrap_is_served_is_given_all_the_same(monkeypatch):
+    """Rank 0 is slow. Meanwhile the other node has come and gone."""
+    with Handlers(1, 2, last_call="5") as job:
+        agents = [job.agent(), job.agent()]
+
+        def returns_late(join, rendezvous):
+            def late(**more):
+                world = join(**more)
+                if world.size == 2 and world.rank == 0:
+                    wait_for(lambda: rendezvous.changed)
+                return world
+
+            return late
+
+        for agent in agents:
+            monkeypatch.setattr(agent._rendezvous, "join", returns_late(agent._rendezvous.join, agent._rendezvous))
+
+        def come(agent):
+            info = agent.next_rendezvous()
+            if info.rank == 1:
+                agent.shutdown()
+            return info
+
+        infos = list(job.pool.map(come, agents))
+        assert sorted(info.rank for info in infos) == [0, 1]
+        slow = next(agent for agent, info in zip(agents, infos, strict=True) if info.rank == 0)
+        assert slow.num_nodes_waiting() > 0, "the agent stops its workers at once, and asks for the next round"
+        [again] = job.next(slow)
+        assert (again.rank, again.world_size) == (0, 1)
 
 
 def _raise(error):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,15 @@ def test_other_signals_mean_nothing(listener):
     assert listener.names.empty()
 
 
+def test_a_signal_without_a_name_ends_nothing(listener):
+    nameless = signal.SIGRTMIN + 1
+    former = signal.signal(nameless, lambda *_: None)
+    os.kill(os.getpid(), nameless)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert listener.names.get(timeout=LONG_S) == "SIGTERM"
+    signal.signal(nameless, former)
+
+
 def test_torchruns_variable_names_the_fatal_signals(listener, monkeypatch):
     assert fatal_signals() == FATAL
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1")
@@ -125,6 +135,80 @@ def test_outside_the_main_thread_nothing_is_noticed(handled):
     thread.start()
     thread.join(LONG_S)
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def close(signals, where):
+    if where == "main":
+        signals.close()
+    else:
+        thread = threading.Thread(target=signals.close)
+        thread.start()
+        thread.join(LONG_S)
+
+
+def test_a_listener_closed_in_another_thread_keeps_its_number_from_other_files_until_the_main_thread_is_back(handled):
+    recorder = Recorder()
+    one, other = (SignalListener(weakref.WeakMethod(recorder.heard)) for _ in range(2))
+    one.listen()
+    number = one._writer.fileno()
+    reader = next(thread for thread in threading.enumerate() if thread.name == "rdzv signals")
+    close(one, "elsewhere")
+    assert os.path.samestat(os.fstat(number), Path(os.devnull).stat()), "a signal writes into no file"
+    reader.join(LONG_S)
+    assert not reader.is_alive()
+    other.listen()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    assert other._previous_fd == -1
+    other.close()
+
+
+def test_the_previous_owner_is_told_again_after_a_listener_was_closed_in_another_thread(handled, wakeup_pair):
+    mine, reader = wakeup_pair
+    signal.set_wakeup_fd(mine.fileno())
+    recorder = Recorder()
+    one, two, three = (SignalListener(weakref.WeakMethod(recorder.heard)) for _ in range(3))
+    one.listen()
+    two.listen()
+    for signals in (two, one):
+        close(signals, "elsewhere")
+    three.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert reader.recv(1) == bytes([signal.SIGTERM])
+    three.close()
+    assert signal.set_wakeup_fd(-1) == mine.fileno()
+
+
+@pytest.mark.parametrize("where", ["main", "elsewhere"])
+def test_a_listener_never_passes_signals_on_to_the_number_of_one_that_was_closed_before_it(handled, wakeup_pair, where):
+    mine, reader = wakeup_pair
+    signal.set_wakeup_fd(mine.fileno())
+    recorder = Recorder()
+    one, other = (SignalListener(weakref.WeakMethod(recorder.heard)) for _ in range(2))
+    one.listen()
+    other.listen()
+    close(one, where)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert reader.recv(1) == bytes([signal.SIGTERM])
+    other.close()
+    assert signal.set_wakeup_fd(-1) == mine.fileno()
+
+
+@pytest.mark.parametrize("where", ["main", "elsewhere"])
+def test_of_two_listeners_that_take_turns_each_is_told_once(handled, wakeup_pair, where):
+    mine, reader = wakeup_pair
+    signal.set_wakeup_fd(mine.fileno())
+    recorders = Recorder(), Recorder()
+    one, other = (SignalListener(weakref.WeakMethod(recorder.heard)) for recorder in recorders)
+    for signals in (one, other, one):
+        signals.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert reader.recv(1) == bytes([signal.SIGTERM])
+    assert [recorder.names.get(timeout=LONG_S) for recorder in recorders] == ["SIGTERM", "SIGTERM"]
+    close(one, where)
+    other.close()
+    assert [recorder.names.qsize() for recorder in recorders] == [0, 0]
+    assert signal.set_wakeup_fd(-1) == mine.fileno()
 
 
 def test_a_forked_childs_signals_are_not_the_agents():
@@ -207,6 +291,19 @@ def test_a_second_signal_is_not_held_back(torchs, monkeypatch):
     time.sleep(0.01)
     with pytest.raises(SignalException):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_comes_while_the_handlers_are_given_back_is_not_lost(torchs):
+    class Late(set):
+        def __iter__(self):
+            signal.raise_signal(signal.SIGTERM)
+            return super().__iter__()
+
+    hold = SignalHold()
+    hold.poll(False)
+    hold._taken = Late(hold._taken)
+    with pytest.raises(SignalException):
+        hold.release()
 
 
 def test_only_torchs_handler_is_replaced_and_only_in_the_main_thread(handled, torchs):

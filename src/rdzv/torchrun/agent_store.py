@@ -151,7 +151,7 @@ class AgentStore:
     def _barrier(self, limit_s: float) -> None:
         """Wait for the other members. Never raises: the workers of this agent have succeeded whatever happens now."""
         deadline = time.monotonic() + limit_s
-        while not self._handler.is_over() and not self._handler.is_closed():
+        while not self._handler.is_over() and not self._handler.is_known_closed():
             if time.monotonic() >= deadline:
                 logger.warning("the others are not done after %.0f s; this agent does not wait for them any longer", limit_s)
                 return

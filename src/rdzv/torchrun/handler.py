@@ -34,6 +34,7 @@ from ..core.member_rules import ChangeKind
 from ..engines.port import Driver
 from ..errors import Closed, Drained, Evicted, RdzvError
 from ..member import log
+from ..member.member import CALL_S, TELL_S
 from ..member.notices import Notice
 from ..system.fork import never_free_in_children
 from .agent_store import AgentStore
@@ -91,8 +92,10 @@ class Handler(RendezvousHandler):
         # A weak reference: a program that catches the signal may drop this handler, and then the member must leave.
         self._signals = SignalListener(weakref.WeakMethod(self._on_signal))
         weakref.finalize(self, self._signals.close)
-        self._hold, self._announced = SignalHold(), threading.Event()
+        self._hold = SignalHold()
         """Keeps the workers while they save, if the run has a `drain_notice`."""
+        self._told: bool | None = None
+        """Whether the others know of a signal to this agent; None: there was none, or they are still being told."""
         self._world: World | None = None
         self._bootstrap: TCPStore | None = None
         self._stores: deque[InfoStore] = deque(maxlen=STORES_MAX)
@@ -150,7 +153,8 @@ class Handler(RendezvousHandler):
         raises is torch's SignalException, for a signal that was held back until the workers had saved.
         """
         if float(self._conf.settings.get("drain_notice", 0)) > 0:
-            self._hold.poll(self._announced.is_set() and not self._rendezvous.drain_left_s)
+            # Workers hear of the notice by the engine: if that is away, keeping them does not help them to save.
+            self._hold.poll(self._told is False or (self._told is True and not self._rendezvous.drain_left_s))
         change = self._rendezvous.changed
         return int(self.is_over()) if change is None else max(1, change.newcomers)
 
@@ -188,6 +192,10 @@ class Handler(RendezvousHandler):
         return True
 
     def is_closed(self) -> bool:
+        """Whether the run is over, as torch asks. A subclass may ask its backend."""
+        return self.is_known_closed()
+
+    def is_known_closed(self) -> bool:
         """Whether the run is known to be over. Local."""
         change = self._rendezvous.changed
         return self._over.is_set() or (change is not None and change.kind is ChangeKind.CLOSED)
@@ -205,8 +213,9 @@ class Handler(RendezvousHandler):
     def finish(self, timeout_s: float) -> None:
         """Report that the workers of this agent have succeeded. If the engine is away, try until the time is over."""
         self._finished = True
+        self._hold.give_back()  # Nothing is left to save, so a signal may end the attempts at once.
         try:
-            self._rendezvous.done(timeout_s)
+            self._rendezvous.done(min(timeout_s, TELL_S) if self._hold.is_holding else timeout_s)
         except RdzvError as error:
             logger.warning("the others could not be told that this agent is done: %s", error)
         self._hold.release()
@@ -266,14 +275,19 @@ class Handler(RendezvousHandler):
 
     def _on_signal(self, name: str) -> None:
         """Drain this member, so that the others re-form without waiting for its workers to stop. In the listener's thread."""
-        if self._finished:
-            return
-        try:
-            self._rendezvous.drain(f"{name} received")
-        except RdzvError as error:
-            logger.info("could not tell the others that this agent leaves: %s", error)
-        finally:
-            self._announced.set()
+        # A signal is held back for the first attempt only. Then torch takes up to 30 s to stop the workers, and the engine may
+        # come back meanwhile.
+        told = False
+        for limit_s in (TELL_S, CALL_S):
+            if self._finished or told:
+                return
+            try:
+                self._rendezvous.drain(f"{name} received", limit_s)
+                told = True
+            except RdzvError as error:
+                logger.info("could not tell the others that this agent leaves: %s", error)
+            finally:
+                self._told = told
 
 
 def _observe(recorder: Recorder, present: threading.Event, over: threading.Event, notice: Notice) -> None:
@@ -301,9 +315,12 @@ def workers_of_caller(frame: FrameType | None) -> tuple[str, int] | None:
 
 
 def _serve(listener: socket.socket) -> TCPStore:
-    """Serve a TCPStore on a bound socket. The store also connects to itself, by loopback, which works everywhere."""
-    host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
-    port = listener.getsockname()[1]
+    """Serve a TCPStore on a bound socket. The store also connects to itself, by loopback, which works everywhere.
+
+    A socket of both families is reached by IPv4: in a container without IPv6 it can be bound, but there is no `::1`.
+    """
+    address, port = listener.getsockname()[:2]
+    host = "::1" if address == "::1" else "127.0.0.1"
     bound = listener.detach()
     try:
         store = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=bound)

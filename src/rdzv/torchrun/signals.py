@@ -24,6 +24,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api as torch_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from ..system.fork import replace_by_empty
+
 FATAL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """The signals that end torch's agent, unless TORCHELASTIC_SIGNALS_TO_HANDLE names others."""
 IMPATIENT_S = 1.0
@@ -52,7 +54,8 @@ class SignalListener:
             self._writer.setblocking(False)
             _listeners.add(self)
             threading.Thread(target=self._read, args=(reader,), name="rdzv signals", daemon=True).start()
-        previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._step_out(self._writer.fileno())
+        previous = _set_wakeup_fd(self._writer.fileno())
         if previous != self._writer.fileno():
             self._previous_fd = previous
 
@@ -62,12 +65,28 @@ class SignalListener:
         _listeners.discard(self)
         if writer is None:
             return
-        if threading.current_thread() is threading.main_thread():
-            current = signal.set_wakeup_fd(-1)
-            # Code that took the descriptor after us keeps it. The previous owner may have closed its own by now.
-            with suppress(OSError, ValueError):
-                signal.set_wakeup_fd(self._previous_fd if current == writer.fileno() else current)
-        writer.close()
+        number = writer.detach()
+        self._step_out(number)
+        if threading.current_thread() is not threading.main_thread():
+            # The collector may free a handler in any thread, but only the main thread can stop the interpreter from writing to
+            # this number. Until then no other file may get the number, or the next signal would write into that file.
+            _parked[number] = self._previous_fd
+            replace_by_empty([number])  # This also ends our thread.
+            return
+        current = _set_wakeup_fd(-1)
+        # Code that took the descriptor after us keeps it. The previous owner may have closed its own by now.
+        with suppress(OSError, ValueError):
+            signal.set_wakeup_fd(self._previous_fd if current == number else current)
+        os.close(number)
+
+    def _step_out(self, number: int) -> None:
+        """Have a listener that passes signals on to this one's number pass them on to the one before.
+
+        Otherwise the number may be another file's by then, or signals go round in circles if this one becomes the last again.
+        """
+        for later in tuple(_listeners):
+            if later._previous_fd == number:  # noqa: SLF001
+                later._previous_fd = self._previous_fd  # noqa: SLF001
 
     def _read(self, reader: socket.socket) -> None:
         with reader:
@@ -75,10 +94,11 @@ class SignalListener:
                 if self._previous_fd >= 0:
                     with suppress(OSError):
                         os.write(self._previous_fd, numbers)
+                names = _fatal_numbers()
                 for number in numbers:
-                    callback, name = self._callback(), signal.Signals(number).name
-                    if callback is not None and name in fatal_signals():
-                        callback(name)
+                    callback = self._callback()
+                    if callback is not None and number in names:
+                        callback(names[number])
 
     def forget(self) -> None:
         """Give up the descriptor in a forked worker: its signals are not the agent's."""
@@ -102,6 +122,11 @@ class SignalHold:
         self._held = 0
         self._held_at = 0.0
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether a signal is held back now."""
+        return self._held != 0
+
     def poll(self, may_go: bool) -> None:
         """Take the place of torch's handlers. If a signal was held back and `may_go` now, handle it as torch does."""
         if threading.current_thread() is not threading.main_thread() or _TORCHS_HANDLER is None:
@@ -110,26 +135,29 @@ class SignalHold:
             if may_go:
                 self.release()
             return
-        for name in fatal_signals():
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is _TORCHS_HANDLER:
+        for number in _fatal_numbers():
+            if signal.getsignal(number) is _TORCHS_HANDLER:
                 self._taken.add(number)
                 signal.signal(number, self._hold)
 
     def release(self) -> None:
         """Give the handlers back, and handle a signal that was held back as torch does: that raises SignalException."""
-        held = self._held
-        self.close()
+        self.give_back()  # First: until then another signal may come and be held back.
+        held, self._held = self._held, 0
         if held:
             _TORCHS_HANDLER(held, None)
 
     def close(self) -> None:
         """Give the handlers back, and forget a signal that was held back."""
+        self.give_back()
+        self._held = 0
+
+    def give_back(self) -> None:
+        """Let torch handle the signals that come from now on. One that was held back stays so until `release`."""
         for number in self._taken:
             if signal.getsignal(number) == self._hold:
                 signal.signal(number, _TORCHS_HANDLER)
         self._taken.clear()
-        self._held = 0
 
     def _hold(self, number: int, frame: FrameType | None) -> Any:  # noqa: ARG002
         if not self._held:
@@ -141,6 +169,12 @@ class SignalHold:
 def fatal_signals() -> tuple[str, ...]:
     given = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
     return tuple(name.strip() for name in given.split(",") if name.strip()) or FATAL
+
+
+def _fatal_numbers() -> dict[int, str]:
+    """Return number and name of each fatal signal that this system has."""
+    known = signal.Signals.__members__
+    return {known[name]: name for name in fatal_signals() if name in known}
 
 
 @contextmanager
@@ -162,6 +196,18 @@ def _raise(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001
 
 
 _listeners: set[SignalListener] = set()
+_parked: dict[int, int] = {}
+"""Descriptors of listeners that were closed outside the main thread, each with the previous one. They lead to /dev/null."""
+
+
+def _set_wakeup_fd(number: int) -> int:
+    """Set the wakeup descriptor, free those that are parked, and return the previous one that is not parked. Main thread."""
+    previous = signal.set_wakeup_fd(number, warn_on_full_buffer=False)
+    while previous in _parked:
+        previous = _parked[previous]
+    while _parked:
+        os.close(_parked.popitem()[0])
+    return previous
 
 
 def _forget_in_child() -> None:

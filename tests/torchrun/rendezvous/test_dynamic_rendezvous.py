@@ -206,6 +206,24 @@ def test_a_backend_that_cannot_be_reached_is_a_connection_error(tmp_path):
             nodes.join()[0].result(LONG_S)
 
 
+def test_the_barrier_at_the_end_asks_nothing_of_a_backend_that_is_away(tmp_path):
+    class Going(SqliteBackend):
+        gone = False
+
+        def get_state(self):
+            if self.gone:
+                raise RendezvousConnectionError("the cable is cut")
+            return super().get_state()
+
+    with Nodes(lambda: Going(str(tmp_path / "db"), "run"), 1, 1) as nodes:
+        store = nodes.add().next_rendezvous().store
+        Going.gone = True
+        store.wait([TERMINAL], timedelta(seconds=0.3))
+        with pytest.raises(RendezvousConnectionError, match="the cable is cut"):
+            nodes.handlers[0].is_closed()
+        Going.gone = False
+
+
 def test_from_backend_needs_no_parameters():
     store = HashStore()
     handler = DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 1)

@@ -5,9 +5,12 @@ test_dist_store.py and test_c10d_rendezvous_backend.py test the contracts that s
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
 import subprocess
+import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -33,6 +36,7 @@ from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.etcd.server import EtcdServer as Server
 from rdzv.engines.port import List, Put
 from rdzv.errors import SettingsError
+from rdzv.system.portal import Portal
 from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, etcd_store
 from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of
 from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
@@ -160,6 +164,67 @@ def until_answered(ask: Callable[[], Any]) -> Any:
         return ask()
 
 
+FORK = """
+import os, signal, sys, threading
+from datetime import timedelta
+from rdzv.system.portal import Portal
+from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
+from rdzv.torchrun.rendezvous.etcd_store import EtcdStore
+
+store = EtcdStore(EtcdClient(sys.argv[1]), sys.argv[2], timedelta(seconds=60))
+leased = store._space._handle
+store.add("n", 1)
+parents = leased.id, leased._renewal
+thread = threading.Thread(target=Portal.lock.acquire)  # Another thread is in a call when the child is forked.
+thread.start()
+thread.join()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    print(store.add("n", 1), leased.id == parents[0], leased._renewal is parents[1], flush=True)
+    os._exit(0)
+ended = os.waitpid(child, 0)[1]
+Portal.lock.release()
+print(ended, store.add("n", 1))
+store.client.close()
+"""
+
+
+def test_a_forked_child_goes_on_with_the_store_on_its_own_connection(server, prefix):
+    """As a process of its own: its writes have another id, and it renews the lease, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, server.get_endpoint(), prefix],
+        capture_output=True, text=True, timeout=2 * DEADLINE_S, check=True,
+    )  # fmt: skip
+    assert done.stdout == "2 False False\n0 3\n"
+
+
+# ---- the client
+
+
+def test_a_client_that_is_collected_while_its_thread_holds_the_portals_lock_does_not_wait_for_itself():
+    async def nothing() -> None:
+        pass
+
+    def collect() -> None:
+        client = EtcdClient("127.0.0.1:1")
+        client.run(nothing())
+        with Portal.lock:  # As in any blocking call. The collector may run at any allocation in it.
+            client.itself = client
+            del client
+            gc.collect()
+
+    before = Portal._current and Portal._current._users
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S / 6)
+    waits = thread.is_alive()
+    if waits:
+        Portal.lock.release()  # So that only this test fails.
+    assert not waits
+    wait_for(lambda: (Portal._current and Portal._current._users) == before, "the client's use of the portal ends")
+
+
 # ---- the backend
 
 
@@ -179,12 +244,13 @@ def test_a_backend_refuses_what_cannot_be_right(client, prefix):
     with pytest.raises(RendezvousStateError):
         backend.set_state(bytes(2_000_000))
 
-    async def spoil() -> None:
-        await (await client.session()).txn(then=[Put(f"rdzv/state/{prefix}/run", b"garbage")])
+    async def spoil(state: bytes) -> None:
+        await (await client.session()).txn(then=[Put(f"rdzv/state/{prefix}/run", state)])
 
-    client.run(spoil())
-    with pytest.raises(RendezvousStateError):
-        backend.get_state()
+    for state in (b"garbage", b"\x92\xa1\xff\xc4\x00"):
+        client.run(spoil(state))
+        with pytest.raises(RendezvousStateError):
+            backend.get_state()
 
 
 def test_a_backend_whose_etcd_is_away_raises_torchs_error(monkeypatch):

@@ -88,7 +88,7 @@ class DynamicRendezvousHandler(Handler):
 
     def is_closed(self) -> bool:
         """Whether the run is over. Asks the backend, as torch's handler does, unless that is known already."""
-        if self._was_closed or super().is_closed():
+        if self._was_closed or self.is_known_closed():
             return True
         with torch_errors():
             return self._rendezvous.status().phase == "closed"

@@ -7,7 +7,6 @@ when it is first used, and can be shared. The process's one background thread do
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,7 +40,7 @@ class EtcdClient:
         self.options = options  # Credentials: settings that name files, for a member that is made with this client.
         self.read_timeout_s = settings.read_timeout
         self._driver = open_driver(settings)
-        self._lock = threading.Lock()
+        # Guarded, with the session, by the portal's lock, which a forked child finds free.
         self._portal: Portal | None = None
         self._session: Session | None = None
         self._release: Any = None
@@ -51,15 +50,15 @@ class EtcdClient:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and wait for its result."""
-        with self._lock:
+        with Portal.lock:
             if self._portal is not None and self._portal.forked:
                 self._release.detach()  # The parent closes its own connection.
                 self._portal = self._session = None
             if self._portal is None:
-                with Portal.lock:
-                    self._portal = Portal.open()
-                self._release = weakref.finalize(self, self._portal.close)
+                portal = Portal.open()
+                self._release = weakref.finalize(self, portal.close_soon)
                 self._release.atexit = False
+                self._portal = portal  # Last: a child that another thread forks in between finds nothing to release.
             portal = self._portal
         return portal.run(coroutine)
 
@@ -80,14 +79,14 @@ class EtcdClient:
 
     def drop_session(self) -> None:
         """Drop a session that is broken, or whose etcd was replaced. The next call connects again."""
-        with self._lock:
+        with Portal.lock:
             portal, session, self._session = self._portal, self._session, None
         if portal is not None and session is not None:
             portal.start(session.close())
 
     def close(self) -> None:
         """Close the connection. Leases stay, and expire with their keys when their time is over."""
-        with self._lock:
+        with Portal.lock:
             portal, self._portal = self._portal, None
             session, self._session = self._session, None
             if self._release is not None:

@@ -103,7 +103,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def _read(self, item: Item) -> _StoredState:
         try:
             return _decode(item.value)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RendezvousStateError(f"the state at {self._key!r} in etcd is not one: {error}") from error
 
     async def _get(self) -> Item | None:

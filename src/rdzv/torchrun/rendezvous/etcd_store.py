@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 import weakref
@@ -110,19 +111,26 @@ class _LeasedPrefix:
         self._name = prefix.strip("/")
         self._root = f"{ROOT}store/{quote(self._name, safe='')}/"
         self._anchor = self._root + "lease"
-        self._is_open = False
-        self._renewal: asyncio.Task[None] | None = None
         self.keys = self
-        self.id = LocalNode().token()
         self.session: Session
+        self._begin()
         self.run_lease = 0
         self.own_guard = Created(self._anchor, 0)
+
+    def _begin(self) -> None:
+        """Set what belongs to one process: its session, its renewal, and the id that tells its writes from others."""
+        self._pid = os.getpid()
+        self._is_open = False
+        self._renewal: asyncio.Task[None] | None = None
+        self.id = LocalNode().token()
 
     def run(self, coroutine: Coroutine[Any, Any, T], call: str = "") -> T:  # noqa: ARG002
         """Run a call of the store, and find or make the lease before the first one."""
 
         async def work() -> T:
             try:
+                if self._pid != os.getpid():  # This is a forked child.
+                    self._begin()
                 if not self._is_open:
                     await self._open()
                 if self._renewal is None:
