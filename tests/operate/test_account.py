@@ -130,8 +130,16 @@ def test_what_is_no_journal_is_refused_or_left_out(tmp_path):
         find_files([str(tmp_path)])
     path = tmp_path / "x.rdzv.jsonl"
     path.write_bytes(b'rubbish\n\xff\xfe\n{"at":1,"stamp":"","notice":{"kind":"given"}}\n{"rdzv_journal":99,"run_id":"j",'
-                     b'"member":"m","pid":1,"stamp":""}\n')  # fmt: skip
+                     b'"member":"m","pid":1,"stamp":""}\n{"x":' + b"[" * 100_000 + b"\n")  # fmt: skip
     assert read_files([path]) == []
+
+
+def test_a_journal_that_is_gone_by_now_is_passed_by_and_one_that_cannot_be_read_is_named(files, tmp_path):
+    found = find_files([str(files)])
+    assert read_files([tmp_path / "gone.rdzv.jsonl", *found]) == read_files(found)
+    with pytest.raises(SettingsError) as refused:
+        read_files([tmp_path])
+    assert refused.value.sentence == f"journal {str(tmp_path)!r} cannot be read: is a directory"
 
 
 def test_the_command_shows_the_account(files):

@@ -9,7 +9,8 @@ import pytest
 from rdzv.core import wire
 from rdzv.core.keys import Keys
 from rdzv.core.model import Ban
-from rdzv.errors import Banned
+from rdzv.core.text import NAME_MAX, clip
+from rdzv.errors import Banned, SettingsError
 from rdzv.operate import commands
 from support.engine_contract import RIGS, get, soon
 from support.memory_members import LONG_S, Party, run
@@ -54,6 +55,20 @@ def test_the_last_word_about_a_host_counts(engine):
             assert not await commands.unban(session, rig.root, "b")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("host", ["", "h" * 5000, "h\udcff", "a\nb"])
+def test_what_no_host_can_be_named_is_refused_before_anything_is_written(host):
+    async def scenario():
+        async with Party(1, 2) as party:
+            for act in (commands.ban(party.operator, "job", host, "x", 3.0), commands.unban(party.operator, "job", host)):
+                with pytest.raises(SettingsError, match="is no name of a host: it must be printable text of 1 to 128 bytes"):
+                    await act
+            longest = clip("h" * 5000, NAME_MAX)  # As a member with such a host is shown.
+            await commands.ban(party.operator, "job", longest, "x")
+            assert await commands.unban(party.operator, "job", longest)
+
+    run(scenario)
 
 
 def test_a_member_of_the_host_is_let_in_again():

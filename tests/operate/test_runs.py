@@ -168,6 +168,13 @@ async def test_files_beside_a_register_are_listed_if_they_are_registers(tmp_path
         assert ids(await list_runs(viewing(f"file://{tmp_path}/one"))) == ["first"]
 
 
+async def test_a_file_that_the_system_refuses_to_look_for_is_unreachable():
+    place = f"file:///tmp/{'a' * 300}"
+    with pytest.raises(Unreachable) as refused:
+        await list_runs(viewing(place))
+    assert refused.value.sentence == f"engine {place} is unreachable: file name too long"
+
+
 async def test_torchs_store_cannot_list_and_says_so():
     with pytest.raises(SettingsError, match=r"cannot list them: name the run \(--run-id\)"):
         await list_runs(viewing("c10d://127.0.0.1:1"))

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import statistics
+import threading
 import time
 from contextlib import suppress
 from importlib.resources import files
@@ -14,6 +15,9 @@ from importlib.resources import files
 import pytest
 
 from rdzv.config.secret import Secret
+from rdzv.core.keys import Keys
+from rdzv.engines.port import Get, Put
+from rdzv.errors import Unreachable
 from rdzv.operate import journal
 from rdzv.web import actions, app, feed, serving
 from support.embedded_server import session_to
@@ -24,6 +28,9 @@ from support.web_pages import Listener, fetch, scene, until
 SECRET = "b1946ac92492d2347c6235b4d2611184"
 JSON = {"content_type": "application/json"}
 STATIC = files("rdzv.web") / "static"
+HALF_AN_ACTION = (
+    b"POST /api/act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+)
 
 
 def request(act, target="", secret=SECRET, run="job", reason="a broken fan", by="anna"):
@@ -62,6 +69,17 @@ async def test_a_request_under_a_foreign_name_is_refused():
             assert (await fetch(made.port, "/api/runs", host=host))[0] == 200, host
         for host in ("evil.example", "page.example.evil.example", "", "[::1"):
             assert (await fetch(made.port, "/api/runs", host=host))[0] == 421, host
+
+
+async def test_the_page_is_there_before_the_full_name_of_the_host_is_known(monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getfqdn", lambda: answers.wait(20) and "node1.example")
+    async with scene() as made:
+        assert (await fetch(made.port, "/healthz", host=socket.gethostname()))[0] == 200
+        assert (await fetch(made.port, "/healthz", host="node1.example"))[0] == 421
+        answers.set()
+        while (await fetch(made.port, "/healthz", host="node1.example"))[0] != 200:
+            pass
 
 
 async def test_runs_are_told_as_json():
@@ -195,8 +213,9 @@ async def test_so_many_connections_are_kept_and_the_next_is_closed(monkeypatch):
 async def test_a_connection_that_says_nothing_or_half_a_request_is_closed(monkeypatch):
     monkeypatch.setattr(serving, "REQUEST_S", 0.2)
     monkeypatch.setattr(serving, "KEEP_ALIVE_S", 0.2)
-    async with scene() as made:
-        for said in (b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET / H"):
+    whole = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with scene(secret=Secret(SECRET)) as made:
+        for said in (b"", b"GET / HT", whole + b"GET / H", HALF_AN_ACTION, whole + HALF_AN_ACTION):
             reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
             writer.write(said)
             with suppress(ConnectionError):
@@ -217,6 +236,7 @@ async def test_a_browser_that_does_not_read_is_dropped(monkeypatch):
                 follower.model.version += 1
                 made.page.observer.changed(follower)
                 await asyncio.sleep(0.02)
+            browser.sendall(b"GET /healthz HTTP/1.1\r\n")  # To say something more is not to read.
             await until(lambda: made.page.web.feeds.clients == 0, "it is dropped")
 
 
@@ -272,6 +292,25 @@ async def test_an_action_is_refused_unless_actions_are_allowed():
         assert made.run().model.status.phase == "sealed"
 
 
+async def test_an_action_that_is_not_allowed_is_refused_before_all_of_it_was_sent():
+    async with scene() as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(HALF_AN_ACTION)
+        assert (await asyncio.wait_for(reader.readline(), serving.REQUEST_S / 2)).startswith(b"HTTP/1.1 403 ")
+        writer.close()
+
+
+async def test_a_client_that_goes_in_the_middle_of_an_action_leaves_nothing_in_the_log(caplog):
+    async with scene(secret=Secret(SECRET)) as made:
+        _, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(HALF_AN_ACTION)
+        tasks = made.page._server.server_state.tasks
+        await until(lambda: tasks, "the action has begun")
+        writer.close()
+        await until(lambda: not tasks, "the action has ended")
+    assert not [record for record in caplog.records if record.name == "uvicorn.error"]
+
+
 async def test_an_action_without_the_secret_is_refused_and_each_guess_takes_time(monkeypatch):
     monkeypatch.setattr(actions, "GUESS_S", 0.1)
     async with scene(secret=Secret(SECRET)) as made:
@@ -299,6 +338,7 @@ async def test_a_request_of_another_site_is_refused_even_with_the_secret():
             {"content_type": "application/x-www-form-urlencoded"},
             {**JSON, "origin": "http://evil.example"},
             {**JSON, "origin": "null"},
+            {**JSON, "origin": "http://["},
             {**JSON, "sec_fetch_site": "cross-site"},
             {**JSON, "sec_fetch_site": "same-site"},
         ):
@@ -325,7 +365,8 @@ async def test_a_request_that_makes_no_sense_is_refused_with_a_sentence():
         ):  # fmt: skip
             answered, said = await act(made.port, *what, **how)
             assert (answered, len(said["error"]) > 10) == (status, True), what
-        assert (await fetch(made.port, "/api/act", "POST", b"{}", **JSON))[0] == 400
+        for body in (b"{}", b'{"run": "\xff"}'):
+            assert (await fetch(made.port, "/api/act", "POST", body, **JSON))[0] == 400
 
 
 async def test_drain_ban_unban_and_close_are_carried_out_and_the_journal_says_who_asked():
@@ -349,6 +390,22 @@ async def test_drain_ban_unban_and_close_are_carried_out_and_the_journal_says_wh
     assert notes["closed: a broken fan (by bert (page, 127.0.0.1))"] == "bert (page, 127.0.0.1)"
     assert any("b draining: a broken fan, asked for by anna" in text for text in notes)
     assert SECRET not in str(history)
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["the run has no head that can be read", "the engine goes away"])
+async def test_an_action_that_was_done_is_told_as_done_whatever_becomes_of_the_journal(monkeypatch, is_away):
+    async def go_away(*_):
+        raise Unreachable("of this run", "no answer", 1.0)
+
+    if is_away:
+        monkeypatch.setattr("rdzv.operate.commands.note", go_away)
+    async with scene(secret=Secret(SECRET)) as made, session_to(made.server.port) as session:
+        keys = Keys("job")
+        await session.txn(then=[Put(keys.head, b"this cannot be read, and so no line can repeat it")])
+        await until(lambda: made.page.observer.runs and made.run().session is not None)
+        done = "host 'c' is banned; the journal could not be written" if is_away else "host 'c' is banned"
+        assert (await act(made.port, "ban", "c")) == (200, {"done": done})
+        assert (await session.txn(then=[Get(keys.ban("c"))])).item(0) is not None
 
 
 async def test_where_others_reach_the_port_there_are_warnings(caplog):

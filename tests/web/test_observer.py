@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -195,6 +197,42 @@ async def test_a_defect_is_logged_and_the_run_is_followed_again(monkeypatch, cap
         assert made.run().trouble == ""
 
 
+class FailingSource(ServerSource):
+    """Fails to tell its runs, as often as it is told to."""
+
+    def __init__(self, server, problem, times):
+        super().__init__(server, "it")
+        self.problem, self.times = problem, times
+
+    async def runs(self):
+        if self.times:
+            self.times -= 1
+            raise self.problem
+        return await super().runs()
+
+
+async def test_a_look_that_fails_as_nobody_foresaw_is_logged_and_the_next_one_is_made(caplog):
+    async with serving() as server:
+        watching = RunsObserver(FailingSource(server, OSError("stale file handle"), 1))
+        troubles = []
+        watching.listeners.append(lambda _: troubles.append((watching.is_up, watching.trouble)))
+        watching.start()
+        await until(lambda: watching.is_up, "it is asked again")
+        await watching.stop()
+    assert troubles == [(False, observer.DEFECT), (True, "")]
+    assert "a defect in the observer of it" in caplog.text
+    assert "stale file handle" in caplog.text
+
+
+async def test_an_engine_that_was_away_for_hours_is_found_again(monkeypatch):
+    monkeypatch.setattr(observer, "RETRY_S", (0.0, 0.0))
+    async with serving() as server:
+        watching = RunsObserver(FailingSource(server, Unreachable("it", "it is away"), 1100))
+        watching.start()
+        await until(lambda: watching.is_up, "it is asked again")
+        await watching.stop()
+
+
 async def test_a_session_inside_ends_with_its_run():
     async with serving() as server:
         run = server.open_run("job")
@@ -228,6 +266,19 @@ async def test_a_session_inside_ends_with_its_run():
             await inside.txn()
 
 
+async def test_a_session_inside_that_was_closed_is_not_kept():
+    async with serving() as server:
+        server.open_run("job")
+        source = ServerSource(server, "it")
+        kept = await source.connect("job")
+        closed = weakref.ref(await source.connect("job"))
+        await closed().close()
+        await source.runs()
+        gc.collect()
+        assert closed() is None
+        await kept.txn()
+
+
 async def test_an_operators_note_is_in_the_journal_and_the_oldest_of_many_is_overwritten(monkeypatch):
     monkeypatch.setattr(commands, "NOTES_MAX", 2)
     async with scene() as made:
@@ -237,6 +288,8 @@ async def test_an_operators_note_is_in_the_journal_and_the_oldest_of_many_is_ove
             for index in range(3):
                 await commands.note(session, "job", "anna", f"note {index}")
             await commands.note(session, "other", "anna", "there is no such run")
+            await session.txn(then=[Put(Keys("garbage").head, b"?")])
+            await commands.note(session, "garbage", "anna", "nobody can read its head")
             (history,) = await journal.read(session, "job")
         assert [step.text for step in history.steps[1:]] == ["note 1", "note 2"]
         assert history.steps[-1].entry.by == "anna"

@@ -22,6 +22,8 @@ from .journal import Duration, Restart
 
 _ENDS = frozenset({"broken", "evicted", "closed", "leaving", "joining"})
 """Kinds of notices that end the round that an agent holds. Any of them may be the first."""
+_NO_RECORD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of decoding a line that no agent wrote. One that is nested too deeply raises the last."""
 _CAUSES = {kind.value: kind for kind in CauseKind}
 
 
@@ -100,9 +102,12 @@ def find_files(places: Iterable[str]) -> list[Path]:
     """Return the files, and those in folders. Raises SettingsError if there are none."""
     found: list[Path] = []
     for place in places:
-        path = Path(place).expanduser()
-        files = sorted(path.rglob(f"*{SUFFIX}*")) if path.is_dir() else [path]
-        if not files or not all(file.is_file() for file in files):
+        try:
+            path = Path(place).expanduser()
+            files = [file for file in (path.rglob(f"*{SUFFIX}*") if path.is_dir() else [path]) if file.is_file()]
+        except (OSError, RuntimeError):  # The name is too long, or that of a home that nobody has.
+            files = []
+        if not files:
             raise SettingsError(f"{place!r} is neither a journal file (*{SUFFIX}) nor a folder with one")
         found += files
     # The older half of a journal that had grown too large comes before the newer one, which says that it is continued.
@@ -115,10 +120,17 @@ def read_files(paths: Iterable[Path]) -> list[AgentJournal]:
     for path in paths:
         header: JournalHeader | None = None
         lines: list[JournalLine] = []
-        for raw in path.read_bytes().splitlines():
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # Its agent, or a new one, has deleted it since it was found.
+            continue
+        except OSError as error:
+            problem = (error.strerror or str(error)).lower()
+            raise SettingsError(f"journal {str(path)!r} cannot be read: {problem}") from None
+        for raw in content.splitlines():
             try:
                 new = msgspec.json.decode(raw, type=JournalHeader)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except _NO_RECORD:
                 line = _line(raw)
                 if line is not None and header is not None:
                     lines.append(line)
@@ -132,7 +144,7 @@ def read_files(paths: Iterable[Path]) -> list[AgentJournal]:
 def _line(raw: bytes) -> JournalLine | None:
     try:
         return msgspec.json.decode(raw, type=JournalLine)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _NO_RECORD:
         return None
 
 

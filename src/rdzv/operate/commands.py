@@ -17,7 +17,7 @@ from ..core.keys import Keys
 from ..core.model import Ban, CauseKind, DrainRequest, Era, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
 from ..engines.port import Delete, DeletePrefix, Get, List, Modified, Put, Session
-from ..errors import Incompatible
+from ..errors import Incompatible, SettingsError
 from ..member.head_write import write_head
 from ..system.node import stamp
 
@@ -52,6 +52,7 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
 
 async def ban(session: Session, run_id: str, host: str, reason: str, for_s: float | None = None) -> None:
     """Keep a host out of a run, and evict its members: for as long as the run lives, or for `for_s` seconds."""
+    _check_host(host)
     keys = Keys(run_id)
     text = clip(reason, REASON_MAX // 2)
     if for_s is None:
@@ -67,12 +68,22 @@ async def ban(session: Session, run_id: str, host: str, reason: str, for_s: floa
 
 async def unban(session: Session, run_id: str, host: str) -> bool:
     """Let a host in again, and return whether it was banned or quarantined. Its strikes are forgotten, too."""
+    _check_host(host)
     keys = Keys(run_id)
     ban, quarantine = keys.ban(host), keys.quarantine(host)
     outcome = await session.txn(
         then=[Get(ban), Get(quarantine), Delete(ban), Delete(quarantine), DeletePrefix(keys.strikes_of(host))]
     )
     return any(outcome.reads)
+
+
+def _check_host(host: str) -> None:
+    """Raise SettingsError if no member can have that host: members clip theirs to the same bound."""
+    if not host or clip(host, NAME_MAX) != host:
+        raise SettingsError(
+            f"host {clip(host, NAME_MAX)!r} is no name of a host: it must be printable text of 1 to {NAME_MAX} bytes, "
+            "as `rdzv status` shows it"
+        )
 
 
 async def close(session: Session, run_id: str, reason: str, by: str, at: str | None = None) -> bool:
@@ -110,9 +121,9 @@ async def note(session: Session, run_id: str, by: str, text: str, at: str | None
     keys = Keys(run_id)
     seen = await session.txn(then=[Get(keys.head), Get(keys.settings), List(keys.notes)])
     item, settings, notes = seen.item(0), seen.item(1), seen.reads[2]
-    if item is None:  # No head, no journal: the members have not begun yet.
+    head = wire.read_head(item.value) if item is not None else None
+    if item is None or head is None:  # No head, no journal: the members have not begun yet, or the head cannot be read.
         return
-    head = wire.decode(Head, item.value)
     line = journal_line(head, clip(by, NAME_MAX), text, lasted_s=0.0, stamp=stamp() if at is None else at)
     oldest = min(notes, key=lambda one: one.modified).key if len(notes) >= NOTES_MAX else f"{keys.notes}{len(notes):02d}"
     lease = settings.lease if settings is not None else item.lease

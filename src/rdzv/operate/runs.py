@@ -82,7 +82,11 @@ async def list_runs(settings: Settings, limit: int = RUNS_MAX) -> RunList:
     if endpoint.scheme == "file":
         found: list[ListedRun] = []
         more = False
-        for path in await asyncio.to_thread(_registers_beside, endpoint.path):
+        try:
+            paths = await asyncio.to_thread(_registers_beside, endpoint.path)
+        except OSError as error:  # Its name is too long, or its file system is away.
+            raise Unreachable(str(endpoint), (error.strerror or str(error)).lower()) from None
+        for path in paths:
             place = msgspec.structs.replace(endpoint, path=path)
             try:
                 listed = await _list_keys(msgspec.structs.replace(settings, endpoint=place), limit - len(found))

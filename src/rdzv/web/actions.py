@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable
+from contextlib import suppress
 
 import msgspec
 
@@ -55,13 +57,21 @@ class Actions:
     def are_allowed(self) -> bool:
         return self._secret is not None
 
-    async def act(self, body: bytes, peer: str) -> str:
-        """Carry out a request and return a sentence about it. `peer`: the address that it came from. Raises Refusal."""
+    async def act(self, parts: AsyncIterable[bytes], peer: str) -> str:
+        """Carry out a request and return a sentence about it. Raises Refusal.
+
+        `parts`: the body as it comes. It is not waited for where no action is allowed. `peer`: the address that it came from.
+        """
         if self._secret is None:
             raise Refusal(403, "this page only shows: start it with --allow-actions and a secret to act on runs")
+        body = b""
+        async for part in parts:
+            body += part
+            if len(body) > BODY_MAX:
+                raise Refusal(413, f"a request has at most {BODY_MAX} bytes")
         try:
             request = msgspec.json.decode(body, type=Request)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Refusal(400, f"the request cannot be read: {error}") from None
         await self._check(self._secret, request.secret)
         reason, person = clip(request.reason.strip(), 200), clip(request.by.strip(), 60)
@@ -117,6 +127,11 @@ class Actions:
             done = f"host {target!r} may join again"
         else:
             raise Refusal(400, f"{request.act!r} is no action: there is drain, ban, unban and close")
-        await commands.note(session, run_id, by, f"{done} ({reason})")
-        await follower.refresh()
+        # It is done, and must not be said to have failed: whoever reads that asks again.
+        try:
+            await commands.note(session, run_id, by, f"{done} ({reason})")
+        except (RdzvError, EngineReset):
+            done += "; the journal could not be written"
+        with suppress(RdzvError, EngineReset):
+            await follower.refresh()
         return done

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from importlib.resources import files
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config.secret import Secret
 from . import metrics
-from .actions import BODY_MAX, Actions, Refusal
+from .actions import Actions, Refusal
 from .feed import CLIENTS_MAX, Feeds
 from .observer import RunsObserver
 
@@ -58,8 +60,12 @@ class Web:
             Route("/api/runs", self._runs), Route("/api/run", self._run), Route("/api/act", self._act, methods=["POST"]),
             Route("/events", self._events),
         ]  # fmt: skip
-        own = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.app: ASGIApp = _Guard(Starlette(routes=routes), own | {host.lower() for host in hosts})
+        own = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+        self.app: ASGIApp = _Guard(Starlette(routes=routes), own)
+        # A resolver that does not answer would hold the event loop of the agent, so the full name may become known later. In
+        # a daemon thread: the end of the program would wait for one of asyncio's own.
+        with suppress(RuntimeError):  # The system has no room for a thread. The plain name is known.
+            threading.Thread(target=lambda: own.add(socket.getfqdn().lower()), name="rdzv host name", daemon=True).start()
 
     async def stop(self) -> None:
         await self.feeds.stop()
@@ -131,16 +137,13 @@ class Web:
     async def _act(self, request: Request) -> Response:
         if problem := _why_cross_site(request):
             return _json({"error": problem}, 403)
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > BODY_MAX:
-                return _json({"error": f"a request has at most {BODY_MAX} bytes"}, 413)
         peer = request.client.host if request.client is not None else "unknown"
         try:
-            return _json({"done": await self._actions.act(body, peer)})
+            return _json({"done": await self._actions.act(request.stream(), peer)})
         except Refusal as refusal:
             return _json({"error": refusal.sentence}, refusal.status)
+        except ClientDisconnect:  # Strangers must not fill the log. Nobody reads the answer.
+            return Response(status_code=400)
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -158,9 +161,11 @@ def _why_cross_site(request: Request) -> str:
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return "the request comes from a page of another site"
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
-        return "the request comes from a page of another site"
-    return ""
+    try:
+        is_ours = origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    except ValueError:  # It is no address, such as "http://[".
+        is_ours = False
+    return "" if is_ours else "the request comes from a page of another site"
 
 
 class _Guard:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ..core.status import Status
+from ..system.timers import in_time
 from .history import counts, missing
 from .observer import RunFollower, RunsObserver
 
@@ -160,7 +161,7 @@ class RunFeed:
 
 async def _waited(event: asyncio.Event) -> bool:
     try:
-        await asyncio.wait_for(event.wait(), STILL_HERE_S)
+        await in_time(STILL_HERE_S, event.wait())
     except asyncio.TimeoutError:
         return False
     return True

@@ -5,6 +5,7 @@ The figures are copied in the event loop, which takes little time, and made into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -125,9 +126,9 @@ class _RunCollector(Collector):
                 phase.add_metric([one.run, name], one.phase == name)
             for state, count in one.members.items():
                 members.add_metric([one.run, state.replace(" ", "_")], count)
-            low.add_metric([one.run], one.nodes_min)
-            high.add_metric([one.run], one.nodes_max)
-            number.add_metric([one.run], one.round)
+            low.add_metric([one.run], _as_float(one.nodes_min))
+            high.add_metric([one.run], _as_float(one.nodes_max))
+            number.add_metric([one.run], _as_float(one.round))
         yield from (info, phase, members, low, high, number)
         yield from self._progress()
 
@@ -139,8 +140,8 @@ class _RunCollector(Collector):
         for one in self._figures.runs:
             told = one.progress
             if told is not None:
-                step.add_metric([one.run], told.step)
-                high.add_metric([one.run], told.furthest)
+                step.add_metric([one.run], _as_float(told.step))
+                high.add_metric([one.run], _as_float(told.furthest))
                 rate.add_metric([one.run], told.rate)
                 if told.age_s is not None:
                     age.add_metric([one.run], told.age_s)
@@ -169,6 +170,14 @@ class _RunCollector(Collector):
             _add_histogram(form, [one.run], found.form)
             _add_histogram(restart, [one.run], found.restart)
         yield from (sealed, broken, lost, evictions, leaders, form, restart)
+
+
+def _as_float(number: int) -> float:
+    """Return a whole number of a record, which may be too large for a float: one record must not end all metrics."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:

@@ -32,6 +32,7 @@ LOOK_AGAIN_S = 2.0
 RETRY_S = (0.25, 5.0)
 SEQS_MAX = 32
 """Journal lines that are read one by one. More are read by a list."""
+DEFECT = "the observer failed, which is a defect of it; its log says more"
 OPERATIONS = ("list_runs", "connect", "read")
 REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -91,7 +92,7 @@ class RunFollower:
                 self.trouble = error.sentence if isinstance(error, RdzvError) else f"the engine was restarted: {error}"
             except Exception:  # A record that nobody foresaw must not end the metrics of its run for good.
                 logger.exception("a defect in the observer of run %r", self.run_id)
-                self.trouble = "the observer failed, which is a defect of it; its log says more"
+                self.trouble = DEFECT
             self._observer.changed(self)
             wait_s = RETRY_S[0] if self._observer.now() - began > RETRY_S[1] else min(RETRY_S[1], 2 * wait_s)
             await asyncio.sleep(wait_s)
@@ -265,21 +266,21 @@ class RunsObserver:
             self.requests[operation].observe(self.now() - begin)
 
     async def _poll(self) -> None:
-        is_first, attempt = True, 0
+        is_first, retry_s = True, RETRY_S[0]
         while True:
+            is_up, trouble = False, DEFECT
             try:
-                names = await self.timed("list_runs", self.source.runs())
-            except (RdzvError, EngineReset) as error:
-                trouble = error.sentence if isinstance(error, RdzvError) else str(error)
-                self._set_engine(is_up=False, trouble=trouble)
-                wait_s, attempt = min(RETRY_S[1], RETRY_S[0] * 2**attempt), attempt + 1
-            else:
-                self._set_engine(is_up=True, trouble="")
-                await self._set_runs(names, is_first=is_first)
+                await self._set_runs(await self.timed("list_runs", self.source.runs()), is_first=is_first)
                 for follower in self.runs.values():
                     follower.look_again()
-                is_first, attempt, wait_s = False, 0, self.source.poll_s
-            await asyncio.sleep(wait_s)
+                is_up, trouble, is_first = True, "", False
+            except (RdzvError, EngineReset) as error:
+                trouble = error.sentence if isinstance(error, RdzvError) else str(error)
+            except Exception:  # A look that fails as nobody foresaw must not end the metrics of all runs for good.
+                logger.exception("a defect in the observer of %s", self.source.endpoint)
+            self._set_engine(is_up=is_up, trouble=trouble)
+            await asyncio.sleep(self.source.poll_s if is_up else retry_s)
+            retry_s = RETRY_S[0] if is_up else min(RETRY_S[1], 2 * retry_s)
 
     def _set_engine(self, *, is_up: bool, trouble: str) -> None:
         if (is_up, trouble) != (self.is_up, self.trouble):

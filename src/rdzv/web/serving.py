@@ -23,7 +23,7 @@ logger = logging.getLogger("rdzv.web")
 CONNECTIONS_MAX = 96
 """HTTP connections. Above, new ones are closed at once."""
 REQUEST_S = 10.0
-"""Time within which a connection must have sent its first request."""
+"""Time within which a connection must have sent a whole request, the body included."""
 STUCK_S = 30.0
 """A browser that has not read for this long is dropped."""
 KEEP_ALIVE_S = 5
@@ -44,9 +44,12 @@ class _BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._timer = self.loop.call_later(REQUEST_S, transport.abort)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_busy = self.cycle is not None and not self.cycle.response_complete
+    def handle_events(self) -> None:
+        # Not in data_received: a request may have come together with the one before, and begins when that is answered.
+        super().handle_events()
+        if self.flow.write_paused:  # The timer is that of a browser that does not read, whatever it says.
+            return
+        is_busy = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if is_busy:
             self._cancel()
         elif self._timer is None:  # Half a request. Uvicorn closes connections that are idle between two.
