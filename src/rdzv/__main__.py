@@ -6,10 +6,17 @@ import sys
 
 
 def main() -> None:
-    """Run the shell tools, or name the missing package: users of the library need not install it."""
-    from .cli.start import needed, start  # noqa: PLC0415  The package's users do without it.
+    """Run the shell tools."""
+    from .cli.output import usable_stdout  # noqa: PLC0415  The package's users do without it.
 
-    words = sys.argv[1:]
+    with usable_stdout():
+        _run(sys.argv[1:])
+
+
+def _run(words: list[str]) -> None:
+    """Run a command, or name the missing package: users of the library need not install it."""
+    from .cli.start import needed, start  # noqa: PLC0415
+
     if start(words):
         return
     try:

@@ -72,6 +72,10 @@ def test_every_error_has_its_code(error, code):
         (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], "unknown scheme 'nonsense'"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is wrong: '127.0.0.1:99999' is not HOST:PORT"),
         (["journal", "no/such/file"], "'no/such/file' is neither a journal file"),
+        (["journal", "~no-user/a.rdzv.jsonl"], "'~no-user/a.rdzv.jsonl' is neither a journal file"),
+        (["journal", f"{'a' * 300}/x"], "/x' is neither a journal file"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "journal_dir=~no-user/j"],
+         "journal_dir is '~no-user/j': it must be the path of a folder"),
         (["serve", "--bind", "nowhere"], "'nowhere' is not HOST:PORT; it must be HOST:PORT, such as"),
         (["serve", "--token-file", "/no/such"], "token_file '/no/such' cannot be read: no such file or directory"),
         (["serve", "--tls-key", "/no/such"], "tls_key is set and tls_cert is not"),
@@ -87,6 +91,14 @@ def test_a_mistake_is_said_in_one_sentence(words, sentence):
     assert done.stderr.startswith("rdzv: ")
     assert done.stderr.count("\n") == 1
     assert "4711" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["journal", "runs"])
+def test_a_file_name_that_is_too_long_is_said_in_one_sentence(command):
+    place = f"file:///tmp/{'a' * 300}"
+    done = invoke(command, place)
+    assert done.exit_code == ExitCode.UNREACHABLE
+    assert done.stderr.startswith(f"rdzv: engine {place} is unreachable: file name too long")
 
 
 def test_adopt_without_force_changes_nothing_and_says_what_it_would_do():

@@ -77,6 +77,15 @@ def test_runs_are_listed_for_people_in_a_pipe_and_on_a_terminal(place):
     assert "\x1b[32msealed" in drawn
 
 
+def test_a_finding_of_the_doctor_is_shown_on_a_narrow_terminal_too():
+    told = json.loads(invoke("doctor", "memory://", "--json").stdout.splitlines()[0])["text"]
+    narrow, wide = (on_a_terminal("doctor", "memory://", columns=columns) for columns in (20, 500))
+    assert told in narrow
+    assert "\x1b[" not in narrow
+    assert told in wide
+    assert "\x1b[" in wide
+
+
 def test_runs_are_listed_for_programs_with_the_fields_of_a_status(place):
     lines = [json.loads(line) for line in invoke("runs", place, "--json").stdout.splitlines()]
     assert [(one["run_id"], one["phase"], one["members"]) for one in lines] == [

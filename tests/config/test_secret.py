@@ -36,6 +36,10 @@ def test_random_secrets_are_not_taken_for_guessable(size):
             assert entropy_bits(base64.b64encode(data)) > BITS_MIN * 0.9
 
 
+def test_a_file_that_has_just_gone_is_no_error_of_the_warning(tmp_path):
+    module.warn_if_shown("tls_key", str(tmp_path / "gone"))
+
+
 def test_a_guess_costs_time_and_memory_and_a_process_pays_once(monkeypatch):
     assert module.COST["n"] * module.COST["r"] * 128 >= 32 * 2**20, "bytes of memory for every guess"
     paid = []

@@ -79,13 +79,14 @@ def test_a_file_names_the_path_of_each_host(tmp_path):
     ("text", "problem"),
     [
         ("{", "is not JSON of the form {host: path}: Input data was truncated"),
+        ('{"n7": "\udcff"}', "is not JSON of the form {host: path}: 'utf-8' codec can't decode byte 0xff"),
         ('{"n7": 5}', "is not JSON of the form {host: path}: Expected `str`, got `int` - at `$[...]`"),
         ('{"n7": "a/b/c/d/e/f/g/h/i"}', "gives the path 'a/b/c/d/e/f/g/h/i': it must be a path of less than 8 parts"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, problem):
     file = tmp_path / "topology.json"
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     assert refused(topology_file=file).startswith(f"topology_file {str(file)!r} {problem}")
 
 

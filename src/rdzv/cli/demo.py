@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ..errors import NotStarted
 from ..launch.orphans import OrphanKiller
 from .exit_codes import ExitCode, exit_on_error
 
@@ -53,15 +54,15 @@ class Demo:
         """Run the demo and return the exit code: 0 if every step succeeded."""
         await self._orphans.start()
         server = await self._start("serve", "--bind", "127.0.0.1:0")
-        assert server.stdout is not None, "piped"
-        address = (await server.stdout.readline()).decode().split()[-1]
-        self._print(f"a server is at {address}")
         try:
+            address = await self._address_of(server)
+            self._print(f"a server is at {address}")
             if self._console.is_terminal:
                 self._live.start()
             return await self._steps(address)
         except asyncio.TimeoutError:
-            self._print(f"not done within {LIMIT_S:g} s: {', '.join(f'{one.name} {one.state}' for one in self._nodes)}")
+            states = ", ".join(f"{one.name} {one.state}" for one in self._nodes) or "the server has not started"
+            self._print(f"not done within {LIMIT_S:g} s: {states}")
             return ExitCode.TIMEOUT
         finally:
             self._live.stop()
@@ -71,6 +72,15 @@ class Demo:
             await self._orphans.close()
             for reader in self._readers:
                 reader.cancel()
+
+    async def _address_of(self, server: asyncio.subprocess.Process) -> str:
+        """Return where the server listens. Its first line says so."""
+        assert server.stdout is not None, "piped"
+        line = await asyncio.wait_for(server.stdout.readline(), LIMIT_S)
+        if not line:
+            code = await asyncio.wait_for(server.wait(), LIMIT_S)
+            raise NotStarted("the server", f"it ended with code {code}; `rdzv serve --bind 127.0.0.1:0` says why")
+        return line.decode().split()[-1]
 
     async def _steps(self, address: str) -> int:
         for number in range(MEMBERS):

@@ -103,7 +103,12 @@ def _are_files(places: list[str]) -> bool:
     """Whether these are files, and not one endpoint. An endpoint has a slash only behind its scheme."""
     first = places[0]
     is_path = "/" in first and "://" not in first
-    return len(places) > 1 or is_path or Path(first).expanduser().exists() or SUFFIX in first
+    if len(places) > 1 or is_path or SUFFIX in first:
+        return True
+    try:
+        return Path(first).expanduser().exists()
+    except (OSError, RuntimeError):  # The name is too long for a file, or that of a home that nobody has.
+        return False
 
 
 def _history_json(history: RunHistory) -> list[str]:

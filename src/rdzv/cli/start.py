@@ -57,6 +57,6 @@ def start(words: Sequence[str]) -> bool:
     set_up_log(logging.WARNING)
     try:
         command(**values)
-    except (KeyboardInterrupt, BrokenPipeError):  # As under typer.
+    except KeyboardInterrupt:  # As under typer.
         sys.exit(1)
     return True

@@ -150,6 +150,9 @@ def doctor(
     sys.exit(asyncio.run(_examine(settings_for(endpoint, run_id, given), json)))
 
 
+DRAWN_MIN = 40  # Columns of a terminal: the first two of a finding take 21, and its text has to be readable beside them.
+
+
 async def _examine(settings: Settings, as_json: bool) -> int:
     code = ExitCode.OK
     async for finding in Doctor(settings).examine():
@@ -159,8 +162,9 @@ async def _examine(settings: Settings, as_json: bool) -> int:
             say(json_text(finding))
             continue
         number = f" [{finding.code}]" if finding.code else ""
-        if sys.stdout.isatty():
-            _draw_finding(Console(), finding, number)
+        console = Console()
+        if sys.stdout.isatty() and console.width >= DRAWN_MIN:
+            _draw_finding(console, finding, number)
         else:
             remedy = f"\n{'':21}-> {finding.remedy}" if finding.remedy else ""
             say(f"{finding.level:8} {finding.topic:10}  {finding.text}{number}{remedy}")

@@ -20,6 +20,7 @@ import os
 import re
 import stat
 from collections.abc import MutableMapping
+from contextlib import suppress
 from functools import lru_cache
 
 from ..errors import SettingsError
@@ -182,8 +183,10 @@ def _read_file(path: str) -> Secret:
 
 
 def warn_if_shown(setting: str, path: str, number: int | None = None) -> None:
-    """Warn if every user of the node can read the file."""
-    if os.stat(path if number is None else number).st_mode & stat.S_IROTH:  # noqa: PTH116  Or a number.
+    """Warn if every user of the node can read the file. If it has just gone, whoever reads it next says so."""
+    with suppress(OSError):
+        if not os.stat(path if number is None else number).st_mode & stat.S_IROTH:  # noqa: PTH116  Or a number.
+            return
         warn_once(f"{setting} {path!r} can be read by every user of this machine: take that right away (chmod o-r)")
 
 

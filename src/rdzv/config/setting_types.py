@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -152,6 +153,10 @@ def _read_path(value: Any) -> str:
 def _read_folder(value: Any) -> str:
     # torchrun refuses an empty value in --rdzv-conf, so there is a word for it.
     path = _read_path(value)
+    try:
+        Path(path).expanduser()
+    except RuntimeError:  # No user has that name, or this one has no home.
+        raise ValueError from None
     return "" if path.strip() == "off" else path
 
 

@@ -46,7 +46,7 @@ def _from_file(file: str, where: str, host: str) -> str:
         paths = msgspec.json.decode(data, type=dict[str, str])
     except OSError as error:
         raise SettingsError(f"{where} cannot be read: {error.strerror or error}") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SettingsError(f"{where} is not JSON of the form {{host: path}}: {error}") from None
     return _of_host(paths, where, host)
 
