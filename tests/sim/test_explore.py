@@ -19,7 +19,8 @@ CHOICES_MAX = 150
 LARGE = {
     "two re-form", "three re-form: losses", "three re-form: pauses", "three re-form: engine", "three re-form: growth",
     "three re-form: sick nodes", "three re-form: notices", "two use the store", "seals in parts", "lone survivors",
-    "two engines",
+    "two engines", "three re-form: messages and pauses", "three re-form: engine and losses", "three re-form: growth and pauses",
+    "three re-form: losses and pauses", "three re-form: engine and pauses",
 }  # fmt: skip
 """Worlds that `make soak` walks for a minute each, and all others to the end. These take up to an hour each."""
 
@@ -41,6 +42,33 @@ def test_every_guarantee_holds_for_longer(name, record_property):
     record_property("explored", str(report))
     assert not report.wrong, tell(report.plan, report.wrong[0][1])[0]
     assert report.complete or name in LARGE, str(report)
+
+
+def test_among_three_members_each_fault_meets_each():
+    """In a world of two faults. A newcomer comes once, and the deeds of programs have a world of their own."""
+    kinds, met = WORLDS["three re-form"].faults, set()
+    for plan in WORLDS.values():
+        if (plan.members, plan.faults_max, plan.formed, plan.options, plan.racks) == (3, 2, True, {}, ()):
+            one, other = (plan.crossed, set(plan.faults) - set(plan.crossed)) if plan.crossed else (plan.faults, plan.faults)
+            met |= {frozenset((a, b)) for a in one for b in other}
+    assert {frozenset((a, b)) for a in kinds for b in kinds} - met == {frozenset({"newcomer"})} - met
+
+
+def test_of_crossed_faults_the_second_is_of_the_other_kinds():
+    plan = WORLDS["three re-form: engine and pauses"]
+    offered = []
+
+    def choose(world, choices):
+        faults = {choice.verb for choice in choices if choice.verb in FAULTS}
+        offered.append(faults)
+        return None if len(world.decisions) > 3 else Choice("gap") if Choice("gap") in choices else choices[0]
+
+    module.SmallWorld(plan, choose, lambda _: None, ()).play()
+    first = next(faults for faults in offered if faults)
+    assert first >= {"restart", "gap", "pause", "stall"}
+    later = set().union(*offered[offered.index(first) + 1 :])
+    assert later
+    assert later <= {"pause", "stall"}
 
 
 LATE = {"round number is reused after a restart", "fence of a restarted server begins at what it is told"}

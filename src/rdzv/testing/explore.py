@@ -67,6 +67,18 @@ WORLDS = {
                 "ends": (*_DEEDS, "crash"),
             }.items()
         ),
+        # With those above, each fault of `_ALL` meets each.
+        *(
+            WorldPlan(f"three re-form: {name}", 3, (*one, *other), 2, one, formed=True, chooses_reads=False)
+            for name, one, other in (
+                ("messages and losses", _MESSAGES, ("crash late", "expire", "newcomer")),
+                ("messages and pauses", _MESSAGES, _PAUSES),
+                ("engine and losses", ("restart", "gap"), ("lose request", "lose answer", "crash late", "expire", "newcomer")),
+                ("engine and pauses", ("restart", "gap"), _PAUSES),
+                ("losses and pauses", ("crash late", "expire"), _PAUSES),
+                ("growth and pauses", ("newcomer",), (*_PAUSES, "crash late")),
+            )
+        ),
         WorldPlan(
             "three form: last call", 3, (*_CRASHES, "expire"), 1, chooses_reads=False,
             # Part of a last call is over when a new engine has its first head. With a fourth place this one is waited out.

@@ -63,6 +63,8 @@ class WorldPlan:
     members: int
     faults: tuple[str, ...]
     faults_max: int
+    crossed: tuple[str, ...] = ()
+    """If not empty: one of two faults is of these kinds, and the other is not."""
     formed: bool = False
     """Choices begin once a round stands. How it came to stand is another plan's matter."""
     chooses_reads: bool = True
@@ -113,6 +115,8 @@ class SmallWorld:
         self.decisions: list[Choice] = []
         """The choices made where there were several, or where time began to pass."""
         self.faults_left = plan.faults_max
+        self.kinds = plan.faults
+        """The faults that may still strike, while any are left."""
         self.lasting: dict[Choice, int] = {}
         """The choices that end a fault that lasts, and the length of the history when each was last offered."""
         self.held: dict[str, ChosenChannel] = {}
@@ -249,7 +253,7 @@ class SmallWorld:
         if not self.faults_left or (not waiting and self._offered == size):
             return []
         found: list[Choice] = []
-        for kind in self.plan.faults:
+        for kind in self.kinds:
             when = FAULTS[kind].when
             if when is ENGINE:
                 found.append(Choice(kind))
@@ -311,6 +315,8 @@ class SmallWorld:
             return self._finish("at rest")
         if verb in FAULTS:
             self.faults_left -= 1
+            if crossed := self.plan.crossed:
+                self.kinds = tuple(kind for kind in self.kinds if (kind in crossed) != (verb in crossed))
             self._struck_at = self.loop.now
             FAULTS[verb].strike(self, name)
         else:
@@ -348,8 +354,9 @@ class SmallWorld:
         return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now})
 
     def _roots(self) -> Iterator[object]:
-        # Without a fault left it does not matter whether faults have been offered.
-        yield self.faults_left, not self.faults_left or self._offered == len(self.history), self._new, [*self.lasting]
+        # Without a fault left it does not matter which could strike, and whether they have been offered.
+        yield self.faults_left, self.kinds if self.faults_left else ()
+        yield not self.faults_left or self._offered == len(self.history), self._new, [*self.lasting]
         for name, app in self.apps.items():
             # A program that has ended decides nothing more. Tasks and timers that it left behind are shown by themselves.
             yield name if app.node.dead else (name, "ended") if app.exited.done() else (app, app.node.held)
