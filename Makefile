@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Most tests wait for something, so there are more jobs than cores; one that has no test left takes some of another.
-JOBS ?= 5
+JOBS ?= 6
 # Seconds; a test that hangs is shown with the stacks of all its threads.
 TEST_TIMEOUT ?= 300
 # The torch that is tested, and numpy, without which torch warns. A version and not just the name: the newest one may bring

@@ -133,6 +133,11 @@ WALL_CLOCK = {
     "time.time", "time.time_ns", "time.gmtime", "time.localtime", "time.ctime", "datetime.now", "datetime.utcnow",
     "datetime.today", "date.today", "utils.formatdate",
 }  # fmt: skip
+WAITS_ONCE = {
+    "cli/completion.py", "cli/demo.py", "engines/embedded/server.py", "engines/etcd/client/diagnose.py", "operate/doctor.py",
+    "system/processes.py", "torchrun/rendezvous/dynamic_rendezvous.py", "torchrun/rendezvous/etcd_rendezvous_backend.py",
+}  # fmt: skip
+"""Where `asyncio.wait_for` may drop a cancellation, as it does before Python 3.12: the task soon ends by itself."""
 READS_IT = {"system/node.py"}
 """Where a stamp for people is made."""
 SHOWS_IT = {
@@ -258,6 +263,17 @@ def test_nothing_is_read_that_could_run_code(file):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
     ]
     return wrong
+
+
+@in_each_file
+def test_no_task_that_goes_on_can_miss_its_cancellation(file):
+    if file.relative_to(SRC).as_posix() in WAITS_ONCE:
+        return []
+    return [
+        f"{where(file, node.lineno)} uses asyncio.wait_for: use in_time of system/timers.py"
+        for node in nodes(TREES[file])
+        if isinstance(node, ast.Attribute) and node.attr == "wait_for" and getattr(node.value, "id", "") == "asyncio"
+    ]
 
 
 @in_each_file
