@@ -226,7 +226,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def agreed(self) -> RunSettings:
         """The settings that must be the same for all members of a run."""
-        return msgspec.convert(self, RunSettings, from_attributes=True)
+        return RunSettings(**{name: getattr(self, name) for name in RunSettings.__struct_fields__})
 
     @property
     def capacity(self) -> int:

@@ -15,6 +15,7 @@ from .settings import TABLE, Settings
 FILE_MAX = 16 * 1024 * 1024  # Bytes: a hundred thousand nodes with long names.
 COMMAND_S = 10.0
 """Longest time that the command may take."""
+_decode = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def locate(settings: Settings, host: str) -> Settings:
@@ -43,7 +44,7 @@ def _from_file(file: str, where: str, host: str) -> str:
             data = opened.read(FILE_MAX + 1)
         if len(data) > FILE_MAX:
             raise SettingsError(f"{where} has more than {FILE_MAX} bytes")
-        paths = msgspec.json.decode(data, type=dict[str, str])
+        paths = _decode(data)
     except OSError as error:
         raise SettingsError(f"{where} cannot be read: {error.strerror or error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

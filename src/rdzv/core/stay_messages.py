@@ -82,6 +82,7 @@ class StoreAnswer(msgspec.Struct, frozen=True, tag="answer", forbid_unknown_fiel
 FromWorker = WorkerReady | StoreCall | CloseRun
 FromAgent = GivenRank | RoundEnded | RunEnded | StoreAnswer
 M = TypeVar("M")
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in (FromWorker, FromAgent)}
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -103,6 +104,7 @@ def size_of(header: bytes) -> int:
 def decode(kind: type[M], data: bytes) -> M:
     """Return the message. Raises ValueError if it is none."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        message: M = _decoders[kind].decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"no message of a worker or its agent: {error}") from None
+    return message

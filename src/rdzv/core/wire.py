@@ -76,6 +76,9 @@ class _Version(msgspec.Struct):
     v: int = 0
 
 
+_decode_version = msgspec.json.Decoder(_Version).decode
+
+
 def encode(record: Record) -> bytes:
     """Return the record as it is written to the engine."""
     for name, default in _DEFAULTS.get(type(record), ()):
@@ -150,7 +153,7 @@ def _clean(value: Any, size_max: int = REASON_MAX) -> Any:
 def _why_foreign(data: bytes) -> str:
     """Say why a record does not begin as records of this version do."""
     try:
-        version = msgspec.json.decode(data, type=_Version).v
+        version = _decode_version(data).v
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "it is not a record of rdzv"
     if version == VERSION:

@@ -10,7 +10,7 @@ counts them on the page, so that a worker that asks in every step makes no syste
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -67,6 +67,9 @@ class EndNotice(msgspec.Struct, frozen=True):
 
 FromWorker = WorkerListens | WorkerSaved
 M = TypeVar("M", bound=msgspec.Struct)
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (WorkerHello, NoticeSent)
+}
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -77,6 +80,7 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(kind: type[M], line: bytes) -> M | None:
     """Return the message in a line; None: it is no such message."""
     try:
-        return msgspec.json.decode(line, type=kind)
+        message: M = _decoders[kind].decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return message

@@ -52,6 +52,7 @@ FOLDER = "rdzv-worker-"
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 STACKS_MAX = 64 * 1024
 """Bytes of stacks that are read."""
+_decode_said = msgspec.json.Decoder(FromWorker).decode
 
 
 class ConnectedWorker:
@@ -206,7 +207,7 @@ class WorkerChannel:
                 logger.warning("%s has sent more than %d bytes: it is not listened to any longer", worker, SAID_MAX)
                 return
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                message = msgspec.json.decode(line, type=FromWorker)
+                message = _decode_said(line)
                 if isinstance(message, WorkerListens):
                     worker.listens = True
                 elif isinstance(message, WorkerSaved):

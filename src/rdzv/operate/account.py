@@ -25,6 +25,8 @@ _ENDS = frozenset({"broken", "evicted", "closed", "leaving", "joining"})
 _NO_RECORD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of decoding a line that no agent wrote. One that is nested too deeply raises the last."""
 _CAUSES = {kind.value: kind for kind in CauseKind}
+_decode_header = msgspec.json.Decoder(JournalHeader).decode
+_decode_line = msgspec.json.Decoder(JournalLine).decode
 
 
 class Stay(msgspec.Struct, frozen=True):
@@ -129,7 +131,7 @@ def read_files(paths: Iterable[Path]) -> list[AgentJournal]:
             raise SettingsError(f"journal {str(path)!r} cannot be read: {problem}") from None
         for raw in content.splitlines():
             try:
-                new = msgspec.json.decode(raw, type=JournalHeader)
+                new = _decode_header(raw)
             except _NO_RECORD:
                 line = _line(raw)
                 if line is not None and header is not None:
@@ -143,7 +145,7 @@ def read_files(paths: Iterable[Path]) -> list[AgentJournal]:
 
 def _line(raw: bytes) -> JournalLine | None:
     try:
-        return msgspec.json.decode(raw, type=JournalLine)
+        return _decode_line(raw)
     except _NO_RECORD:
         return None
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry, generate_latest
@@ -64,15 +64,11 @@ def take(observer: RunsObserver) -> Figures:
         members = counts(status, STATES) if status is not None else dict.fromkeys(STATES, 0)
         low, high, number = (status.min_nodes, status.max_nodes, status.round) if status is not None else (0, 0, 0)
         phase = status.phase if status is not None else "none"
-        counters = _copy(model.counters)
+        counters = deepcopy(model.counters)
         progress = status.progress if status is not None else None
         runs.append(RunFigures(follower.run_id, model.run, phase, members, low, high, number, counters, progress))
-    requests = {name: _copy(one) for name, one in observer.requests.items()}
+    requests = {name: deepcopy(one) for name, one in observer.requests.items()}
     return Figures(tuple(runs), observer.is_up, max(0, observer.unwatched), requests, observer.source.figures())
-
-
-def _copy(value: Any) -> Any:
-    return msgspec.convert(msgspec.to_builtins(value), type(value))
 
 
 def text(figures: Figures) -> bytes:

@@ -53,6 +53,9 @@ class ClusterAccess(msgspec.Struct, frozen=True):
     credentials: Credentials
 
 
+_decode = msgspec.msgpack.Decoder(ClusterAccess).decode
+
+
 class Sentinel:
     """The sentinel of this process, as the process sees it. Any thread may call it."""
 
@@ -190,7 +193,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cluster_order(number: int, encoded: bytes) -> bytes:
-    cluster = msgspec.msgpack.decode(encoded, type=ClusterAccess)
+    cluster = _decode(encoded)
     order = b"cluster %d %s\n" % (number, encoded.hex().encode())
     if not cluster.credentials.tls and not cluster.credentials.user:
         names = "\0".join(f"{host}\0{port}" for host, port in cluster.hosts)
@@ -219,7 +222,7 @@ if hasattr(os, "register_at_fork"):
 
 async def revoke_all(leases: Mapping[bytes, Sequence[int]], limit_s: float) -> None:
     """Revoke the leases of each encoded cluster, for at most that long."""
-    work = [_revoke(msgspec.msgpack.decode(cluster, type=ClusterAccess), ids) for cluster, ids in leases.items()]
+    work = [_revoke(_decode(cluster), ids) for cluster, ids in leases.items()]
     await asyncio.wait([asyncio.create_task(one) for one in work], timeout=limit_s)
 
 

@@ -39,6 +39,10 @@ class EtcdMember(msgspec.Struct, rename={"peer_urls": "peerURLs"}):
     peer_urls: list[str] = []
 
 
+_decode_offer = msgspec.json.Decoder(Offer).decode
+_decode_members = msgspec.json.Decoder(list[EtcdMember]).decode
+
+
 class Answering:
     """Answers questions at the peer port, until it is closed.
 
@@ -185,7 +189,7 @@ class Asker:
         """Return the offer of a host whose agent answers, because it runs no etcd; None: no agent answers."""
         with suppress(asyncio.TimeoutError, DialFailed, OSError, msgspec.DecodeError, UnicodeDecodeError):
             code, body = await in_time(ASK_S, self._get(*self._hosts[index], PATH))
-            return msgspec.json.decode(body, type=Offer) if code == 200 else None
+            return _decode_offer(body) if code == 200 else None
         return None
 
     async def runs_etcd(self, index: int) -> bool:
@@ -198,10 +202,10 @@ class Asker:
         code, body = await self._get(host, port, PATH)
         try:
             if code == 200:
-                return msgspec.json.decode(body, type=Offer)
+                return _decode_offer(body)
             code, body = await self._get(host, port, "/members")
             if code == 200:
-                return self._chosen(msgspec.json.decode(body, type=list[EtcdMember]))
+                return self._chosen(_decode_members(body))
         except (msgspec.DecodeError, ValueError):
             pass
         raise NoOffer("another program has its peer port")

@@ -18,6 +18,7 @@ import msgspec
 from ...errors import SettingsError
 from .agreement import HostRecord
 
+_decode = msgspec.json.Decoder(HostRecord).decode
 _held: set[str] = set()
 """Folders that this process has locked: the system would give it the same lock twice."""
 
@@ -85,7 +86,7 @@ class StateFolder:
     def load(self) -> HostRecord | None:
         """Return the record; None if there is none, or if etcd has voted and its data is gone."""
         try:
-            record = msgspec.json.decode(self._record.read_bytes(), type=HostRecord)
+            record = _decode(self._record.read_bytes())
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             # A record is replaced as a whole, so an unreadable one is the disk's fault. Without it this host is an empty one.
             return None

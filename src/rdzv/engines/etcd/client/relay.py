@@ -265,7 +265,7 @@ class _Helper:
 
     def _take(self, number: int, kind: str, args: list[Any]) -> None:
         if kind == "files":
-            self._files = None if args[0] is None else msgspec.convert(args[0], Files)
+            self._files = None if args[0] is None else Files(**args[0])
         elif kind == "unary":
             self._start(number, self._unary(number, *args))
         elif kind == "stream":
