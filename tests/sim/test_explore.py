@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -179,6 +180,17 @@ def test_the_command_names_the_worlds(capsys):
     with pytest.raises(SystemExit):
         main(["no such world"])
     assert "there is no world 'no such world'; there are two form" in capsys.readouterr().err
+
+
+def test_a_world_can_be_walked_in_parts(capsys):
+    def choices(*faults):
+        assert main(["other settings", *(f"--fault={fault}" for fault in faults)]) == 0
+        return int(re.search(r"(\d+) choices", capsys.readouterr().out)[1])
+
+    assert choices("crash") < choices("crash", "expire")
+    with pytest.raises(SystemExit):
+        main(["other settings", "--fault", "gap"])
+    assert "'other settings' has no fault gap; it has restart, expire, crash" in capsys.readouterr().err
 
 
 def test_every_choice_has_a_bit():

@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .checkers import SAFETY_CHECKERS
@@ -352,6 +352,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rdzv.testing.explore", description=__doc__.splitlines()[0])
     parser.add_argument("world", nargs="*", help=f"default: all; there are {', '.join(WORLDS)}")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each world")
+    parser.add_argument(
+        "--fault", action="append",
+        help="walk only the part with this fault; may be given several times. A world of two faults is walked by all its pairs",
+    )
     parser.add_argument("--replay", type=Path, help="a file with a story, to be told again")
     options = parser.parse_args(arguments)
     if options.replay is not None:
@@ -365,7 +369,12 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.world or WORLDS:
         if name not in WORLDS:
             parser.error(f"there is no world {name!r}; there are {', '.join(WORLDS)}")
-        report = explore(WORLDS[name], options.limit)
+        plan = WORLDS[name]
+        if options.fault is not None:
+            if strange := set(options.fault) - set(plan.faults):
+                parser.error(f"{name!r} has no fault {', '.join(sorted(strange))}; it has {', '.join(plan.faults)}")
+            plan = replace(plan, faults=tuple(kind for kind in plan.faults if kind in options.fault))
+        report = explore(plan, options.limit)
         print(report, flush=True)
         for problem, decisions in report.wrong[:1]:
             wrong += 1
