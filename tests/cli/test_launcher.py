@@ -55,6 +55,14 @@ def test_a_member_that_cannot_print_what_it_is_told_stays_a_member():
                 b.kill()
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_member_whose_lines_nobody_reads_any_more_leaves(form):
+    with served() as place, running("join", place, "--run-id", "t", "--nnodes", "2", *form, *QUICK) as member:
+        member.stdout.close()
+        assert member.wait(LIMIT_S) == 1
+        assert member.stderr.read() == ""
+
+
 def test_a_serving_member_stays_for_the_others_until_a_second_signal_and_they_go_on():
     """The second takes the address over, with nothing but what it knows itself."""
     with served() as place:

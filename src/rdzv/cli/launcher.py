@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +46,8 @@ class Printer:
         self._close = ""
         self.is_lost = False
         """Whether anything could not be printed."""
+        self.ends: Callable[[], None] = lambda: None
+        """Ends the command, because nobody reads its lines any more."""
 
     @contextmanager
     def taking_log(self) -> Iterator[None]:
@@ -66,15 +69,18 @@ class Printer:
         return False
 
     def _tell(self, text: str) -> None:
-        """Print what the member is told. A full disk does not end a membership for that, and is reported once."""
+        """Print what the member is told. Nothing is raised: the caller is the member.
+
+        A full disk does not end a membership, and is reported once. A reader that is gone ends it, as it ends any command.
+        """
         try:
             say(text)
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            if not self.is_lost:
+            is_first, self.is_lost = not self.is_lost, True
+            if is_first and isinstance(error, BrokenPipeError):
+                self.ends()
+            elif is_first:
                 complain(f"this member goes on, but what it is told cannot be printed: {error.strerror}")
-            self.is_lost = True
 
     def over(self) -> None:
         """Print that the run is over, for a member whose work is. To any other it is an error, which says the same."""
@@ -117,9 +123,10 @@ class StopSignal:
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for number in STOPPING:
-            loop.add_signal_handler(number, self._set, number)
+            loop.add_signal_handler(number, self.set, number)
 
-    def _set(self, number: signal.Signals) -> None:
+    def set(self, number: signal.Signals) -> None:
+        """Note that the signal came."""
         now = asyncio.get_running_loop().time()
         if self.signal is None:
             self._came_at = now
@@ -167,6 +174,7 @@ async def taking_part(member: AsyncRendezvous) -> AsyncIterator[AsyncRendezvous]
 
 async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
     stop = StopSignal()
+    printer.ends = partial(stop.set, signal.SIGPIPE)
     over = asyncio.Event()
 
     def observe(notice: Notice) -> None:

@@ -54,14 +54,12 @@ class Notifier:
         notice = self._timeline.timed(plain, self._now())
         try:
             self._log(notice)
-        except BrokenPipeError:  # Whoever read the lines of `rdzv join` is gone, and that ends the command.
-            raise
-        except Exception:  # Nor must the log, which may have filters and handlers of the program.
+        except Exception:  # The log may have filters and handlers of the program. They must not end a membership.
             logging.getLogger(__name__).exception("the log failed with %s", notice)
         for listener in self._listeners:
             try:
                 listener(notice)
-            except Exception:  # A listener must not end a membership.
+            except Exception:  # Nor must a listener.
                 logging.getLogger(__name__).exception("an observer failed with %s", notice)
 
     def close(self) -> None:

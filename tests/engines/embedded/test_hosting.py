@@ -165,6 +165,26 @@ async def test_led_to_another_server_after_all_it_gives_its_own_up(monkeypatch):
         assert driver.server is None
 
 
+async def test_one_that_is_cancelled_while_it_gives_its_own_server_up_hangs_up(monkeypatch):
+    async with serving() as other, serving(is_open=False) as own:
+        driver = hosting(f"127.0.0.1:{other.port}", is_host=True)
+        driver.server = own
+        stops, stop = asyncio.Event(), own.stop
+
+        async def slow_stop():
+            stops.set()
+            await asyncio.sleep(LONG_S)
+
+        monkeypatch.setattr(own, "stop", slow_stop)
+        connecting = asyncio.ensure_future(driver.connect())
+        await asyncio.wait_for(stops.wait(), LONG_S)
+        assert other.peers
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await until(lambda: not other.peers)
+        monkeypatch.setattr(own, "stop", stop)
+
+
 async def test_it_listens_on_all_interfaces_unless_the_endpoint_means_this_machine_only():
     name = socket.gethostname()
     try:

@@ -132,9 +132,20 @@ class HostingDriver(RemoteDriver):
             self.check_place(link, welcome)
         except DialFailed as failed:
             raise self.unreachable(failed) from None
+        try:
+            await self._arrived_at(welcome)
+        except BaseException:
+            link.close()
+            raise
+        for server, users in tuple(_users.items()):
+            if server.id == welcome.server and server.loop is asyncio.get_running_loop():
+                users.add(self)
+        return link, welcome
+
+    async def _arrived_at(self, welcome: Welcome) -> None:
+        """Note whose server it is. Raise SettingsError if this run may not be there."""
         self._stands_alone = not welcome.only_run
         if self._stands_alone and self.run_id == UNNAMED:
-            link.close()
             raise SettingsError(
                 f"the run has no id ({UNNAMED!r}), and the server at {self.endpoint} keeps the runs of others too: "
                 "all without an id would meet in one; give one, such as --rdzv-id=$SLURM_JOB_ID"
@@ -142,10 +153,6 @@ class HostingDriver(RemoteDriver):
         is_open = self.server is None or self.server.is_open or self.server.is_retired
         if not is_open and self.server is not None and self.server.id != welcome.server:
             await self._give_up_server()  # The endpoint means another server after all.
-        for server, users in tuple(_users.items()):
-            if server.id == welcome.server and server.loop is asyncio.get_running_loop():
-                users.add(self)
-        return link, welcome
 
     async def _dial_or_host(self, greeting: Greeting) -> tuple[ClientConnection, Welcome]:
         try:
