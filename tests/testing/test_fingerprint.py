@@ -71,6 +71,12 @@ def test_a_cycle_is_walked_once():
     assert text(thing) == text(thing)
 
 
+def test_of_digests_only_counts_which_are_equal():
+    low, high, other = "0" * 32, "f" * 32, "5" * 32
+    assert text(low, high, low) == text(high, low, high) == text(other, low, other)
+    assert text(low, high) != text(low, low)
+
+
 def test_an_instant_is_its_distance_from_now():
     assert text(NOW - 2.0) == text(NOW + 8.0, now=NOW + 10.0)
     assert text(NOW - 2.0) != text(NOW - 1.0)

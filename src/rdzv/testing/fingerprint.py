@@ -1,13 +1,15 @@
 """A fingerprint of everything that a simulated run can still depend on, so that equal states are recognised.
 
 The walk follows every reference from the roots: objects, containers, closures, and the suspended frames of coroutines with
-what they can still read (`liveness.py`). Nothing has to be listed, so a new attribute of the product cannot be forgotten. Two
-kinds of value differ between states that behave alike, and are put in a common form:
+what they can still read (`liveness.py`). Nothing has to be listed, so a new attribute of the product cannot be forgotten.
+Three kinds of value differ between states that behave alike, and are put in a common form:
 
 - An instant becomes its distance from the present, and everything longer ago than `AGE_MAX_S` is equally long ago. Clocks of
   explored nodes and servers start at round numbers far apart (`CLOCKS`), by which an instant is recognised.
 - Random ids, leases, revisions and ports become their rank among those of their kind in this state. The order is kept,
   because the product compares revisions and sorts by id.
+- Digests of member lists are made of such ids. They are numbered as they are met, because the product only asks whether two
+  are equal.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ LEASE: Final = 10**17
 PORT: Final = 20_000
 """Ports of bootstrap addresses begin here and end below 30,000."""
 
-_RENAMED = re.compile(r"(\be[0-9a-f]{15}\b|\b[1-9]\d{17,18}\b|\b7\d{6}\b|:2\d{4}\b)")
+_RENAMED = re.compile(r"(\be[0-9a-f]{15}\b|\b[1-9]\d{17,18}\b|\b7\d{6}\b|:2\d{4}\b|\b[0-9a-f]{32}\b)")
+_DIGEST_SIZE = 32
+"""Length of the digests of member lists. No other word that is renamed is so long."""
 _TOLD = re.compile(r'"lasted_s":[0-9.]+')
 """A duration that is only told: that of a head, in the journal."""
 _SKIPPED_ATTRIBUTES = frozenset({
@@ -72,20 +76,22 @@ LONG_S = 1_000.0
 """Durations above this one are never over while a world is explored, so they are alike."""
 
 
-def fingerprint(roots: Iterable[object], clocks: Mapping[int, float]) -> bytes:
+def fingerprint(roots: Iterable[object], clocks: Mapping[int, float], grain_s: float = GRAIN_S) -> bytes:
     """Return 8 bytes that are equal for states that behave alike. `clocks`: the present of each clock, by its number."""
-    text = describe(roots, clocks).encode("utf-8", "surrogatepass")
+    text = describe(roots, clocks, grain_s).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).digest()
 
 
-def describe(roots: Iterable[object], clocks: Mapping[int, float]) -> str:
+def describe(roots: Iterable[object], clocks: Mapping[int, float], grain_s: float = GRAIN_S) -> str:
     """Return the state as text."""
-    walk = Walk(clocks)
+    walk = Walk(clocks, grain_s)
     for root in roots:
         if not walk.knows(root):
             walk.visit(root)
-    kinds = itertools.groupby(sorted(walk.words, key=_order), key=lambda word: word[0])
+    digests = dict.fromkeys(word for word in walk.out if len(word) == _DIGEST_SIZE and word in walk.words)
+    kinds = itertools.groupby(sorted(walk.words - digests.keys(), key=_order), key=lambda word: word[0])
     ranks = {word: f"{kind}{rank}" for kind, group in kinds for rank, word in enumerate(group)}
+    ranks.update((word, f"digest{number}") for number, word in enumerate(digests))
     return " ".join(map(ranks.get, walk.out, walk.out))  # What has no rank stays as it is.
 
 
@@ -103,11 +109,12 @@ def _parts(text: str) -> tuple[list[str], list[str]]:
 class Walk:
     """One walk. Objects are numbered as they are met, so that the text shows which references lead to the same one."""
 
-    def __init__(self, clocks: Mapping[int, float]) -> None:
+    def __init__(self, clocks: Mapping[int, float], grain_s: float = GRAIN_S) -> None:
         self.out: list[str] = []
         self.words: set[str] = set()
         """Ids, leases, revisions and ports that were met. The first character of each tells which it is."""
         self._clocks = clocks
+        self._grain_s = grain_s
         self._met: dict[int, int] = {}
         self._kept: list[object] = []
 
@@ -135,7 +142,7 @@ class Walk:
 
     def number(self, value: float) -> None:
         if value >= CLOCK_STEP and value != float("inf"):
-            value = round(max(min(-self.age_s(value), FAR_S), -AGE_MAX_S) / GRAIN_S)
+            value = round(max(min(-self.age_s(value), FAR_S), -AGE_MAX_S) / self._grain_s)
         elif LONG_S < value < CLOCK_STEP:
             value = LONG_S
         self.out.append(f"{value:.3f}")

@@ -29,13 +29,13 @@ from .checkers import Calm, CheckContext, Checker, Judge
 from .choices import DEAD, ENGINE, FAULTS, HOLDING, KEY, NEW, ORDINARY, REQUEST_OR_QUIET, Choice
 from .chosen import ChosenChannel, ChosenLoop, ChosenNetwork, ChosenNode, ChosenServer, decode_frames
 from .driver import SimDriver
-from .fingerprint import CLOCK_STEP
+from .fingerprint import CLOCK_STEP, FAR_S, GRAIN_S
 from .history import Fault, Given, History
 from .network import SimNetwork
 from .nodes import SimNode
 from .scenario import NodePlan
 from .server import SimServer
-from .virtual_loop import current_process
+from .virtual_loop import Process, current_process
 
 SOON_S = 0.001
 """A timer due within this time may fire before or after a request that is under way arrives."""
@@ -345,13 +345,13 @@ class SmallWorld:
 
     # ---- the state
 
-    def fingerprint(self) -> bytes:
-        """Return a fingerprint of all that the future depends on."""
+    def fingerprint(self, grain_s: float = GRAIN_S) -> bytes:
+        """Return a fingerprint of all that the future depends on. `grain_s`: how finely instants are told apart."""
         for run in self.engine.core.runs.values():
             run.presences  # noqa: B018  Looking drops those that have ended, as the next step of time would.
         clocks = dict(self.engine.clocks())
         clocks.update({int(app.node.now() // CLOCK_STEP): app.node.now() for app in self.apps.values()})
-        return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now})
+        return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now}, grain_s)
 
     def _roots(self) -> Iterator[object]:
         # Without a fault left it does not matter which could strike, and whether they have been offered.
@@ -370,12 +370,20 @@ class SmallWorld:
             yield connection
             for deliver, args in channel.queue:
                 yield deliver.__name__, [decode_frames(one) if isinstance(one, bytes) else one for one in args]
-        for at, call in self.loop.pending_timers():
-            if not getattr(call.context.get(current_process), "dead", False) and _name(call.callback) not in PERIODIC:
+        timers = self.loop.pending_timers()
+        # The order of those that do not fire before the world is at rest decides nothing.
+        near = sum(at - self.loop.now < FAR_S - GRAIN_S / 2 for at, _ in timers)
+        for at, call in timers[:near] + sorted(timers[near:], key=lambda one: getattr(_process_of(one[1]), "name", "")):
+            if not getattr(_process_of(call), "dead", False) and _name(call.callback) not in PERIODIC:
                 yield at, call.callback, call.args
         # Rounds that were given are remembered: whether a later one agrees with them is part of what is checked.
         given = self.history.of(Given)
         yield sorted((one.era.level, one.number, one.actor, one.table, one.digest, one.boot) for one in given)
+
+
+def _process_of(call: Any) -> Process | None:
+    process: Process | None = call.context.get(current_process)
+    return process
 
 
 def _name(callback: Callable[..., object]) -> str:
