@@ -54,3 +54,15 @@ def test_a_reader_that_goes_away_ends_a_command_in_silence():
     ) as command:
         command.stdout.close()
         assert (command.wait(60), command.stderr.read()) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("--version", 0), ("runs memory://", 0), ("status memory:// --run-id t", 7), ("join nonsense:// --nnodes 1", 2)],
+)
+def test_a_command_whose_output_is_closed_ends_as_it_does_otherwise(words, code):
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"exec {sys.executable} -m rdzv {words} {closed}"], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), (closed, done.stderr)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import errno
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -55,7 +57,10 @@ def _escape_unknown(error: UnicodeError) -> tuple[str, int]:
 
 @contextmanager
 def usable_stdout() -> Iterator[None]:
-    """Let neither a name that the encoding of stdout does not have nor a full disk end a command with a traceback."""
+    """Let neither a name that the encoding of stdout does not have nor a full disk nor a closed stream cause a traceback."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # The caller has closed it, as some starters of daemons do.
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  For as long as the process lives.
     if isinstance(sys.stdout, TextIOWrapper):
         # Python's own "backslashreplace" writes \xe9, which is no JSON.
         codecs.register_error("rdzv-escape", _escape_unknown)
