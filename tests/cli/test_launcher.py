@@ -55,6 +55,22 @@ def test_a_member_that_cannot_print_what_it_is_told_stays_a_member():
                 b.kill()
 
 
+def test_a_member_whose_lines_do_not_fit_on_the_disk_goes_from_round_to_round_all_the_same():
+    words = ["join", "--run-id", "t", "--nnodes", "1:2", "--json", *QUICK]
+    with served() as place, Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "rdzv", *words, place, "--conf", "slot=b"]
+        with subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True) as b:
+            try:
+                assert "this member goes on" in b.stderr.readline()
+                wait_for(lambda: '"sealed"' in rdzv("status", place, "--json").stdout, "it is in round 1")
+                with running(*words, place, "--conf", "slot=a"):
+                    wait_for(lambda: '"size":2' in rdzv("status", place, "--json").stdout, "another member is in its round")
+                b.send_signal(signal.SIGTERM)
+                assert (b.communicate(timeout=LIMIT_S)[1], b.returncode) == ("", 1)
+            finally:
+                b.kill()
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_member_whose_lines_nobody_reads_any_more_leaves(form):
     with served() as place, running("join", place, "--run-id", "t", "--nnodes", "2", *form, *QUICK) as member:

@@ -6,7 +6,9 @@ no more than it needs, because tests start hundreds of these at once.
 
 import asyncio
 import logging
+import signal
 import sys
+from functools import partial
 
 from rdzv.aio import AsyncRendezvous
 from rdzv.cli.exit_codes import exit_on_error
@@ -18,6 +20,7 @@ from rdzv.errors import Evicted
 async def main(endpoint: str, run_id: str, nnodes: str, *settings: str) -> None:
     low, _, high = nnodes.partition(":")
     printer, stop = Printer(as_json=True), StopSignal()
+    printer.ends = partial(stop.set, signal.SIGPIPE)
     options = dict(setting.split("=", 1) for setting in settings)
     async with AsyncRendezvous(
         endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=printer.notice, **options

@@ -85,21 +85,24 @@ class Printer:
     def over(self) -> None:
         """Print that the run is over, for a member whose work is. To any other it is an error, which says the same."""
         if self._close and not self._as_json:
-            say(self._close)
+            self._tell(self._close)
 
     def world(self, world: AsyncWorld) -> None:
         """Print a world, with all fields that a reader needs to compare it with the worlds of other members."""
         fields = {name: getattr(world, name) for name in ("incarnation", "era", "round", "fence", "rank", "size", "digest")}
-        self.line({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)})
+        self._event({"event": "world", "run": world.run_id, **fields, "bootstrap": str(world.bootstrap)})
 
     def notice(self, notice: Notice) -> None:
         fields = {"kind": notice.kind, "round": notice.round, "member": notice.member, "reason": notice.reason}
-        if self._as_json:
-            self._tell(json_text({"event": "notice", **fields}))
+        self._event({"event": "notice", **fields})
 
     def changed(self, round: int, change: Change) -> None:
         """Print that the world of that round (0: there was none) is no longer valid."""
-        self.line({"event": "changed", "kind": change.kind, "round": round, "reason": change.reason})
+        self._event({"event": "changed", "kind": change.kind, "round": round, "reason": change.reason})
+
+    def _event(self, fields: dict[str, Any]) -> None:
+        if self._as_json:
+            self._tell(json_text(fields))
 
     def line(self, fields: dict[str, Any], text: str = "") -> None:
         """Print the fields as JSON for programs, or the text, if any, for people."""
@@ -152,11 +155,12 @@ async def join(make: MemberFactory, printer: Printer) -> int:
     """Join every round until a signal, or until the run is over. Return the exit code."""
     with printer.taking_log():
         try:
-            return await _join_rounds(make, printer)
+            await _join_rounds(make, printer)
         except Closed as closed:
-            if closed.success:  # No error is shown for it.
-                printer.over()
-            raise
+            if not closed.success:
+                raise
+            printer.over()
+    return ExitCode.FAILED if printer.is_lost else ExitCode.OK
 
 
 @asynccontextmanager
@@ -172,7 +176,7 @@ async def taking_part(member: AsyncRendezvous) -> AsyncIterator[AsyncRendezvous]
             raise
 
 
-async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
+async def _join_rounds(make: MemberFactory, printer: Printer) -> None:
     stop = StopSignal()
     printer.ends = partial(stop.set, signal.SIGPIPE)
     over = asyncio.Event()
@@ -198,7 +202,6 @@ async def _join_rounds(make: MemberFactory, printer: Printer) -> int:
                     printer.changed(world.round, change)
             except Evicted as evicted:
                 printer.changed(0, Change(ChangeKind.EVICTED, evicted.reason))
-    return ExitCode.FAILED if printer.is_lost else ExitCode.OK
 
 
 async def _announce(rendezvous: AsyncRendezvous, name: str) -> None:
