@@ -74,6 +74,8 @@ def test_every_error_has_its_code(error, code):
         (["journal", "no/such/file"], "'no/such/file' is neither a journal file"),
         (["journal", "~no-user/a.rdzv.jsonl"], "'~no-user/a.rdzv.jsonl' is neither a journal file"),
         (["journal", f"{'a' * 300}/x"], "/x' is neither a journal file"),
+        (["journal", "a" * 300], "' is not a host name"),
+        (["journal", "~no-user"], "'~no-user' is not a host name"),
         (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "journal_dir=~no-user/j"],
          "journal_dir is '~no-user/j': it must be the path of a folder"),
         (["serve", "--bind", "nowhere"], "'nowhere' is not HOST:PORT; it must be HOST:PORT, such as"),
