@@ -165,6 +165,30 @@ async def test_ages_and_timers_are_refreshed_while_somebody_looks(monkeypatch):
         one.writer.close()
 
 
+async def test_a_run_that_cannot_be_shown_is_logged_once_and_the_pages_of_the_others_go_on(monkeypatch, caplog):
+    monkeypatch.setattr(feed, "TICK_S", 0.05)
+    fails, real = True, feed.glance
+    async with scene() as made:
+        made.go("a", nodes=(1, 1))
+        made.go("b", nodes=(1, 1), run_id="other")
+        follower = await made.until_round(1, 1)
+        await made.until_round(1, 1, "other")
+        one, other = [await Listener.open(made.port, f"/events?run={run}") for run in ("job", "other")]
+        for listener in (one, other):
+            assert (await listener.next())[0] == "all"
+        monkeypatch.setattr(feed, "glance", lambda of, now: 1 / 0 if fails and of.run_id == "job" else real(of, now))
+        await until(lambda: "a defect in the page of run 'job'" in caplog.text)
+        made.page.observer.changed(follower)  # As its watch does.
+        for _ in range(5):
+            assert (await other.next())[0] == "change"
+        assert caplog.text.count("ZeroDivisionError: ") == 1
+        fails = False
+        assert (await one.next())[0] == "change"
+        fails = True  # The server can be stopped all the same.
+        for listener in (one, other):
+            listener.writer.close()
+
+
 async def test_a_stream_with_nothing_to_say_says_so(monkeypatch):
     monkeypatch.setattr(feed, "STILL_HERE_S", 0.05)
     async with scene() as made:

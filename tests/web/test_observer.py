@@ -197,6 +197,16 @@ async def test_a_defect_is_logged_and_the_run_is_followed_again(monkeypatch, cap
         assert made.run().trouble == ""
 
 
+async def test_a_defect_that_comes_again_and_again_is_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(observer, "RETRY_S", (0.0, 0.0))
+    tries = []
+    monkeypatch.setattr(observer.RunFollower, "_note_leader", lambda *_: tries.append(1) or 1 / 0)
+    async with scene() as made:
+        made.go("a", nodes=(1, 1))
+        await until(lambda: len(tries) > 5)
+    assert caplog.text.count("ZeroDivisionError: ") == 1
+
+
 class FailingSource(ServerSource):
     """Fails to tell its runs, as often as it is told to."""
 

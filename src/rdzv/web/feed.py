@@ -6,6 +6,7 @@ A browser first gets all of a run, then only changes. One that reads too slowly 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +16,9 @@ import msgspec
 from ..core.status import Status
 from ..system.timers import in_time
 from .history import counts, missing
-from .observer import RunFollower, RunsObserver
+from .observer import Defects, RunFollower, RunsObserver
+
+logger = logging.getLogger("rdzv.web")
 
 CLIENTS_MAX = 64
 """Browsers that may listen at once."""
@@ -85,6 +88,7 @@ class RunFeed:
     def __init__(self, follower: RunFollower, observer: RunsObserver) -> None:
         self.follower = follower
         self.listening = 0
+        self.defects = Defects()
         self._observer = observer
         self._number = 0
         self._changes: deque[tuple[int, bytes]] = deque(maxlen=CHANGES_MAX)
@@ -212,7 +216,7 @@ class Feeds:
         self.closing.set()
         self._overview_changed.set()
         for feed in self._runs.values():
-            feed.publish(with_ages=True)
+            self._publish(feed, with_ages=True)
         self._ticking.cancel()
         await asyncio.wait([self._ticking])
 
@@ -221,7 +225,17 @@ class Feeds:
         self._overview_changed = asyncio.Event()
         if follower is not None and (feed := self._runs.get(follower.run_id)) is not None:
             feed.follower = follower  # Another one, if the run was gone and is back.
-            feed.publish()
+            self._publish(feed)
+
+    def _publish(self, feed: RunFeed, *, looks: bool = False, with_ages: bool = False) -> None:
+        """Publish a run. If that fails as nobody foresaw, it ends neither the pages of other runs nor the watch of this one."""
+        try:
+            if looks:
+                feed.follower.look()
+            feed.publish(with_ages=with_ages)
+        except Exception as error:
+            if feed.defects.is_new(error):
+                logger.exception("a defect in the page of run %r", feed.follower.run_id)
 
     async def _tick(self) -> None:
         beat = 0
@@ -233,7 +247,6 @@ class Feeds:
                     del self._runs[run_id]
                 elif feed.listening:
                     status = feed.follower.model.status
-                    if status is not None and (status.phase != "sealed" or status.call != "none"):
-                        feed.follower.look()
+                    looks = status is not None and (status.phase != "sealed" or status.call != "none")
                     is_large = status is not None and len(status.members) > SMALL
-                    feed.publish(with_ages=not is_large or beat % 3 == 0)
+                    self._publish(feed, looks=looks, with_ages=not is_large or beat % 3 == 0)

@@ -37,6 +37,17 @@ OPERATIONS = ("list_runs", "connect", "read")
 REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
+class Defects:
+    """Remembers the last exception that nobody foresaw, so that one that comes every second is logged once."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def is_new(self, error: Exception) -> bool:
+        before, self._last = self._last, repr(error)
+        return self._last != before
+
+
 class RunFollower:
     """Follows one run for as long as it is there."""
 
@@ -48,6 +59,7 @@ class RunFollower:
         """Why the run cannot be seen at the moment."""
         self.gone_at: float | None = None
         self._observer = observer
+        self._defects = Defects()
         self._keys = Keys(run_id)
         self._viewer: RunViewer | None = None
         self._known: dict[str, LiveMember] = {}
@@ -90,8 +102,9 @@ class RunFollower:
                 await self._follow_session(await self._observer.timed("connect", self._observer.source.connect(self.run_id)))
             except (RdzvError, EngineReset) as error:
                 self.trouble = error.sentence if isinstance(error, RdzvError) else f"the engine was restarted: {error}"
-            except Exception:  # A record that nobody foresaw must not end the metrics of its run for good.
-                logger.exception("a defect in the observer of run %r", self.run_id)
+            except Exception as error:  # A record that nobody foresaw must not end the metrics of its run for good.
+                if self._defects.is_new(error):
+                    logger.exception("a defect in the observer of run %r", self.run_id)
                 self.trouble = DEFECT
             self._observer.changed(self)
             wait_s = RETRY_S[0] if self._observer.now() - began > RETRY_S[1] else min(RETRY_S[1], 2 * wait_s)
@@ -241,6 +254,7 @@ class RunsObserver:
         self.listeners: list[Callable[[RunFollower | None], None]] = []
         """Called with a run that changed, or with None if the list of runs or the engine's state did."""
         self._task: asyncio.Task[None] | None = None
+        self._defects = Defects()
         self._warned = False
 
     def start(self) -> None:
@@ -276,8 +290,9 @@ class RunsObserver:
                 is_up, trouble, is_first = True, "", False
             except (RdzvError, EngineReset) as error:
                 trouble = error.sentence if isinstance(error, RdzvError) else str(error)
-            except Exception:  # A look that fails as nobody foresaw must not end the metrics of all runs for good.
-                logger.exception("a defect in the observer of %s", self.source.endpoint)
+            except Exception as error:  # A look that fails as nobody foresaw must not end the metrics of all runs for good.
+                if self._defects.is_new(error):
+                    logger.exception("a defect in the observer of %s", self.source.endpoint)
             self._set_engine(is_up=is_up, trouble=trouble)
             await asyncio.sleep(self.source.poll_s if is_up else retry_s)
             retry_s = RETRY_S[0] if is_up else min(RETRY_S[1], 2 * retry_s)
