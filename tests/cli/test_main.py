@@ -103,6 +103,13 @@ def test_a_file_name_that_is_too_long_is_said_in_one_sentence(command):
     assert done.stderr.startswith(f"rdzv: engine {place} is unreachable: file name too long")
 
 
+def test_a_name_to_listen_at_that_no_host_can_have_is_said_in_one_sentence():
+    done = invoke("serve", "--bind", "a..b:1")
+    assert done.exit_code == ExitCode.UNREACHABLE
+    assert done.stderr.startswith("rdzv: engine a..b:1 is unreachable: cannot listen there: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_adopt_without_force_changes_nothing_and_says_what_it_would_do():
     done = invoke("adopt", "memory://", "--run-id", "t")
     assert done.exit_code == ExitCode.USAGE

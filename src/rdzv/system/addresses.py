@@ -57,7 +57,10 @@ def _to_bind(host: str) -> list[tuple[int, str]]:
         return [(socket.AF_INET, LOOPBACK[0]), (socket.AF_INET6, LOOPBACK[1])]
     if host in _LITERALS:
         return [(_LITERALS[host], host)]
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:  # A part of the name is empty or too long.
+        raise OSError(str(error)) from None
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
 
