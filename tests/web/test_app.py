@@ -82,6 +82,23 @@ async def test_the_page_is_there_before_the_full_name_of_the_host_is_known(monke
             pass
 
 
+async def test_the_loop_goes_on_while_the_name_to_listen_at_is_looked_up(monkeypatch):
+    answers = threading.Event()
+
+    def getaddrinfo(*_, **__):
+        assert answers.wait(5), "the loop stood still"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    page = serving.WebServer(serving_source(), ("node1.example", 0))
+    starting = asyncio.ensure_future(page.start())
+    await asyncio.sleep(0)
+    answers.set()
+    await starting
+    assert (await fetch(page.port, "/healthz"))[0] == 200
+    await page.stop()
+
+
 async def test_runs_are_told_as_json():
     async with scene() as made:
         made.go("a", "b", nodes=(2, 2), info={"gpu": "x" * 1000})

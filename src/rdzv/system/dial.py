@@ -11,9 +11,9 @@ import ipaddress
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 from .timers import in_time
 
@@ -24,6 +24,7 @@ NOBODY = "start the node that serves there, or correct the port"
 SILENCE = "a firewall drops the packets or the host is off: open the port between the nodes"
 _REMEDIES = {errno.ECONNREFUSED: NOBODY, errno.EHOSTUNREACH: "the host is off, or the network between is cut"}
 
+T = TypeVar("T")
 Where: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 Address: TypeAlias = "tuple[int, Where]"  # The family, and the argument of `connect`.
 
@@ -75,37 +76,45 @@ class Resolver:
             raise DialFailed(problem, answered=False, remedy=NO_NAME) from None
 
     def _ask(self, host: str, port: int) -> asyncio.Future[list[Address]]:
-        """Ask in a daemon thread: the end of the program would wait for one of asyncio's own."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Address]] = loop.create_future()
-
-        def settle(found: list[Address] | OSError) -> None:
-            if future.done():
-                return
-            if isinstance(found, OSError):
-                future.set_exception(found)
-                future.exception()  # Mark it as seen: the caller may have given up.
-            else:
-                future.set_result(found)
-
-        def ask() -> None:
-            answer: list[Address] | OSError
+        def ask() -> list[Address]:
             try:
                 entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                found = dict.fromkeys((int(entry[0]), cast("Where", entry[4])) for entry in entries)
-                answer = list(found)[:ADDRESSES_MAX]
-            except OSError as error:
-                answer = error
             except UnicodeError as error:
-                answer = OSError(str(error))
-            with suppress(RuntimeError):  # The loop is closed: no caller is left.
-                loop.call_soon_threadsafe(settle, answer)
+                raise OSError(str(error)) from None
+            found = dict.fromkeys((int(entry[0]), cast("Where", entry[4])) for entry in entries)
+            return list(found)[:ADDRESSES_MAX]
 
+        return in_daemon_thread(ask, f"rdzv resolves {host}")
+
+
+def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Do work that may hang, and that raises OSError only. The end of the program would wait for a thread of asyncio's own."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: OSError | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+            future.exception()  # Mark it as seen: the caller may have given up.
+        else:
+            future.set_result(cast("T", result))
+
+    def run() -> None:
+        result, problem = None, None
         try:
-            threading.Thread(target=ask, name=f"rdzv resolves {host}", daemon=True).start()
-        except RuntimeError as error:  # The system has no room for a thread.
-            settle(OSError(str(error)))
-        return future
+            result = work()
+        except OSError as error:
+            problem = error
+        with suppress(RuntimeError):  # The loop is closed: no caller is left.
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:  # The system has no room for a thread.
+        settle(None, OSError(str(error)))
+    return future
 
 
 async def connect(address: Address, timeout_s: float) -> socket.socket:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -13,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..config.secret import Secret
 from ..system.addresses import is_loopback, listen
+from ..system.dial import in_daemon_thread
 from ..system.fork import let_go_in_children
 from .app import HEADERS_MAX, Web
 from .observer import RunsObserver
@@ -106,7 +108,8 @@ class WebServer:
 
     async def start(self) -> None:
         """Listen and begin to observe. Raise OSError if the port cannot be had, or the certificate not be used."""
-        sockets = listen(*self.bind)
+        # A resolver that does not answer would hold the event loop of the agent.
+        sockets = await in_daemon_thread(partial(listen, *self.bind), "rdzv http name")
         for one in sockets:
             let_go_in_children(one)
         self.port = sockets[0].getsockname()[1]
