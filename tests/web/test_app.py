@@ -403,6 +403,7 @@ async def test_a_request_that_makes_no_sense_is_refused_with_a_sentence():
         for what, how, status in (
             (("jump",), {}, 400), (("ban",), {}, 400), (("close",), {"reason": " "}, 400), (("close",), {"by": ""}, 400),
             (("drain", "nobody"), {}, 404), (("unban", "a"), {}, 404), (("close",), {"run": "other"}, 404),
+            (("ban", "h" * 200), {}, 400), (("unban",), {}, 400),
         ):  # fmt: skip
             answered, said = await act(made.port, *what, **how)
             assert (answered, len(said["error"]) > 10) == (status, True), what

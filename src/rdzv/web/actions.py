@@ -11,7 +11,7 @@ import msgspec
 from ..config.secret import Secret
 from ..core.text import NAME_MAX, clip
 from ..engines.port import EngineReset
-from ..errors import NotFound, RdzvError
+from ..errors import NotFound, RdzvError, SettingsError
 from ..operate import commands
 from .observer import RunsObserver
 
@@ -84,6 +84,8 @@ class Actions:
             return await self._carry_out(request, reason, clip(f"{person} (page, {peer})", NAME_MAX))
         except NotFound as error:
             raise Refusal(404, error.sentence) from None
+        except SettingsError as error:
+            raise Refusal(400, error.sentence) from None
         except (RdzvError, EngineReset) as error:
             sentence = error.sentence if isinstance(error, RdzvError) else "the engine was restarted: try again"
             raise Refusal(502, sentence) from None
@@ -120,8 +122,6 @@ class Actions:
                 raise NotFound(run_id, f"nobody there has the name, id or host {target!r}")
             done = f"asked to drain: {', '.join(asked)}"
         elif request.act == "ban":
-            if not target:
-                raise Refusal(400, "which host is to be banned?")
             await commands.ban(session, run_id, target, said)
             done = f"host {target!r} is banned"
         elif request.act == "unban":
