@@ -13,6 +13,8 @@ import pytest
 
 import rdzv
 from support.ports import free_port
+from support.timing import within
+from support.torchrun_jobs import ServeProcess
 
 SRC = Path(rdzv.__file__).parent.parent
 LONG_S = 60.0
@@ -164,6 +166,21 @@ time.sleep(20)
     assert one.ends() == 128 + signal.SIGTERM, one.log
     assert "0 0 saved" in one.said
     assert "did not stop" not in one.log
+
+
+def test_sigterm_stops_the_workers_soon_although_the_engine_is_away(tmp_path):
+    with ServeProcess() as server:
+        one = Node(tmp_path, int(server.endpoint.rpartition(":")[2]), "join()\ntime.sleep(600)\n", "--conf", "is_host=false")
+        try:
+            one.until("0 0 given")
+            server.kill()
+            one.process.send_signal(signal.SIGTERM)
+            began_at = time.monotonic()
+            assert one.ends() == 128 + signal.SIGTERM, one.log
+            within(time.monotonic() - began_at, 15.0)
+        finally:
+            one.process.kill()
+            server.start()  # For the end of the block.
 
 
 def test_a_node_that_gives_up_while_it_waits_for_a_round_shows_the_failure_only(node):
