@@ -88,11 +88,11 @@ class Resolver:
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Do work that may hang, and that raises OSError only. The end of the program would wait for a thread of asyncio's own."""
+    """Do work that may hang. The end of the program would wait for a thread of asyncio's own."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: OSError | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -102,10 +102,11 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             future.set_result(cast("T", result))
 
     def run() -> None:
-        result, problem = None, None
+        result: T | None = None
+        problem: Exception | None = None
         try:
             result = work()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  The caller raises it.
             problem = error
         with suppress(RuntimeError):  # The loop is closed: no caller is left.
             loop.call_soon_threadsafe(settle, result, problem)
