@@ -199,12 +199,12 @@ class Comparison:
         return state
 
     def exact(self, way):
-        """Return the state to which these choices lead, with instants told apart to 10 us."""
+        """Return the state to which these choices lead, told apart from all others as exactly as can be."""
         left, states = list(way), []
 
         def choose(world, _choices):
             if not left:
-                states.append(world.fingerprint(1e-5))
+                states.append(world.fingerprint(exact=True))
             return left.pop(0) if left else None
 
         module.SmallWorld(self.plan, choose, lambda _: None, ()).play()
@@ -214,7 +214,8 @@ class Comparison:
 def compare(plan, walks):
     """Return how many choices were compared, after so many walks.
 
-    States that differ by less than half a second may go on differently: a timer of one fires before a timer of the other.
+    States that differ by less than half a second may go on differently: a timer of one fires before a timer of the other. So
+    may those that differ by the revision of a former engine (`fingerprint`).
     """
     comparison = Comparison(plan)
     for _ in range(walks):

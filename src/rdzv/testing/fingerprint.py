@@ -76,15 +76,19 @@ LONG_S = 1_000.0
 """Durations above this one are never over while a world is explored, so they are alike."""
 
 
-def fingerprint(roots: Iterable[object], clocks: Mapping[int, float], grain_s: float = GRAIN_S) -> bytes:
-    """Return 8 bytes that are equal for states that behave alike. `clocks`: the present of each clock, by its number."""
-    text = describe(roots, clocks, grain_s).encode("utf-8", "surrogatepass")
+def fingerprint(roots: Iterable[object], clocks: Mapping[int, float], *, exact: bool = False) -> bytes:
+    """Return 8 bytes that are equal for states that behave alike. `clocks`: the present of each clock, by its number.
+
+    `exact`: instants are told apart to 10 us, and revisions keep their numbers. A member may remember one of an engine that
+    is gone, and a new engine comes to the same number sooner or later.
+    """
+    text = describe(roots, clocks, exact=exact).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).digest()
 
 
-def describe(roots: Iterable[object], clocks: Mapping[int, float], grain_s: float = GRAIN_S) -> str:
+def describe(roots: Iterable[object], clocks: Mapping[int, float], *, exact: bool = False) -> str:
     """Return the state as text."""
-    walk = Walk(clocks, grain_s)
+    walk = Walk(clocks, 1e-5 if exact else GRAIN_S)
     for root in roots:
         if not walk.knows(root):
             walk.visit(root)
@@ -92,6 +96,8 @@ def describe(roots: Iterable[object], clocks: Mapping[int, float], grain_s: floa
     kinds = itertools.groupby(sorted(walk.words - digests.keys(), key=_order), key=lambda word: word[0])
     ranks = {word: f"{kind}{rank}" for kind, group in kinds for rank, word in enumerate(group)}
     ranks.update((word, f"digest{number}") for number, word in enumerate(digests))
+    if exact:
+        ranks.update((word, word) for word in walk.words - digests.keys() if word[0] == "7")
     return " ".join(map(ranks.get, walk.out, walk.out))  # What has no rank stays as it is.
 
 
@@ -109,7 +115,7 @@ def _parts(text: str) -> tuple[list[str], list[str]]:
 class Walk:
     """One walk. Objects are numbered as they are met, so that the text shows which references lead to the same one."""
 
-    def __init__(self, clocks: Mapping[int, float], grain_s: float = GRAIN_S) -> None:
+    def __init__(self, clocks: Mapping[int, float], grain_s: float) -> None:
         self.out: list[str] = []
         self.words: set[str] = set()
         """Ids, leases, revisions and ports that were met. The first character of each tells which it is."""

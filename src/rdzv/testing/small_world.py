@@ -345,13 +345,13 @@ class SmallWorld:
 
     # ---- the state
 
-    def fingerprint(self, grain_s: float = GRAIN_S) -> bytes:
-        """Return a fingerprint of all that the future depends on. `grain_s`: how finely instants are told apart."""
+    def fingerprint(self, *, exact: bool = False) -> bytes:
+        """Return a fingerprint of all that the future depends on."""
         for run in self.engine.core.runs.values():
             run.presences  # noqa: B018  Looking drops those that have ended, as the next step of time would.
         clocks = dict(self.engine.clocks())
         clocks.update({int(app.node.now() // CLOCK_STEP): app.node.now() for app in self.apps.values()})
-        return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now}, grain_s)
+        return fingerprint.fingerprint(self._roots(), {**clocks, 5: self.loop.now}, exact=exact)
 
     def _roots(self) -> Iterator[object]:
         # Without a fault left it does not matter which could strike, and whether they have been offered.
