@@ -224,7 +224,8 @@ async def test_etcd_pays_one_watch_per_run_however_many_browsers_look():
     page = WebServer(EndpointSource(settings), ("127.0.0.1", 0))
     await page.start()
     await until(lambda: [one.model.counters.sealed for one in page.observer.runs.values()] == [1, 1])
-    # etcd counts each prefix of a watch: the group of a run, and the progress of its workers. A run is shown before that begins.
+    # etcd counts each prefix of a watch: the group of a run, and the progress of its workers. A run is shown before the
+    # second one begins.
     await until(lambda: watchers() - before == 2 * 2)
     listeners = [await Listener.open(page.port, f"/events?run={run_id}") for run_id in ("one", "one", "two", "one")]
     for one in listeners:
