@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 import threading
@@ -333,3 +334,31 @@ def test_an_observer_that_calls_the_store_is_refused_and_not_left_hanging(served
         worlds.append(world)
         member.drain("to be told of")
     assert said
+
+
+@pytest.mark.parametrize("call", ["store", "drain"])
+def test_the_handler_of_a_signal_makes_a_call_while_its_thread_reads(served, monkeypatch, call):
+    """As a SIGTERM handler that drains: the loop waited for the thread that read, and the handler in it for the loop."""
+    real, armed, handled = select.poll, [], []
+
+    class Poll:
+        """A signal comes while the thread waits for bytes."""
+
+        def __init__(self) -> None:
+            self._poll = real()
+            self.register = self._poll.register
+
+        def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+            if armed:
+                armed.clear()
+                began_at = time.monotonic()
+                world.store.set("stop", "now") if call == "store" else member.drain("told to go", 5.0)
+                handled.append(time.monotonic() - began_at)
+            return self._poll.poll(timeout_ms)
+
+    monkeypatch.setattr(thread_calls.select, "poll", Poll)
+    with members(served, 1) as [(member, world)]:
+        burst(world)
+        armed.append(True)
+        assert not world.store.check(["k"])
+        within(handled[0], 1.0)

@@ -89,11 +89,12 @@ class CalledByThreads(ClientProtocol):
         """The socket, while other threads may use it."""
         self._unsent = b""
         """The end of a request of another thread, for which the socket had no room."""
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()
         """Held by a thread that reads in place of the loop, and by the loop while it takes the reading back."""
+        self._is_taking = False
+        """A thread has taken bytes from the socket and not handed all of them on."""
         self._is_lent = False
         """Whether threads read. Changed by the loop while no request waits, and by the holder of `_reading`."""
-        self._poll: select.poll | None = None
         self._called_at = 0.0
         self._calls = 0
         """Calls of threads that followed each other quickly; since the last look of the loop, if the reading is lent."""
@@ -167,20 +168,30 @@ class CalledByThreads(ClientProtocol):
             self._calls = -REFUSED_CALLS
 
     def _read_for(self, waiter: ThreadWaiter) -> None:
-        """Read until the answer has come or the loop reads again. One thread reads for all that wait."""
-        while not waiter.done():
+        """Read until the answer has come or the loop reads again. One thread reads for all that wait.
+
+        A thread that waits for bytes holds no lock. The handler of a signal may make a call in this thread meanwhile, for which
+        the loop has to take the reading back.
+        """
+        poll = select.poll()
+        with suppress(ValueError):  # The descriptor is gone.
+            poll.register(self._descriptor, select.POLLIN)
+        while self._is_lent and not waiter.done():
+            is_readable = bool(poll.poll(PATIENCE_S * 1000))
             with self._reading:
-                if waiter.done() or not self._is_lent or not self.is_open or self._descriptor < 0:
+                if waiter.done() or not self._is_lent or not self.is_open or self._descriptor < 0 or self._is_taking:
                     return
-                assert self._poll is not None, "it was made before the reading was lent"
-                if not self._poll.poll(PATIENCE_S * 1000):
+                if not is_readable:
                     self._give_back(b"")
                     return
+                self._is_taking = True
                 try:
                     self._read_answers()
                 except BaseException:
                     self._interrupted()
                     raise
+                finally:
+                    self._is_taking = False
 
     def _read_answers(self) -> None:
         """Read answers to threads. Give the reading back with the first bytes that are anything else."""
@@ -230,9 +241,6 @@ class CalledByThreads(ClientProtocol):
             is_idle = not (self._waiters or self._rest or self._is_lent or self._unsent)
             # The loop does not read while a thread gives the reading back: both would read, once that is done.
             if self.is_open and self._descriptor >= 0 and is_idle and self.transport.is_reading():
-                if self._poll is None:
-                    self._poll = select.poll()
-                    self._poll.register(self._descriptor, select.POLLIN)
                 self.transport.pause_reading()
                 self._is_lent, self._calls = True, 1
                 if not self._looks:
@@ -266,9 +274,11 @@ class CalledByThreads(ClientProtocol):
             self.transport.resume_reading()
 
     def wait_for_reader(self) -> None:
-        """Wait until no thread uses the socket, which is about to be closed: at most `PATIENCE_S`."""
-        with self._reading:
-            pass
+        """Wait until no thread reads from the socket, which is about to be closed: at most `SLICE_S`."""
+        # That takes microseconds, unless the handler of a signal keeps the thread from going on. It may wait for this loop.
+        if self._reading.acquire(timeout=SLICE_S):
+            self._reading.release()
+        self._descriptor = -1
 
     def ask(self, kind: Callable[..., Frame], *fields: object) -> tuple[int, Waiter]:
         waiter = self._new_waiter()
