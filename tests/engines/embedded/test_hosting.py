@@ -409,6 +409,20 @@ async def test_members_of_one_process_share_its_server_and_the_last_stops_it():
         await driver_to(port).connect()
 
 
+async def test_a_driver_that_connects_once_more_after_it_was_closed_does_not_keep_the_server():
+    """As a member does whose status is asked for while it leaves."""
+    port = free_port()
+    host, other = (hosting(f"127.0.0.1:{port}", stay_s=LONG_S) for _ in range(2))
+    sessions = [await host.connect()]
+    await other.close()
+    sessions.append(await other.connect())
+    for session in sessions:
+        await session.close()
+    await host.close()
+    with pytest.raises(Unreachable):
+        await driver_to(port).connect()
+
+
 async def test_a_server_that_stands_by_itself_is_not_replaced():
     async with serving() as server:
         driver = hosting(f"127.0.0.1:{server.port}")

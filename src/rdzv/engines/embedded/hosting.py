@@ -137,7 +137,7 @@ class HostingDriver(RemoteDriver):
         except BaseException:
             link.close()
             raise
-        for server, users in tuple(_users.items()):
+        for server, users in tuple(_users.items()) if not self._closed else ():  # No further `close` takes it out again.
             if server.id == welcome.server and server.loop is asyncio.get_running_loop():
                 users.add(self)
         return link, welcome
