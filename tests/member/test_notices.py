@@ -165,6 +165,24 @@ def test_a_listener_that_fails_disturbs_neither_the_others_nor_the_member(caplog
     assert "an observer failed with" in caplog.text
 
 
+def test_a_listener_that_cannot_be_closed_disturbs_neither_the_others_nor_the_member(caplog):
+    closed = []
+
+    class Listener:
+        def __init__(self, close):
+            self.close = close
+
+        def __call__(self, _notice):
+            pass
+
+    def fail():
+        raise OSError("disk full")
+
+    Notifier("job", "a", lambda: 0.0, [Listener(fail), Listener(lambda: closed.append("second"))]).close()
+    assert closed == ["second"]
+    assert "an observer failed as it was closed" in caplog.text
+
+
 def test_a_log_that_fails_disturbs_neither_the_listeners_nor_the_member(caplog):
     heard = []
 

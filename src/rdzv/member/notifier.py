@@ -67,4 +67,7 @@ class Notifier:
         for listener in self._listeners:
             finish = getattr(listener, "close", None)
             if finish is not None:
-                finish()
+                try:
+                    finish()
+                except Exception:  # It must not keep the member from leaving.
+                    logging.getLogger(__name__).exception("an observer failed as it was closed")
