@@ -428,6 +428,18 @@ async def test_an_agent_removes_the_folders_of_killed_agents_and_of_no_other(mon
         await check_folders(Path(short), monkeypatch)
 
 
+async def test_workers_are_served_although_no_thread_can_be_started(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    channel = worker_channel.WorkerChannel()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        await channel.open()
+    assert channel.path
+    channel.close()
+
+
 async def check_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def names() -> set[str]:
         return {path.name for path in tmp_path.iterdir()}
@@ -452,9 +464,12 @@ async def check_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         other.mkdir()
         channel = worker_channel.WorkerChannel()
         await channel.open()
-        await asyncio.get_running_loop().shutdown_default_executor()  # Waits for the thread that removes.
         kept = {lives.name, other.name}
-        assert names() == kept | {Path(channel.path).parent.name}
+
+        async def removed() -> bool:
+            return names() == kept | {Path(channel.path).parent.name}
+
+        await until(removed, "the folder of the killed agent to go")
         channel.close()
         assert names() == kept
     finally:

@@ -33,6 +33,7 @@ from ..core.worker_messages import (
     decode,
     encode,
 )
+from ..system.dial import in_daemon_thread
 from ..system.timers import in_time
 
 logger = logging.getLogger("rdzv.workers")
@@ -138,7 +139,7 @@ class WorkerChannel:
         path.chmod(0o600)
         self.path = str(path)
         # Not waited for: a folder for temporary files may be large, and the workers should start.
-        asyncio.get_running_loop().run_in_executor(None, _remove_dead, self._folder.parent)
+        in_daemon_thread(functools.partial(_remove_dead, self._folder.parent), "rdzv removes folders")
 
     def close(self) -> None:
         """Stop listening, let all workers go and remove the folder."""
