@@ -107,6 +107,21 @@ async def test_who_was_prepared_in_vain_joins_all_the_same_and_nobody_hears_of_i
         assert [notice.kind for notice in notices[:2]] == ["joining", "present"]
 
 
+async def test_what_was_wrong_when_a_member_was_prepared_is_raised_by_one_join_only():
+    class Wrong(Dialled):
+        async def connect(self) -> MemorySession:
+            session = await super().connect()
+            if len(self.sessions) == 1:
+                raise errors.SettingsError("the file is not there yet")
+            return session
+
+    async with rendezvous("memory://", driver=Wrong()) as member:
+        await member.prepare()
+        with pytest.raises(errors.SettingsError, match="the file is not there yet"):
+            await member.join()
+        assert (await member.join()).size == 1
+
+
 @pytest.mark.parametrize("missing", [0, 1], ids=["connected", "in vain"])
 async def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(missing):
     driver = Dialled(missing)
@@ -118,7 +133,7 @@ async def test_who_is_prepared_and_leaves_without_joining_leaves_nothing_behind(
     for session in filter(None, driver.sessions):
         with pytest.raises(errors.Unreachable, match="the session is closed"):
             await session.txn()
-    for call in (member.join, member.prepare):
+    for call in (member.join, member.prepare, member.serve_workers):
         with pytest.raises(errors.LeftAlready, match=f"^{call.__name__}: this member has left run 'job'"):
             await call()
     assert len(driver.sessions) == 1

@@ -298,6 +298,9 @@ class Member:
 
         It stays open until the member leaves. The path is empty if no socket could be made; the log says why.
         """
+        refused = machine.unusable(self.state, "serve_workers")
+        if refused is not None:
+            raise refused
         if self._workers is None:
             place, bell = lambda: (self.world, self.presence), self.bell.ring
             self._workers = WorkerWatch(self._node, place, self._settings.stall, bell)
@@ -468,10 +471,9 @@ class Member:
     async def _dial(self) -> Session:
         early = self._early
         if early is not None:
-            with suppress(Unreachable, Untrusted):  # What was wrong then need not be now.
-                await early
+            await asyncio.wait([early])  # If this is cancelled, the member leaves, and ends what came of it.
             self._early = None
-            if early.exception() is None:
+            with suppress(Unreachable, Untrusted):  # What was wrong then need not be now.
                 return early.result()
         return await self.driver.connect()
 
