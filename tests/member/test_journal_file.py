@@ -52,6 +52,19 @@ def test_a_file_has_a_header_and_a_line_per_notice_and_is_the_users_alone(tmp_pa
     assert stat.S_IMODE(one.path.parent.stat().st_mode) == 0o700
 
 
+def test_a_notice_for_which_no_thread_can_be_started_does_not_stop_those_after_it(tmp_path, monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    one = journal(tmp_path)
+    monkeypatch.setattr(journal_file, "_writers", {})
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):  # The notifier logs it.
+        one(notice())
+    assert not journal_file._writers, "lines would be given to a thread that never runs"
+    one.close()
+
+
 def test_nothing_is_made_before_the_first_notice(tmp_path):
     one = journal(tmp_path / "folder")
     one.close()

@@ -116,7 +116,7 @@ class JournalFile:
 
     def close(self) -> None:
         """Let the thread write what it has, and wait for it a little."""
-        if self._began_at is not None:
+        if self._began_at is not None and os.getpid() in _writers:
             _Writer.of_process().lines.put((self, None))
             self._over.wait(CLOSE_S)
 
@@ -185,7 +185,11 @@ class _Writer(threading.Thread):
             made = cls()
             found = _writers.setdefault(os.getpid(), made)  # Another thread may have been quicker.
             if found is made:
-                made.start()
+                try:
+                    made.start()
+                except RuntimeError:  # The system has no room for a thread. The next notice tries again.
+                    del _writers[os.getpid()]
+                    raise
         return found
 
     def run(self) -> None:
