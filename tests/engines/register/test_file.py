@@ -49,3 +49,21 @@ def test_what_a_killed_writer_left_is_replaced(tmp_path):
     backend = FileBackend(str(tmp_path / "run"))
     assert backend.set_state(b"one") == (b"one", b"one", True)
     assert backend.get_state() == (b"one", b"one")
+
+
+def test_a_process_forked_during_a_write_does_not_keep_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr("rdzv.engines.register.file.LOCK_S", 0.1)
+    backend = FileBackend(str(tmp_path / "run"))
+    reader, writer = os.pipe()
+    with backend._locked():
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            os.read(reader, 1)  # Until the test ends.
+            os._exit(0)
+    try:
+        assert backend.set_state(b"one") == (b"one", b"one", True)
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(child, 0)

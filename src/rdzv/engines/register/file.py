@@ -71,4 +71,6 @@ class FileBackend:
                 time.sleep(RETRY_S)
             yield
         finally:
+            # A process that was forked meanwhile has the file open, too: closing it here would leave the lock with that one.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
