@@ -65,8 +65,9 @@ def _end_at_once_after_an_exception() -> None:
 
     def end() -> None:
         if failed:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(AttributeError, OSError, ValueError):  # It is closed, or nobody reads it any more.
+                    stream.flush()
             os._exit(1)
 
     sys.excepthook = note

@@ -12,7 +12,7 @@ PROGRAM = """
 import atexit, sys, types
 jax = sys.modules["jax"] = types.ModuleType("jax")
 jax.distributed = types.SimpleNamespace(initialize=lambda **given: print(given))
-atexit.register(lambda: print("JAX waits"))
+atexit.register(lambda: print("JAX waits", file=sys.__stdout__))
 import rdzv.jax
 rdzv.jax.initialize({options})
 atexit.register(lambda: print("the program's own"))
@@ -51,6 +51,14 @@ def test_an_exception_ends_the_process_before_jax_waits_for_the_others():
     assert done.returncode == 1
     assert done.stderr.endswith("ValueError: bad\n")
     assert done.stdout.splitlines()[1:] == ["the program's own"]
+
+
+@pytest.mark.parametrize("stdout", ["None", "open('/dev/full', 'w')"], ids=["closed", "full"])
+def test_an_exception_ends_the_process_at_once_where_its_output_cannot_be_written(stdout):
+    done = run(end=f"sys.stdout = {stdout}\nprint('lost')\nraise ValueError('bad')")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: bad\n")
+    assert "JAX waits" not in done.stdout
 
 
 def test_a_program_that_rdzv_run_did_not_start_is_told_so():
