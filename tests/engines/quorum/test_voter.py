@@ -412,6 +412,25 @@ async def test_an_agent_that_leaves_as_it_takes_the_lock_keeps_what_another_has_
     assert folder(tmp_path).load() is not None
 
 
+async def test_an_agent_that_leaves_as_it_takes_the_lock_does_not_keep_it(tmp_path, monkeypatch):
+    lock = StateFolder.lock
+
+    def slowly(kept: StateFolder) -> bool:
+        time.sleep(0.1)  # A busy disk.
+        return lock(kept)
+
+    monkeypatch.setattr(StateFolder, "lock", slowly)
+    kept = folder(tmp_path)
+    quorum = Quorum("q", "job", (("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.3", 1)))
+    voter = Voter(quorum, 0, "127.0.0.1", kept, EtcdProgram("etcd", "3.5.16"), Contexts(lambda: None, lambda: None), None)
+    voter.start()
+    await asyncio.sleep(0)
+    await voter.stop(forget=False)
+    await asyncio.get_running_loop().shutdown_default_executor()  # Whatever a thread was doing is done now.
+    assert not kept.is_locked
+    assert folder(tmp_path).lock(), "another agent of this host can take it"
+
+
 # ---- the folder
 
 

@@ -121,7 +121,8 @@ class Voter:
     async def _run(self) -> None:
         while True:
             try:
-                while not self.folder.is_locked and not await asyncio.to_thread(self.folder.lock):
+                # Not in a thread, which would go on if this task is ended, and take the lock when nobody unlocks it any more.
+                while not self.folder.is_locked and not self.folder.lock():
                     self.reason = "another process of this host looks after its etcd"
                     await asyncio.sleep(LOCK_EVERY_S)
                 await self._take_part()
