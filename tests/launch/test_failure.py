@@ -54,7 +54,7 @@ def test_a_long_exception_is_cut_and_cannot_steer_a_terminal():
         (b'{"message": "ValueError: bad\\nmore"}', "ValueError: bad"),
         (b'{"message": {"other": 1}}', ""),
         (b'{"other": 1}', ""), (b"[]", ""), (b"3", ""), (b"", ""), (b"{", ""), (b"\xff", ""),
-        (b'{"message": "\xff"}', ""),
+        (b'{"message": "\xff"}', ""), (b"[" * 100_000, ""),
     ],
 )  # fmt: skip
 def test_an_error_file_of_torch_is_read_and_any_other_ignored(data, exception):

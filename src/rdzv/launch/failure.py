@@ -76,6 +76,6 @@ def exception_of_error_file(data: bytes) -> str:
     try:
         message = msgspec.json.decode(data)["message"]
         text = message["message"] if isinstance(message, dict) else message
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecursionError):
         return ""
     return shown(str(text).strip().partition("\n")[0], EXCEPTION_MAX)
