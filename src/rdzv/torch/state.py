@@ -108,8 +108,8 @@ def _broadcast(tensors: list[torch.Tensor], source: int) -> None:
 
 
 def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the tensor as views that share its memory, small ones if gloo sends them."""
-    if tensor.device.type != "cpu" or tensor.nbytes <= PIECE_BYTES:
-        return [tensor]
-    pieces: Sequence[torch.Tensor] = tensor.view(-1).split(PIECE_BYTES // tensor.element_size())
+    """Return the tensor as bytes that share its memory, in small pieces if gloo sends them."""
+    # As bytes, because gloo and NCCL each know only some types of numbers: neither int16, for example.
+    whole = tensor.view(-1).view(torch.uint8)
+    pieces: Sequence[torch.Tensor] = whole.split(PIECE_BYTES) if whole.device.type == "cpu" else [whole]
     return pieces
