@@ -113,6 +113,7 @@ def test_an_event_handler_that_fails_ends_nobody(monkeypatch, caplog):
         (["/x/torch/distributed/run.py", "train.py"], {"PET_MAX_RESTARTS": "7"}, 7),
         (["torchrun", "--max-restarts=many"], {}, None),
         (["my_program.py"], {}, None),
+        (["/home/me/run.py"], {}, None),
         ([], {}, None),
     ],
 )

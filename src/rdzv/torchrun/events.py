@@ -34,7 +34,9 @@ class Recorder:
 
 def is_torchrun(arguments: Sequence[str]) -> bool:
     """Whether this is torchrun's command line, and not that of a program that uses torch's agent."""
-    return bool(arguments) and Path(arguments[0]).name in ("torchrun", "run.py", "torch.distributed.run")
+    program = Path(arguments[0]) if arguments else Path()
+    # `python -m torch.distributed.run` has the path of that module. Many a program of its own is called run.py, too.
+    return program.name in ("torchrun", "torch.distributed.run") or program.parts[-3:] == ("torch", "distributed", "run.py")
 
 
 def max_restarts(arguments: Sequence[str], environ: dict[str, str] | os._Environ[str]) -> int | None:
