@@ -12,7 +12,7 @@ import pytest
 from rdzv.core import stay_messages as messages
 from rdzv.core.model import WorkerRanks
 from rdzv.core.stay_messages import CloseRun, FromAgent, FromWorker, RoundEnded, StoreCall, WorkerReady
-from rdzv.errors import Closed, RoundOver, StoreTimeout, Unreachable
+from rdzv.errors import Closed, RoundOver, StoreTimeout, Unreachable, WrongArgument
 from rdzv.launch.environment import NodeInRound
 from rdzv.launch.stay_channel import StayChannel
 
@@ -133,6 +133,20 @@ def test_a_worker_is_given_its_rank_calls_the_store_and_hears_of_the_end(calls, 
         await until(lambda: 1 not in channel.workers)
         with pytest.raises(Unreachable):
             link.close_run("too late")
+
+    play(scenario)
+
+
+@needs_torch
+def test_a_text_for_the_keys_is_refused_as_by_any_other_store(calls):
+    async def scenario(channel, until, _closed):
+        link, world = await in_round_2(channel, until)
+        for call in (world.store.check, world.store.multi_get, world.store.wait):
+            with pytest.raises(WrongArgument, match="keys is 'done', of type str: it must be a list of keys"):
+                await in_thread(call, "done")
+        with pytest.raises(WrongArgument, match="values is 'done', of type str: it must be a dict of keys and values"):
+            await in_thread(world.store.multi_set, "done")
+        link.leave()
 
     play(scenario)
 

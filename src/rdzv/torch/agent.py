@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from .. import worker
 from ..blocking import Store
+from ..config import arguments
 from ..core import stay_messages as messages
 from ..core.member_rules import Change, ChangeKind
 from ..core.stay_messages import (
@@ -85,19 +86,19 @@ class _RemoteStore:
         return _Request(self.round, "set", key, value)
 
     def multi_set(self, values: Mapping[str, bytes | str]) -> _Request:
-        return _Request(self.round, "multi_set", dict(values))
+        return _Request(self.round, "multi_set", arguments.pairs("multi_set", values))
 
     def get(self, key: str, timeout_s: float | None = None) -> _Request:
         return _Request(self.round, "get", key, self._limit(timeout_s))
 
     def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> _Request:
-        return _Request(self.round, "multi_get", list(keys), self._limit(timeout_s))
+        return _Request(self.round, "multi_get", arguments.keys("multi_get", keys), self._limit(timeout_s))
 
     def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> _Request:
-        return _Request(self.round, "wait", list(keys), self._limit(timeout_s))
+        return _Request(self.round, "wait", arguments.keys("wait", keys), self._limit(timeout_s))
 
     def check(self, keys: Iterable[str]) -> _Request:
-        return _Request(self.round, "check", list(keys))
+        return _Request(self.round, "check", arguments.keys("check", keys))
 
     def add(self, key: str, amount: int) -> _Request:
         return _Request(self.round, "add", key, amount)
