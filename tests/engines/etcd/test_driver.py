@@ -48,6 +48,21 @@ async def test_keys_are_below_the_endpoints_path_and_named_without_it(one):
     await whole.close()
 
 
+async def test_a_key_that_is_no_text_is_another_programs(one):
+    session = await driver(one, "odd").connect()
+    await session.txn(then=[Put("a/k", b"v")])
+    since = (await session.txn()).revision
+    watches = [session.watch(["a/"], since), session.watch(["a/", "b/"], since)]
+    for key in (b"odd/a/\xff", b"odd/b/\xff"):
+        await session.client.put(key, b"?")
+    assert [item.key for item in (await session.txn(then=[List("")])).reads[0]] == ["a/k"]
+    await session.txn(then=[Put("a/k", b"w")])
+    for watch in watches:
+        batch = await asyncio.wait_for(anext(watch), SOON_S)
+        assert [event.key for event in batch.events] == ["a/k"]
+    await session.close()
+
+
 async def test_any_number_of_keys_is_read_at_one_revision(one):
     session = await driver(one, "many").connect()
     for start in range(0, 300, 100):

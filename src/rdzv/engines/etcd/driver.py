@@ -240,7 +240,7 @@ class EtcdSession(WatchesAfterwards):
         self._shared.revision = max(self._shared.revision, done.header.revision)
         case = done.case if done.succeeded else 0
         wanted = len(branches[case if done.succeeded else -1])  # `_txn` and the client may have added operations.
-        reads = tuple([tuple(map(self.item, found.items)) for found in done.found[:wanted]])
+        reads = tuple([tuple(filter(None, map(self.item, found.items))) for found in done.found[:wanted]])
         return Outcome(done.succeeded, done.header.revision, reads, case)
 
     def _case(self, case: Case) -> messages.TxnBranch:
@@ -325,9 +325,13 @@ class EtcdSession(WatchesAfterwards):
             for watch in tuple(self.watches):
                 watch.end(self._end_error())
 
-    def item(self, kv: messages.KeyValue) -> Item:
-        """Translate a key and its value. Its name is relative to the endpoint's path."""
-        return Item(kv.key.decode()[len(self.prefix) :], kv.value, kv.created, kv.modified, kv.lease)
+    def item(self, kv: messages.KeyValue) -> Item | None:
+        """Translate a key and its value. Its name is relative to the endpoint's path. None: it is no text, so not ours."""
+        try:
+            name = kv.key.decode()
+        except UnicodeDecodeError:
+            return None
+        return Item(name[len(self.prefix) :], kv.value, kv.created, kv.modified, kv.lease)
 
     def span(self, target: str) -> tuple[bytes, bytes]:
         """Return the range of keys of a watch's target."""

@@ -102,18 +102,19 @@ class EtcdWatch(WatchQueue):
 
     def changed(self, changes: Sequence[WatchEvent]) -> None:
         """Take the next changes of one target: whole revisions, in order."""
-        items = [(self._session.item(change.kv), change) for change in changes]
+        items = [(item, change) for change in changes if (item := self._session.item(change.kv)) is not None]
         events = [Event(item.key, item.modified, None if change.deleted else item) for item, change in items]
         if len(self._targets) == 1:
-            self.deliver(Batch(events[-1].revision, tuple(events)))
+            if events:
+                self.deliver(Batch(events[-1].revision, tuple(events)))
             return
-        if events[0].revision <= self.seen:
+        if events and events[0].revision <= self.seen:
             self.end(Gap(f"a change of revision {events[0].revision} came after others up to {self.seen}"))
             return
         self._held += events
         if self._counted_at:
             self._deliver_complete()
-        elif not self._counting:
+        elif events and not self._counting:
             self._count()
 
     def _count(self) -> None:
