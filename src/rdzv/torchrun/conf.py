@@ -120,13 +120,18 @@ def etcd_endpoint(text: str, protocol: object, key: str) -> Endpoint:
 def _read(parameters: RendezvousParameters, endpoint: Endpoint, run_id: str, config: Mapping[str, object]) -> Conf:
     for key in config:
         _check_key(key)
-    own = {key: _value(key, config[key], OWN[key]) for key in OWN if key in config}
+    own = read_own(config)
     if "close_timeout" in config:
         own["close_timeout_s"] = _value("close_timeout", config["close_timeout"], TORCH["close_timeout"])
     settings = translate({key: value for key, value in config.items() if key not in OWN})
     if parameters.local_addr:
         settings["local_addr"] = parameters.local_addr
     return Conf(endpoint, _run_id(run_id, endpoint), parameters.min_nodes, parameters.max_nodes, settings, **own)
+
+
+def read_own(config: Mapping[str, object]) -> dict[str, Any]:
+    """Return the settings of the torchrun handler only. Raises SettingsError."""
+    return {key: _value(key, config[key], OWN[key]) for key in OWN if key in config}
 
 
 def _run_id(given: str, endpoint: Endpoint) -> str:

@@ -296,12 +296,15 @@ def test_create_handler_takes_settings_of_ours_and_mentions_what_it_does_not_kno
     handler = handler_for(timeout=900, store_type="tcp", grow="never", rank=3, lifetime=5)
     assert (handler._conf.settings["grow"], handler._conf.settings["order"]) == ("never", 3)
     assert "join_timeout" in handler._conf.settings
+    assert (handler._conf.spare_exit, handler_for(spare_exit="exit")._conf.spare_exit) == ("error", "exit")
     assert [record.args[0] for record in caplog.records if "not known" in record.msg] == ["lifetime"]
 
 
-@pytest.mark.parametrize("config", [{"join_timeout": "-1"}, {"last_call_timeout": "x"}, {"grow": "sometimes"}])
+@pytest.mark.parametrize(
+    "config", [{"join_timeout": "-1"}, {"last_call_timeout": "x"}, {"grow": "sometimes"}, {"spare_exit": "no"}]
+)
 def test_create_handler_refuses_what_is_wrong(config):
-    with pytest.raises(ValueError, match=r"join|last_call|grow"):
+    with pytest.raises(ValueError, match=r"join|last_call|grow|spare_exit is 'no': it must be"):
         handler_for(**config)
 
 

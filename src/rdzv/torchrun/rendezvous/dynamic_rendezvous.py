@@ -23,7 +23,7 @@ from ...errors import NotJoined, Unreachable
 from ...operate import commands
 from ...system.node import LocalNode
 from ...system.portal import Portal
-from ..conf import KEYS, TORCH, Conf, translate
+from ..conf import KEYS, OWN, TORCH, Conf, read_own, translate
 from ..handler import Handler, torch_errors
 from .api import RendezvousClosedError, RendezvousInfo, RendezvousParameters, RendezvousStateError
 
@@ -42,7 +42,7 @@ class DynamicRendezvousHandler(Handler):
 
     def __init__(
         self, settings: RendezvousSettings, backend: RendezvousBackend, store: Store, local_addr: str | None = None,
-        **options: object,
+        *, spare_exit: str = "error", **options: object,
     ) -> None:  # fmt: skip
         """`options` are settings of rdzv. The store is kept only because it may be the one that serves."""
         self._torch_settings = settings
@@ -63,7 +63,7 @@ class DynamicRendezvousHandler(Handler):
         register = BlockingRegister(backend, str(endpoint), timeout_s=timeout_s, corrupt=(RendezvousStateError,))
         self._driver = RegisterDriver(register, LocalNode(), timeout_s=timeout_s)
         close_s = settings.timeout.close.total_seconds()
-        conf = Conf(endpoint, settings.run_id, settings.min_nodes, settings.max_nodes, given, "error", close_s)
+        conf = Conf(endpoint, settings.run_id, settings.min_nodes, settings.max_nodes, given, spare_exit, close_s)
         super().__init__(backend.name, conf, self._driver)
 
     @classmethod
@@ -145,4 +145,5 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
         own["read_timeout"] = params.config["read_timeout"]
     for key in params.config.keys() - set(KEYS) - _BACKENDS:
         logger.warning("parameter %r is not known here; its backend may know it", key)
-    return DynamicRendezvousHandler(settings, backend, store, params.local_addr, **translate(own))
+    options = translate({key: value for key, value in own.items() if key not in OWN})
+    return DynamicRendezvousHandler(settings, backend, store, params.local_addr, **read_own(own), **options)

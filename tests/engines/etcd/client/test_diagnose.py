@@ -14,6 +14,6 @@ def test_versions_from_3_4_on_are_enough(version, enough):
     assert (too_old(version) == "") is enough
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"no"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"no", b'{"a":' + b"[" * 8000 + b"]" * 8000 + b"}"])
 def test_a_reply_that_is_not_etcds_has_no_version(body):
     assert version_of(body) == ""

@@ -108,7 +108,7 @@ def _judge(reply: bytes, credentials: Credentials) -> str:
 def version_of(body: bytes) -> str:
     """Return etcd's version from its reply to `GET /version`; empty if the server is not etcd."""
     found = re.search(rb"\{.*\}", body, re.DOTALL)
-    with suppress(ValueError, AttributeError):
+    with suppress(ValueError, AttributeError, RecursionError):
         return str(json.loads(found[0] if found else b"").get("etcdserver", ""))
     return ""
 
