@@ -145,11 +145,16 @@ class Application:
         self.act("gone")
 
     async def _watch(self) -> None:
-        """Record the moment of a change, whatever the workers are doing."""
-        change = await self.member.wait_changed()
-        if change is not None and change.kind is not ChangeKind.LEFT:
+        """Record the moment of each change, whatever the workers are doing."""
+        while (change := await self.member.wait_changed()) is not None and change.kind is not ChangeKind.LEFT:
             self._told(change)
             self.bell.ring()
+            await self._until_undone()
+
+    async def _until_undone(self) -> None:
+        """Wait until the round goes on after all, as it may on an emptied engine, before the workers have looked."""
+        while self.member.state.change is not None:  # To read `changed` would acknowledge an eviction.
+            await self.member.bell.wait(None, self.member.bell.rings)
 
     async def _stall(self, world: AsyncWorld) -> None:
         """Report, once in its life, that the workers get no further (T7.15). They go on until the round is broken."""
@@ -288,8 +293,10 @@ class Application:
         await Wakeup(self.node).wait(1.5)
 
     async def _ring_at_change(self) -> None:
-        await self.member.wait_changed()
-        self.bell.ring()
+        while True:
+            await self.member.wait_changed()
+            self.bell.ring()
+            await self._until_undone()
 
     def _told_evicted(self, evicted: Evicted) -> None:
         self.stage.history.add(EvictedTold(actor=self.node.name, member=evicted.member, reason=str(evicted)))
