@@ -20,7 +20,7 @@ CHOICES_MAX = 150
 """Choices for each world in `make test`. What is counted is the same on every machine, unlike seconds."""
 LARGE = {
     "two re-form", "three re-form: losses", "three re-form: pauses", "three re-form: engine", "three re-form: growth",
-    "three re-form: sick nodes", "three re-form: notices", "two use the store", "lone survivors",
+    "three re-form: sick nodes", "three re-form: notices", "lone survivors",
     "three re-form: messages and pauses", "three re-form: engine and losses", "three re-form: losses and pauses",
     "three re-form: engine and pauses",
 }  # fmt: skip
