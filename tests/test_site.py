@@ -145,11 +145,11 @@ def served(site):
     """The address of the site, on loopback. Its search does not work from a file."""
     handler = functools.partial(QuietHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join()
+        thread.join(60)
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

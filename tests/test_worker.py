@@ -29,7 +29,8 @@ from rdzv.member import worker_channel, worker_watch
 from support.memory_members import Party
 
 LONG_S = 30.0
-PROGRAM = "import sys, time, os\nfrom rdzv import worker\n"
+PROGRAM = "import sys, time, os, signal\nfrom rdzv import worker\nsignal.alarm(300)\n"
+"""The alarm ends a worker whose test was killed."""
 
 
 @pytest.fixture(autouse=True)

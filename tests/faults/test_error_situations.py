@@ -126,7 +126,7 @@ def test_one_node_with_other_nnodes():
             done = join(place, nnodes="2:3")
         finally:
             first.kill()
-            first.communicate()
+            first.communicate(timeout=60)
     assert done.returncode == 2
     agrees("One node with other --nnodes", done.stderr)
 

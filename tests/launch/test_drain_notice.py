@@ -19,10 +19,11 @@ from support.torchrun_jobs import wait_for
 LONG_S = 60.0
 
 SAVES = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from rdzv import worker
 
+signal.alarm(300)  # If the test is killed, nobody else ends it.
 rank, size, number, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["RDZV_ROUND"], Path(sys.argv[1])
 
 def any_of_all(step, mine):

@@ -59,7 +59,7 @@ def test_output_goes_to_all_its_places_and_one_that_fails_stops_no_other(tmp_pat
     data = b"a line\n" * 50_000
     with open(reader, "rb") as pipe:  # noqa: PTH123
         shown = []
-        reading = threading.Thread(target=lambda: shown.append(pipe.read()))
+        reading = threading.Thread(target=lambda: shown.append(pipe.read()), daemon=True)
         reading.start()
         copy = copied(data, [Broken(), LogFile(tmp_path / "new" / "log"), Console(writer, threading.Lock(), "[3] ")])
         os.close(writer)

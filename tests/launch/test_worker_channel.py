@@ -18,6 +18,7 @@ import os, signal, sys, time
 from pathlib import Path
 from rdzv import worker
 
+signal.alarm(300)  # If the test is killed, nobody else ends it.
 rank, number, folder = int(os.environ["RANK"]), os.environ["RDZV_ROUND"], Path(sys.argv[1])
 
 def meets_the_others(step):

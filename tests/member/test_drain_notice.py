@@ -17,8 +17,9 @@ from rdzv.operate import commands
 from support.memory_members import LONG_S, Party
 
 SAVES = """
-import os, sys, time
+import os, signal, sys, time
 from rdzv import worker
+signal.alarm(300)  # If the test is killed, nobody else ends it.
 worker.progress(int(os.environ["RANK"]))
 assert worker.notice() is None
 worker.saved()  # There is nothing to answer.

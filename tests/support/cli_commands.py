@@ -30,7 +30,7 @@ def running(*words, **environ):
     finally:
         with suppress(ProcessLookupError):
             process.kill()
-        process.communicate()
+        process.communicate(timeout=LIMIT_S)  # A child of its own may hold its output.
 
 
 @contextmanager

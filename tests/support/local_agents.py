@@ -75,8 +75,7 @@ def drift(slow_s: float) -> str:
 def wait_for(folder: str) -> str:
     """Say that this worker runs, and wait for the file that lets it end."""
     (Path(folder) / f"{os.environ['GROUP_RANK']}-of-{os.environ['WORLD_SIZE']}-{os.getppid()}").touch()
-    while not (Path(folder) / "go").exists():
-        time.sleep(0.05)
+    soon((Path(folder) / "go").exists)
     return os.environ["WORLD_SIZE"]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ def say(event: str, **fields: object) -> None:
 
 
 def main(file: Path) -> None:
+    signal.alarm(3600)  # No test lasts an hour: without this it would go on for ever if the test is killed.
     local = int(os.environ.get("LOCAL_RANK", "0"))
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     model = nn.Linear(4, 4)

@@ -55,13 +55,13 @@ class Forks:
     def all_live(self) -> bool:
         """Whether a process was forked for each start, and none of them has ended: then nothing has waited for its end."""
         for thread in self.threads:
-            thread.join()
+            thread.join(LIVES_S)
         ended = [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in self.pids]
         return bool(ended) and not any(ended)
 
     def end(self) -> None:
         for thread in self.threads:
-            thread.join()
+            thread.join(LIVES_S)
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

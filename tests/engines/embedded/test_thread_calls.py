@@ -142,11 +142,13 @@ def test_news_come_while_a_thread_reads(served):
                 one.store.check(["k"])
 
         hammering = pool.submit(hammer)
-        for number in range(20):
-            waiting = pool.submit(one.store.get, f"late{number}", LONG_S)
-            two.store.set(f"late{number}", "here")
-            assert waiting.result(LONG_S) == b"here"
-        stop.set()
+        try:
+            for number in range(20):
+                waiting = pool.submit(one.store.get, f"late{number}", LONG_S)
+                two.store.set(f"late{number}", "here")
+                assert waiting.result(LONG_S) == b"here"
+        finally:
+            stop.set()  # The pool waits for all its threads, also after a failure.
         hammering.result(LONG_S)
         assert first.changed is None
 

@@ -50,7 +50,7 @@ class FaultInjector:
             time.sleep(max(0.0, began_at + TICK_S - time.monotonic()))
         over.set()
         self._repair(float("inf"))
-        compacting.join()
+        compacting.join(60.0)
 
     def _has_enough(self, least: int) -> bool:
         return min(self.faults, self.compactions) >= least and any(one.number > 1 for one in self.run.of(Given))

@@ -69,7 +69,10 @@ def hold() -> None:
         order.unlink()
         say("held")
         release = order.with_suffix(".release")
+        deadline = time.monotonic() + 600.0  # Longer than any test holds an agent.
         while not release.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{release} did not come")
             time.sleep(0.02)
         release.unlink()
 

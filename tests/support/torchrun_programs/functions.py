@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from datetime import timedelta
 
@@ -44,6 +45,7 @@ def store() -> TCPStore:
 
 def meeting() -> None:
     """Write the round on node a, from the second one on late; read it on node b at once."""
+    signal.alarm(3600)  # No test lasts an hour: without this it would go on for ever if the test is killed.
     bootstrap, number = store(), os.environ["RDZV_ROUND"]
     if os.environ["JOB_NODE"] == "a":
         time.sleep(1.5 if number != "1" else 0)

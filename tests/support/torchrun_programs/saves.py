@@ -6,6 +6,7 @@ It prints when it begins, is told and has saved. SIGTERM ends it at once, as it 
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 from rdzv import worker
@@ -19,6 +20,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
+    signal.alarm(3600)  # No test lasts an hour: without this it would go on for ever if the test is killed.
     step = 0
     say("trains")
     while True:

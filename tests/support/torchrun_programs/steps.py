@@ -23,6 +23,7 @@ def write(name: str, text: str) -> None:
 
 
 def main() -> None:
+    signal.alarm(3600)  # No test lasts an hour: without this it would go on for ever if the test is killed.
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     step = int((FOLDER / "steps").read_text()) if (FOLDER / "steps").exists() else 0

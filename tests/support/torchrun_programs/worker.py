@@ -43,6 +43,7 @@ def stopped(*_: object) -> None:
 
 
 def main() -> None:
+    signal.alarm(3600)  # No test lasts an hour: without this it would go on for ever if the test is killed.
     if "ignores SIGTERM" in MODE:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist = None

@@ -133,7 +133,7 @@ def observe(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
         finally:
             for process in running.values():
                 process.kill()
-                process.communicate()
+                process.communicate(timeout=LIMIT_S)
     return found
 
 

@@ -22,7 +22,8 @@ from rdzv.torchrun import rendezvous as ours
 
 LONG_S = 90.0
 NODE = """
-import sys, time
+import signal, sys, time
+signal.alarm(300)  # If the test is killed, nobody else ends it.
 from rdzv.torchrun.rendezvous import RendezvousParameters, get_rendezvous_handler
 
 endpoint, kind, address = sys.argv[1:]
