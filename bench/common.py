@@ -16,6 +16,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,19 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results"
 START_S = 30.0
 """A server that has not printed its address by then never will."""
+ANSWER_S = 900.0
+"""Longest time for an answer of a crowd. Its own timeouts are shorter (LIMIT_S in crowd.py and threads.py)."""
+
+
+def _line(process: subprocess.Popen, limit_s: float) -> str:
+    """Return the next line of a process; empty: it ended, or said nothing for so long and was killed."""
+    timer = threading.Timer(limit_s, process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        timer.cancel()
 
 
 class Server:
@@ -37,9 +51,9 @@ class Server:
         # Logging each member would be a peer's slowest part, so its log is off as ours is.
         environ = {**os.environ, "RUST_LOG": "error", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
         )
-        line = self._process.stdout.readline().split()
+        line = _line(self._process, START_S).split()
         if not line:
             self.stop()
             raise RuntimeError(f"{' '.join(command)} has not started")
@@ -59,6 +73,7 @@ class Server:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._process.stdin.close()
         self._process.stdout.close()
 
     def __enter__(self):
@@ -174,9 +189,9 @@ class Crowd:
         process.stdin.flush()
 
     def _hear(self, process: subprocess.Popen) -> dict:
-        line = process.stdout.readline()
+        line = _line(process, ANSWER_S)
         if not line:
-            raise RuntimeError("a crowd has died; BENCH_VERBOSE=1 shows why")
+            raise RuntimeError(f"a crowd has died or took more than {ANSWER_S:g} s; BENCH_VERBOSE=1 shows why")
         answer = json.loads(line)
         if "problem" in answer:
             raise RuntimeError(f"a crowd failed: {answer['problem']}")

@@ -211,10 +211,13 @@ class Act:
         threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(len(self._mine))]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + LIMIT_S
         for thread in threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
         if problems:
             raise problems[0]
+        if any(thread.is_alive() for thread in threads):
+            raise TimeoutError(f"some members have not formed within {LIMIT_S:g} s")
         crowd.check()
 
     async def in_loop(self, crowd: Members | Floor) -> None:

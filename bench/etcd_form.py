@@ -34,6 +34,8 @@ from rdzv.engines.etcd.server import EtcdServer
 from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
 
+LIMIT_S = 300.0
+
 
 class Counts:
     """Requests, puts and notifications of the client, counts by wrapping its methods until `stop`."""
@@ -70,11 +72,11 @@ async def form(server: EtcdServer, size: int, joined: Callable[[], object] = lam
     settings = Settings.make(endpoint, run_id=f"job{size}-{time.monotonic_ns()}", min_nodes=size, max_nodes=size, lease=60)
     members = [Member(EtcdDriver(endpoint, Credentials()), settings, LocalNode(f"node{n}")) for n in range(size)]
     began_at = time.perf_counter()
-    worlds = await asyncio.gather(*(member.join() for member in members))
+    worlds = await asyncio.gather(*(member.join(LIMIT_S) for member in members))
     took_s = time.perf_counter() - began_at
     joined()
     assert {world.rank for world in worlds} == set(range(size))
-    await asyncio.gather(*(member.leave() for member in members))
+    await asyncio.wait_for(asyncio.gather(*(member.leave() for member in members)), LIMIT_S)
     return took_s
 
 
@@ -101,10 +103,10 @@ async def bare(server: EtcdServer, size: int, puts: int, told: int) -> float:
                 missing -= len(messages.decode_watch(await stream.read()).changes)
 
         listening = asyncio.create_task(listen())
-        await asyncio.gather(*(caller(n) for n in range(size)))
+        await asyncio.wait_for(asyncio.gather(*(caller(n) for n in range(size))), LIMIT_S)
         for _ in range(heads):
             await put(messages.PutRequest(b"bare/head", b"x" * 300).encode())
-        await listening
+        await asyncio.wait_for(listening, LIMIT_S)  # etcd may have told less than was expected.
         took_s = time.perf_counter() - began_at
         stream.cancel()
         return took_s

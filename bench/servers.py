@@ -1,4 +1,4 @@
-"""The server of a peer in a process of its own: prints its address and serves until it is killed.
+"""The server of a peer in a process of its own: prints its address and serves until its input ends.
 
 python bench/servers.py lighthouse MEMBERS | tcpstore
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sys
-import threading
 from pathlib import Path
 
 
@@ -48,7 +47,7 @@ def main() -> None:
     kind, *words = sys.argv[1:]
     server, address = {"lighthouse": lighthouse, "tcpstore": tcpstore}[kind](*words)
     print(address, flush=True)
-    threading.Event().wait()
+    sys.stdin.read()  # Also ends with the benchmark, if that is killed.
     del server
 
 

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from common import BENCH, RESULTS
 
@@ -47,6 +46,8 @@ QUICK = {
 }
 BUSY = 0.5
 """Load above which figures are unreliable."""
+STEP_S = 3600
+"""Longest time of a benchmark. All of them together take a quarter of an hour, those of the peers some minutes more."""
 
 
 def main() -> None:
@@ -68,10 +69,14 @@ def main() -> None:
             words += QUICK[name] if args.quick and not args.peers else []
             passed_s = time.monotonic() - began_at
             print(f"== {' '.join([*command, *words[len(command) + 3 :]])}, after {passed_s:.0f} s", flush=True)
-            if subprocess.run(words, check=False).returncode:
+            try:
+                failed += [name] if subprocess.run(words, check=False, timeout=STEP_S).returncode else []
+            except subprocess.TimeoutExpired:
+                print(f"{name} is killed: it has not ended within {STEP_S} s", flush=True)
                 failed.append(name)
     print(f"== report, after {time.monotonic() - began_at:.0f} s", flush=True)
-    report = subprocess.run([sys.executable, str(BENCH / "report.py"), "--out", str(Path(args.out))], check=False)
+    words = [sys.executable, str(BENCH / "report.py"), "--out", args.out]
+    report = subprocess.run(words, check=False, timeout=STEP_S)
     if failed or report.returncode:
         sys.exit(f"failed: {', '.join(failed) or 'the report'}")
 
