@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from rdzv.config.settings import Settings
-from rdzv.config.topology import COMMAND_S, locate
+from rdzv.config.topology import COMMAND_S, OUTPUT_MAX, locate
 from rdzv.errors import SettingsError
 
 
@@ -121,6 +122,14 @@ def test_a_command_that_hangs_is_refused(monkeypatch):
     assert COMMAND_S == 10
     monkeypatch.setattr("rdzv.config.topology.COMMAND_S", 0.1)
     assert refused(topology_command="sleep 60") == "topology_command 'sleep 60' did not end within 0.1 s"
+
+
+@pytest.mark.parametrize("command", ["yes", "sh -c 'yes >&2'"])
+def test_a_command_that_prints_without_end_is_stopped_at_the_limit(command):
+    began_at = time.monotonic()
+    problem = f"topology_command {command!r} printed more than {OUTPUT_MAX} bytes: it must print the path of this node only"
+    assert refused(topology_command=command) == problem
+    assert time.monotonic() - began_at < COMMAND_S, "it was not read until it was too slow"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from .settings import TABLE, Settings
 FILE_MAX = 16 * 1024 * 1024  # Bytes: a hundred thousand nodes with long names.
 COMMAND_S = 10.0
 """Longest time that the command may take."""
+OUTPUT_MAX = 64 * 1024
+"""Most bytes that the command may print, to stdout and stderr together. A path has at most 256 characters."""
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -63,18 +68,50 @@ def _of_host(paths: Mapping[str, str], where: str, host: str) -> str:
 def _from_command(command: str, where: str) -> str:
     """Return the first line that the command prints."""
     try:
-        words = shlex.split(command)
-        done = subprocess.run(  # noqa: S603  The user's own command, without a shell.
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False
-        )
+        code, out, errors = _run(shlex.split(command))
     except subprocess.TimeoutExpired:
         raise SettingsError(f"{where} did not end within {COMMAND_S:g} s") from None
     except (OSError, ValueError, IndexError) as error:
         raise SettingsError(f"{where} cannot be run: {getattr(error, 'strerror', None) or error}") from None
-    if done.returncode:
-        said = done.stderr.strip().partition("\n")[0]
-        raise SettingsError(f"{where} failed with exit code {done.returncode}{f': {said}' if said else ''}")
-    path = done.stdout.strip().partition("\n")[0]
+    if len(out) + len(errors) > OUTPUT_MAX:
+        raise SettingsError(f"{where} printed more than {OUTPUT_MAX} bytes: it must print the path of this node only")
+    if code:
+        said = _first_line(errors)
+        raise SettingsError(f"{where} failed with exit code {code}{f': {said}' if said else ''}")
+    path = _first_line(out)
     if not path:
         raise SettingsError(f"{where} printed nothing: it must print the path of this node")
     return path
+
+
+def _run(words: list[str]) -> tuple[int, bytes, bytes]:
+    """Run the command, and return its exit code, stdout and stderr. It is killed if it is too slow or prints too much."""
+    deadline = time.monotonic() + COMMAND_S
+    out, errors = bytearray(), bytearray()
+    with (
+        selectors.DefaultSelector() as selector,
+        subprocess.Popen(  # noqa: S603  The user's own command, without a shell.
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+    ):
+        try:
+            selector.register(process.stdout, selectors.EVENT_READ, out)  # type: ignore[arg-type]
+            selector.register(process.stderr, selectors.EVENT_READ, errors)  # type: ignore[arg-type]
+            while selector.get_map() and len(out) + len(errors) <= OUTPUT_MAX:
+                ready = selector.select(deadline - time.monotonic())
+                if not ready:
+                    raise subprocess.TimeoutExpired(words, COMMAND_S)
+                for pipe, _ in ready:
+                    chunk = os.read(pipe.fd, OUTPUT_MAX)
+                    pipe.data.extend(chunk)
+                    if not chunk:
+                        selector.unregister(pipe.fileobj)
+            if not selector.get_map():
+                process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            process.kill()  # Does nothing to one that has ended.
+    return process.returncode, bytes(out), bytes(errors)
+
+
+def _first_line(output: bytes) -> str:
+    return output.decode(errors="replace").strip().partition("\n")[0].rstrip()
