@@ -178,6 +178,34 @@ def test_first_calls_of_two_threads_make_one_connection():
             client.end_rounds()
 
 
+def test_an_agent_that_goes_before_the_hello_leaves_no_descriptor_and_no_file(tmp_path):
+    program = """
+import socket
+agent = socket.socket(socket.AF_UNIX)
+agent.bind(os.environ["RDZV_WORKER"])
+agent.listen()
+register = worker._register_stacks
+
+def and_the_agent_goes(page):
+    agent.close()
+    return register(page)
+
+worker._register_stacks = and_the_agent_goes
+before = len(os.listdir("/proc/self/fd"))
+worker.progress(1)
+agent = socket.socket(socket.AF_UNIX)
+os.kill(os.getpid(), signal.SIGURG)  # Nothing is written to a file that is closed.
+print(len(os.listdir("/proc/self/fd")) - before)
+"""
+    environ = {**os.environ, "RDZV_WORKER": str(tmp_path / "agent")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + program], env=environ, capture_output=True, text=True, timeout=LONG_S, check=True
+    )
+    assert done.stdout == "0\n"
+    assert "this worker cannot talk to its agent" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["agent"]
+
+
 def test_a_child_that_is_forked_while_a_thread_connects_does_not_wait_for_that_thread():
     program = """
 import signal, threading

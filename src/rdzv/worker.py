@@ -76,17 +76,27 @@ class _Channel:
 
     def _connect(self, path: str, rank: int, round: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(CONNECT_S)
-        connection.connect(path)
-        name = secrets.token_hex(8)
-        # Beside the socket, in a folder of this user alone. The agent removes the name as soon as it has the file open.
-        page = os.open(Path(path).with_name(name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.truncate(page, PAGE_SIZE)
-        os.lseek(page, PAGE_SIZE, os.SEEK_SET)  # Where the stacks will be written.
-        shared = memoryview(mmap.mmap(page, PAGE_SIZE)).cast("q")
-        connection.sendall(encode(WorkerHello(rank, round, name, _register_stacks(page))))
-        connection.setblocking(False)
-        self.page, self.socket, self._file = shared, connection, page
+        try:
+            connection.settimeout(CONNECT_S)
+            connection.connect(path)
+            name = secrets.token_hex(8)
+            # Beside the socket, in a folder of this user alone. The agent removes the name as soon as it has the file open.
+            file = Path(path).with_name(name)
+            self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.truncate(self._file, PAGE_SIZE)
+                os.lseek(self._file, PAGE_SIZE, os.SEEK_SET)  # Where the stacks will be written.
+                shared = memoryview(mmap.mmap(self._file, PAGE_SIZE)).cast("q")
+                connection.sendall(encode(WorkerHello(rank, round, name, _register_stacks(self._file))))
+            except BaseException:
+                file.unlink(missing_ok=True)  # The agent may never have heard of it.
+                raise
+            connection.setblocking(False)
+        except BaseException:
+            connection.close()
+            self.close()
+            raise
+        self.page, self.socket = shared, connection
 
     def close(self) -> None:
         """Close the connection and the page."""
