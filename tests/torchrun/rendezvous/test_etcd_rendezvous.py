@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from rdzv.engines.etcd.driver import EtcdDriver
 from rdzv.engines.etcd.server import EtcdServer as Server
 from rdzv.engines.port import List, Put
-from rdzv.errors import SettingsError
+from rdzv.errors import SettingsError, Unreachable
 from rdzv.system.portal import Portal
 from rdzv.torchrun.rendezvous import etcd_rendezvous, etcd_rendezvous_backend, etcd_store
 from rdzv.torchrun.rendezvous.etcd_client import EtcdClient, client_of
@@ -200,6 +200,26 @@ def test_a_forked_child_goes_on_with_the_store_on_its_own_connection(server, pre
 
 
 # ---- the client
+
+
+def test_a_client_that_was_closed_refuses_every_call_at_once_and_does_not_connect_again(server, prefix):
+    client = server.get_client()
+    store, backend = EtcdStore(client, prefix), EtcdRendezvousBackend(client, prefix)
+    store.set("k", "v")
+    assert backend.set_state(b"x")[2]
+    client.close()
+    client.close()
+    threads = {thread.name for thread in threading.enumerate()}
+    began_at = time.monotonic()
+    for call, error in (
+        (client.connect, Unreachable),
+        (lambda: store.get("k"), DistNetworkError), (lambda: store.set("k", "w"), DistNetworkError),
+        (backend.get_state, RendezvousConnectionError), (lambda: backend.set_state(b"y"), RendezvousConnectionError),
+    ):  # fmt: skip
+        with pytest.raises(error, match="this client was closed; make a new EtcdClient"):
+            call()
+    within(time.monotonic() - began_at, 1.0)
+    assert {thread.name for thread in threading.enumerate()} <= threads
 
 
 def test_a_client_that_is_collected_while_its_thread_holds_the_portals_lock_does_not_wait_for_itself():

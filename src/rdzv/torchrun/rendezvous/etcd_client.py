@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...config.settings import Settings
 from ...drivers import open_driver
 from ...engines.port import Session
-from ...errors import SettingsError
+from ...errors import SettingsError, Unreachable
 from ...system.portal import Portal
 from ..conf import etcd_endpoint
 
@@ -44,13 +44,17 @@ class EtcdClient:
         self._portal: Portal | None = None
         self._session: Session | None = None
         self._release: Any = None
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<EtcdClient {self.endpoint}>"
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the background thread and wait for its result."""
+        """Run a coroutine in the background thread and wait for its result. Raises Unreachable at once after `close`."""
         with Portal.lock:
+            if self._closed:
+                coroutine.close()
+                raise self._closed_error()
             if self._portal is not None and self._portal.forked:
                 self._release.detach()  # The parent closes its own connection.
                 self._portal = self._session = None
@@ -68,14 +72,19 @@ class EtcdClient:
 
     async def session(self) -> Session:
         """Return the session, connecting if needed. Runs in the background thread. Raises Unreachable, SettingsError."""
-        if self._session is None:
+        if self._session is None and not self._closed:
             # Two callers may connect at once. The second closes its session, which is cheap: sessions share the connections.
             session = await self._driver.connect()
-            if self._session is None:
+            if self._session is None and not self._closed:
                 self._session = session
             else:
                 await session.close()
+        if self._session is None:  # The client was closed while this call was under way.
+            raise self._closed_error()
         return self._session
+
+    def _closed_error(self) -> Unreachable:
+        return Unreachable(self.endpoint, "this client was closed", applied=False, remedy="make a new EtcdClient")
 
     def drop_session(self) -> None:
         """Drop a session that is broken, or whose etcd was replaced. The next call connects again."""
@@ -87,6 +96,7 @@ class EtcdClient:
     def close(self) -> None:
         """Close the connection. Leases stay, and expire with their keys when their time is over."""
         with Portal.lock:
+            self._closed = True
             portal, self._portal = self._portal, None
             session, self._session = self._session, None
             if self._release is not None:

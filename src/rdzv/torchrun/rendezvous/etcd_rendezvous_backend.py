@@ -98,6 +98,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
             self._lease = 0
             raise RendezvousConnectionError(f"engine {self._client.endpoint} is another now, or was emptied") from None
         except (Unreachable, SettingsError) as error:
+            work.close()  # A closed client has not begun it.
             raise RendezvousConnectionError(str(error)) from error
 
     def _read(self, item: Item) -> _StoredState:

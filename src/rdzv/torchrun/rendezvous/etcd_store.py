@@ -151,6 +151,7 @@ class _LeasedPrefix:
             # etcd was away for long, or came back empty. The next call starts from the beginning.
             self._is_open = False
             self._client.drop_session()
+            coroutine.close()  # A closed client has not begun it.
             raise
 
     def kv(self, _table: str) -> str:
