@@ -8,6 +8,8 @@ import random
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -446,6 +448,38 @@ def test_only_one_looks_after_a_folder_and_a_removed_one_is_nobodys(tmp_path):
     one.unlock()
     assert other.lock()
     other.unlock()
+
+
+FORKED = """
+import os, signal, sys
+from pathlib import Path
+from rdzv.engines.quorum.state import StateFolder
+
+def folder():
+    return StateFolder(Path(sys.argv[1]), "q-a-29400")
+
+parents = folder()
+assert parents.lock()
+tried, unlocked = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    was_free = folder().lock()
+    os.write(tried[1], b"x")
+    os.read(unlocked[0], 1)
+    os.write(1, b"%d %d " % (was_free, folder().lock()))
+    os._exit(0)
+os.read(tried[0], 1)
+parents.unlock()
+os.write(unlocked[1], b"x")
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_child_may_look_after_a_folder_when_its_parent_does_no_more(tmp_path):
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0 1 0\n"
 
 
 def test_a_record_is_kept_and_one_whose_votes_are_gone_is_worth_nothing(tmp_path):

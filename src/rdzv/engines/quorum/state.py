@@ -21,6 +21,7 @@ from .agreement import HostRecord
 _decode = msgspec.json.Decoder(HostRecord).decode
 _held: set[str] = set()
 """Folders that this process has locked: the system would give it the same lock twice."""
+os.register_at_fork(after_in_child=_held.clear)  # The locks stay with the parent. The child may have them after it.
 
 
 def default_base() -> Path:
