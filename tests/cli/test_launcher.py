@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.cli import launcher
+from rdzv.cli import demo, launcher
 from support.cli_commands import LIMIT_S, QUICK, rdzv, running, served, worlds
 from support.processes import is_alive
 from support.timing import within
@@ -291,11 +291,24 @@ def test_a_demo_whose_server_does_not_start_says_so():
     assert done.stderr == f"rdzv: the server was not started: {problem} [RDZV-E18]\n"
 
 
+async def test_a_demo_kills_what_does_not_end():
+    await demo.end([])
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    deaf = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    try:
+        assert await asyncio.wait_for(deaf.stdout.readline(), LIMIT_S) == b"deaf\n"
+        await asyncio.wait_for(demo.end([deaf], 0.1), LIMIT_S)
+        assert deaf.returncode == -signal.SIGKILL
+    finally:
+        if deaf.returncode is None:
+            deaf.kill()
+
+
 def test_a_killed_demo_leaves_no_process():
-    with running("demo") as demo:
-        next(line for line in demo.stdout if "node3 starts" in line)
-        started = children_of(demo.pid)
+    with running("demo") as shown:
+        next(line for line in shown.stdout if "node3 starts" in line)
+        started = children_of(shown.pid)
         assert len(started) >= 6, "a server, four members, and the one that ends them"
-        demo.kill()
-        demo.wait(LIMIT_S)
+        shown.kill()
+        shown.wait(LIMIT_S)
         wait_for(lambda: not any(map(is_alive, started)), "all its processes have ended")

@@ -67,8 +67,8 @@ class Demo:
         finally:
             self._live.stop()
             # The server ends last: members that cannot reach it would wait for it before they end.
-            await _end([node.process for node in self._nodes])
-            await _end([server])
+            await end([node.process for node in self._nodes])
+            await end([server])
             await self._orphans.close()
             for reader in self._readers:
                 reader.cancel()
@@ -155,11 +155,17 @@ class Demo:
         return table
 
 
-async def _end(processes: list[asyncio.subprocess.Process]) -> None:
+async def end(processes: list[asyncio.subprocess.Process], limit_s: float = LIMIT_S) -> None:
+    """Ask the processes to end, and kill those that do not: one that hangs may be why a step was not done in time."""
     for process in processes:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-    await asyncio.gather(*(process.wait() for process in processes))
+    ending = asyncio.gather(*(process.wait() for process in processes))
+    await asyncio.wait([ending], timeout=limit_s)
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+    await ending
 
 
 def demo() -> None:
