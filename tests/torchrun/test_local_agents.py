@@ -33,13 +33,13 @@ EXPECTED: dict[str, Any] = {
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
-def test_agents_over_etcd_do_what_torchs_suite_expects():
+def test_agents_over_etcd_do_what_torchs_suite_expects(tmp_path):
     """All scenarios run in one process; the first one is repeated at the end."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     command = [sys.executable, "-m", "support.local_agents"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
+    # Each agent makes a folder for logs, and those that are killed cannot remove it: pytest does.
+    environ = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environ)
     assert done.returncode == 0, done.stderr[-6000:]
     observed = json.loads(done.stdout)
     assert observed == [[name, EXPECTED[name]] for name in [*EXPECTED, "a_function"]]
