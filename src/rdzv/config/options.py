@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
     topology_file: str | PathLike[str]
     """File of JSON with the path of each node, {host: path}."""
     topology_command: str
-    """Command that prints the path of this node; run once, without a shell, for at most 10 s."""
+    """Command that prints the path of this node; run once, without a shell, for at most 10 s and 64 KiB of output."""
     segment: int
     """Only whole segments of this many neighbours take part, nodes whose paths differ in the last part only; the
     others are spares."""

@@ -152,7 +152,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         f"by one that is near (default: {TOPOLOGY_ENV}, or {SLURM_TOPOLOGY[0]} unless order is given)")] = ""
     topology_file: Annotated[str, file("file of JSON with the path of each node, {host: path}")] = ""
     topology_command: Annotated[str, text(
-        "command that prints the path of this node; run once, without a shell, for at most 10 s", size_max=4096)] = ""
+        "command that prints the path of this node; run once, without a shell, for at most 10 s and 64 KiB of output",
+        size_max=4096)] = ""
     segment: Annotated[int, whole(
         "only whole segments of this many neighbours take part, nodes whose paths differ in the last part only; the others "
         "are spares", "more nodes are left over as spares", **_NODES)] = 1
