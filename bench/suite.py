@@ -39,7 +39,7 @@ QUICK = {
     "notice": ["--members", "3", "--repeat", "1"],
     "steady": ["--members", "10", "--idle", "3"],
     "store": ["--operations", "50", "--agents", "20", "--repeat", "1"],
-    "racks": ["--members", "100", "--repeat", "1"],
+    "racks": ["--members", "1000", "--repeat", "1"],  # With fewer, spares of the same rack could not replace those lost.
     "recover": ["--mode", "idle"],
     "stay": ["--linger", "0.1", "--repeat", "1", "--limit", "0"],
     "quorum": ["--first", "1", "--kills", "2"],
