@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import re
@@ -14,13 +15,15 @@ from typer.testing import CliRunner
 from rdzv import __version__, errors
 from rdzv.cli.exit_codes import ExitCode, exit_code_of
 from rdzv.cli.main import make_app
+from rdzv.cli.start import command_of
+from rdzv.cli.words import word_of
 from rdzv.config.auto_endpoint import HOST_ENV, RUN_ID_ENV
 
 _numbers = itertools.count()
 
 
-def invoke(*words):
-    return CliRunner().invoke(make_app(), [str(word) for word in words])
+def invoke(*words, env=None):
+    return CliRunner().invoke(make_app(), [str(word) for word in words], env=env)
 
 
 def alone():
@@ -38,6 +41,13 @@ def test_every_command_has_help(command):
     shown = invoke(command, "--help")
     assert shown.exit_code == 0
     assert "Usage" in shown.stdout
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(make_app()).commands))
+def test_the_help_shows_the_whole_description_of_each_option(command):
+    shown = " ".join(invoke(command, "--help", env={"COLUMNS": "400"}).stdout.split())
+    found = [word_of(one) for one in inspect.signature(command_of(command)).parameters.values()]
+    assert [word.details["help"] for _, word in filter(None, found) if word.details["help"] not in shown] == []
 
 
 @pytest.mark.parametrize(

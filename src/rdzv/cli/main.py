@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from .._version import __version__
 from . import completion
@@ -69,7 +70,8 @@ def _for_typer(command: Callable[..., None]) -> Callable[..., None]:
         found = word_of(one)
         assert found is not None, f"{name} of {command} has no description"
         kind, word = found
-        details = dict(word.details)
+        # typer reads brackets as markup, and would not show them.
+        details = {**word.details, "help": escape(word.details["help"])}
         if "autocompletion" in details:
             details["autocompletion"] = getattr(completion, details["autocompletion"])
         make = typer.Argument if isinstance(word, Argument) else typer.Option
