@@ -94,6 +94,14 @@ def test_every_error_has_its_code(error, code):
         (["serve", "--tls-ca", "/no/such"], "tls is on without tls_cert and tls_key"),
         (["serve", "--conf", "token=4711"], "a secret is not given as an argument"),
         (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "token=4711"], "a secret is not given as an argument"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "run-id=u"], "'run_id', which is given with --run-id"),
+        (["run", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "min_nodes=1", "--", "true"], "given with --nnodes"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "info=x"], "'info', which is given by programs only"),
+        (["join", "memory://", "--run-id", "t", "--nnodes", "1", "-c", "observer=x"], "unknown setting 'observer'"),
+        (["status", "memory://", "--run-id", "t", "-c", "endpoint=x"], "'endpoint', which is given as the argument ENDPOINT"),
+        (["status", "memory://", "--run-id", "t", "-c", "environ=x"], "unknown setting 'environ'"),
+        (["serve", "--conf", "max_nodes=2"], "--conf has 'max_nodes'"),
+        (["serve", "--conf", "is_host=false"], "is_host is false, and `rdzv serve` always serves"),
     ],
 )
 def test_a_mistake_is_said_in_one_sentence(words, sentence):

@@ -14,7 +14,7 @@ from ..config.settings import TABLE
 ANSWER_S = 2.0
 """Longest wait for the engine: a person waits before the prompt."""
 RUNS_MAX = 200
-_ELSEWHERE = {"endpoint", "run_id", "min_nodes", "max_nodes", "token", "token_file", "tls_ca", "tls_cert", "tls_key"}
+_ELSEWHERE = {"endpoint", "run_id", "min_nodes", "max_nodes", "info", "token", "token_file", "tls_ca", "tls_cert", "tls_key"}
 """Settings that have an option of their own, or may not be given on a command line."""
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from ..config import auto_endpoint
 from ..config.secret import put_aside
-from ..config.settings import Settings
+from ..config.settings import Settings, check_name
 from ..drivers import open_driver
 from ..engines.port import EngineReset, Session
 from ..errors import NotFound, SettingsError, Unreachable
@@ -54,6 +54,15 @@ TlsCert = Annotated[str | None, Option("--tls-cert", metavar="FILE", help="PEM f
 TlsKey = Annotated[str | None, Option("--tls-key", metavar="FILE", help="PEM file: the key of that certificate")]
 Json = Annotated[bool, Option("--json", help="machine-readable output: one JSON object per line")]
 
+_ELSEWHERE = {
+    "endpoint": "as the argument ENDPOINT",
+    "run_id": "with --run-id",
+    "min_nodes": "with --nnodes",
+    "max_nodes": "with --nnodes",
+    "info": "by programs only: its value is no text",
+}
+"""Settings that --conf does not take."""
+
 Given: TypeAlias = dict[str, Any]  # Settings from the command line.
 ANY_RUN = "any"  # In place of a run id that is not known yet, and that nothing uses.
 
@@ -70,6 +79,10 @@ def _given(
         name = key.strip().replace("-", "_")
         if name == "token":
             raise SettingsError("a secret is not given as an argument, which all users of a machine can see: use --token-file")
+        if name in _ELSEWHERE:
+            raise SettingsError(f"--conf has {name!r}, which is given {_ELSEWHERE[name]}")
+        # Here, because a command passes the settings on as keywords beside keywords of its own, such as `observer`.
+        check_name(name)
         settings[name] = value.strip()
     return {**settings, **trust_of({"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})}
 

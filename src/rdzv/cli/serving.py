@@ -38,7 +38,9 @@ def serve(
 ) -> None:
     """Keep runs in the memory of this process, until SIGTERM. Members stay in their round if it is restarted in place."""
     put_aside(os.environ)
-    settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, is_host=True, **given)
+    settings = Settings.make("rdzv://", run_id="serve", min_nodes=1, max_nodes=1, **{"is_host": True, **given})
+    if not settings.is_host:
+        raise SettingsError("is_host is false, and `rdzv serve` always serves: leave it out")
     actions = dashboard.actions_secret(settings, allow_actions, actions_token_file)
     where = dashboard.parse_http(http) if http else None
     page = partial(dashboard.page_of, settings=settings, where=where, actions=actions, names=http_name or []) if where else None

@@ -201,10 +201,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         `environ` gives what the batch system knows better than the user; the public API passes `os.environ`.
         """
         for name in options:
-            if name not in TABLE:
-                close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else similar(name, TABLE)
-                hint = f": did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(TABLE)}"
-                raise SettingsError(f"unknown setting {name!r}{hint}")
+            check_name(name)
         given = {"endpoint": endpoint, "run_id": run_id, "min_nodes": min_nodes, "max_nodes": max_nodes, **options}
         values: dict[str, Any] = {name: _read(name, value) for name, value in given.items()}
         told = values.keys() & {"topology", "topology_file", "topology_command"}
@@ -268,6 +265,14 @@ def differences(mine: RunSettings, theirs: RunSettings) -> list[str]:
     """Describe the settings that differ from the run's, one text each."""
     pairs = [(name, getattr(mine, name), getattr(theirs, name)) for name in RunSettings.__struct_fields__]
     return [f"{name} is {_plain(a)} here and {_plain(b)} in the run" for name, a, b in pairs if a != b]
+
+
+def check_name(name: str) -> None:
+    """Raise SettingsError if no setting has that name."""
+    if name not in TABLE:
+        close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else similar(name, TABLE)
+        hint = f": did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(TABLE)}"
+        raise SettingsError(f"unknown setting {name!r}{hint}")
 
 
 def _read(name: str, value: object, source: str = "") -> object:
