@@ -194,7 +194,8 @@ def test_an_engine_that_refuses_or_is_slow_is_said_to_be(monkeypatch, odd, level
         (None, [], "ok", "torch is not installed here"),
         ("2.13.0+cpu", ["rdzv"], "ok", "torch 2.13.0+cpu finds the backends rdzv"),
         ("2.13.0", [], "problem", "is not installed as its plug-in"),
-        ("2.4.1", ["rdzv"], "problem", "too old"),
+        ("2.5.1", ["rdzv"], "problem", "too old to find rendezvous plug-ins"),
+        ("2.6.0", ["rdzv"], "ok", "torch 2.6.0 finds the backends rdzv"),
     ],
 )
 def test_whether_torchrun_would_find_us_is_told_without_torch(monkeypatch, version, backends, level, said):

@@ -52,7 +52,7 @@ CLOCK_S = 2.0
 """The smallest difference that can be seen: both clocks are read in whole seconds, and the reply takes time."""
 ANSWER_MAX = 16 * 1024
 TRIES = 5
-TORCH_MIN = (2, 5)  # The first version with the entry point group `torchrun.handlers`.
+TORCH_MIN = (2, 6)  # The first version with the entry point group `torchrun.handlers`.
 _NEVER = 2**62  # A revision that no key has.
 
 
