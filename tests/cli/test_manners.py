@@ -85,8 +85,14 @@ def test_help_groups_the_commands_and_names_every_kind_of_endpoint():
     for scheme in _SCHEMES:
         assert f"{scheme}://" in text
         assert f"{scheme}://" in re.sub(r"[\s│]+", " ", invoke("status", "--help").stdout)
+    assert "auto (the first node of the job" in text
     assert "[OPTIONS] [ENDPOINT] -- PROGRAM [ARGUMENTS]..." in invoke("run", "--help").stdout
     assert "drain [OPTIONS] MEMBER|HOST [ENDPOINT]" in invoke("drain", "--help").stdout
+
+
+def test_the_run_id_of_the_dashboard_is_that_of_the_run_to_show():
+    # It had the words of the doctor's, which speak of a run to join.
+    assert "shows that run only" in re.sub(r"[\s│]+", " ", invoke("dashboard", "--help").stdout)
 
 
 @pytest.mark.parametrize("command", [None, *sorted(GROUP.commands)])

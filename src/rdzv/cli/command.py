@@ -16,6 +16,7 @@ SCHEMES = (
     ("c10d://host:port", "a TCPStore of torch"),
     ("file:///path", "a file that all nodes see"),
     ("memory://name", "this process only"),
+    ("auto", "the first node of the job, as the platform names it"),
 )
 """Every kind of endpoint, with its meaning."""
 

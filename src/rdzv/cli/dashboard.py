@@ -44,7 +44,7 @@ def dashboard(
     endpoint: options.Endpoint,
     given: options.Given,
     http: Http = HERE,
-    run_id: options.AnyRunId = "",
+    run_id: options.ShownRunId = "",
     http_name: HttpName = None,
     allow_actions: AllowActions = False,
     actions_token_file: ActionsTokenFile = None,

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 WHERE = (
     "where the run is kept: host:port, rdzv://, etcd://, etcds://, quorum://, c10d://, file://, memory://, "
-    "or auto (as Slurm tells)"
+    "or auto (the first node of the job, as Slurm and others name it)"
 )
 Endpoint = Annotated[str, Argument(metavar="ENDPOINT", envvar="RDZV_ENDPOINT", help=WHERE)]
 MemberEndpoint = Annotated[
@@ -37,6 +37,7 @@ def _run_id(help: str) -> Any:
 
 RunId = Annotated[str, _run_id("names the run: members with the same id meet; with auto it may be left out: the id of the job")]
 AnyRunId = Annotated[str, _run_id("the run that you will join, if you know it")]
+ShownRunId = Annotated[str, _run_id("shows that run only; without it, all runs that are there")]
 OnlyRunId = Annotated[str, _run_id("names the run; without it, the only run that is there")]
 Nodes = Annotated[str, Option("--nnodes", metavar="N|MIN:MAX", help="how many nodes")]
 Conf = Annotated[
