@@ -171,6 +171,8 @@ tests:
       - {{series: 'rdzv_members{{instance="i",run="r",state="ready"}}', values: '0x4 1x20'}}
       - {{series: 'rdzv_run_phase{{instance="i",run="empty",phase="none"}}', values: '1x24'}}
       - {{series: 'rdzv_members{{instance="i",run="empty",state="ready"}}', values: '0x24'}}
+      - {{series: 'rdzv_run_phase{{instance="i",run="gone",phase="broken"}}', values: '1x24'}}
+      - {{series: 'rdzv_members{{instance="i",run="gone",state="banned"}}', values: '1x24'}}
       - {{series: 'rdzv_rounds_broken_total{{instance="i",run="r",cause="lost"}}', values: '0 1 2 3 4 5 6 7 8x20'}}
       - {{series: 'rdzv_lost_seconds_total{{instance="i",run="r",cause="lost"}}', values: '0+60x24'}}
       - {{series: 'rdzv_engine_up{{instance="i"}}', values: '1x4 0x20'}}
