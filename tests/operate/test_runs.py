@@ -176,7 +176,8 @@ async def test_a_file_that_the_system_refuses_to_look_for_is_unreachable():
 
 
 async def test_torchs_store_cannot_list_and_says_so():
-    with pytest.raises(SettingsError, match=r"cannot list them: name the run \(--run-id\)"):
+    # `rdzv runs` has no --run-id itself.
+    with pytest.raises(SettingsError, match=r"cannot list them: give its id to `rdzv status`, .* \(--run-id\)"):
         await list_runs(viewing("c10d://127.0.0.1:1"))
 
 

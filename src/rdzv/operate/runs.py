@@ -76,7 +76,7 @@ async def list_runs(settings: Settings, limit: int = RUNS_MAX) -> RunList:
     if endpoint.scheme == "c10d":
         raise SettingsError(
             f"endpoint {str(endpoint)!r}: torch's TCPStore keeps each run under a key of its own and cannot list them: "
-            "name the run (--run-id)"
+            "give its id to `rdzv status`, `rdzv watch` or `rdzv journal` (--run-id)"
         )
     limit = min(limit, RUNS_MAX)
     if endpoint.scheme == "file":
