@@ -82,6 +82,7 @@ def test_every_error_has_its_code(error, code):
         (["join", "nonsense://x", "--run-id", "t", "--nnodes", "1"], "unknown scheme 'nonsense'"),
         (["serve", "--bind", "127.0.0.1:99999"], "--bind is wrong: '127.0.0.1:99999' is not HOST:PORT"),
         (["journal", "no/such/file"], "'no/such/file' is neither a journal file"),
+        (["journal", "none.jsonl"], "'none.jsonl' is neither a journal file"),
         (["journal", "~no-user/a.rdzv.jsonl"], "'~no-user/a.rdzv.jsonl' is neither a journal file"),
         (["journal", f"{'a' * 300}/x"], "/x' is neither a journal file"),
         (["journal", "a" * 300], "' is not a host name"),

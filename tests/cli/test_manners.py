@@ -52,6 +52,8 @@ def test_the_endpoint_of_every_command_may_be_in_the_environment():
         (["memory://", "--run-id", "t", "--nnodes", "1", "true", "x"], "unexpected 'true x': the program and its arguments"),
         (["memory://", "--run-id", "t", "--nnodes", "1", "--"], "rdzv run needs a program"),
         (["memory://", "--run-id", "t", "--nnodes", "two", "--", "true"], "--nnodes is 'two': it must be a number or min:max"),
+        (["memory://", "--run-id", "t", "--nnodes", "0", "--", "true"], "--nnodes is '0': it must be a number or min:max of 1"),
+        (["127.0.0.1", "--nnodes", "2", "--", "true"], "--run-id is not given: name the run"),
         (["--run-id", "t", "--nnodes", "2", "--", "true"],
          "no endpoint is given, and no variable names the first node (looked for PET_MASTER_ADDR, MASTER_ADDR, "),
         (["memory://", "--run-id", "t", "--nnodes", "1", "--nproc-per-node", "many", "--", "true"],

@@ -61,6 +61,8 @@ def table(*rows):
      "2 of 2..4 nodes: waiting for members of an earlier round to come back to this engine @ 2"),
     ("T2.2 a young engine: a lone member is told what is missing", no_head("a", young=True),
      "1 of 2..4 nodes: waiting for 1 more @ 2"),
+    ("T2.2 a young engine: the reason says who is unhealthy", no_head("a:sick", young=True),
+     "0 of 2..4 nodes: waiting for 2 more (a unhealthy: bad disk) @ 2"),
     ("T2.2 a full run does not wait: it is most likely new", no_head("a b c d", young=True),
      "4 of 2..4 nodes: full | seal a b c d"),
     ("T2.7 a declared place: members may still be on their way", no_head("a b", durable=False, known_s=6.0, promised=True),

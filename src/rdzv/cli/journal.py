@@ -103,7 +103,7 @@ def _are_files(places: list[str]) -> bool:
     """Whether these are files, and not one endpoint. An endpoint has a slash only behind its scheme."""
     first = places[0]
     is_path = "/" in first and "://" not in first
-    if len(places) > 1 or is_path or SUFFIX in first:
+    if len(places) > 1 or is_path or SUFFIX in first or first.endswith(".jsonl"):
         return True
     try:
         return Path(first).expanduser().exists()

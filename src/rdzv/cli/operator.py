@@ -41,7 +41,7 @@ def _ban_time(text: str) -> float:
 
 Expires = Annotated[
     float | None,
-    Option("--for", parser=_ban_time, metavar="DURATION", help="let the host in again after 90s, 15m, 2h or 1d"),
+    Option("--for", parser=_ban_time, metavar="DURATION", help="let the host in again after, say, 90s, 15m, 2h or 1d"),
 ]
 
 Answer = tuple[str, str, dict[str, Any]]

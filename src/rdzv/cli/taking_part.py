@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from ..aio import AsyncRendezvous
+from ..config import auto_endpoint
 from ..errors import SettingsError
 from ..launch.nproc import Devices, count
 from ..launch.output import log_folder
@@ -23,11 +24,13 @@ from .words import Option
 
 def _maker(endpoint: str, run_id: str, nnodes: str, given: options.Given) -> launcher.MemberFactory:
     """Read the options now; make the member, which checks its settings, later in the event loop."""
-    if not re.fullmatch(r"[0-9]+(:[0-9]+)?", nnodes):
-        raise SettingsError(f"--nnodes is {nnodes!r}: it must be a number or min:max, such as 2:4")
+    if not re.fullmatch(r"[1-9][0-9]*(:[1-9][0-9]*)?", nnodes):
+        raise SettingsError(f"--nnodes is {nnodes!r}: it must be a number or min:max of 1 and more, such as 2:4")
     low, _, high = nnodes.partition(":")
     if not endpoint and not run_id and (high or low) == "1":
         run_id = f"alone-{secrets.token_hex(4)}"  # Nobody else must find it.
+    if not run_id and endpoint.strip() not in ("", auto_endpoint.AUTO):
+        raise SettingsError("--run-id is not given: name the run; nodes with the same id meet")
 
     def make(observer: Callable[[Notice], None] | None) -> AsyncRendezvous:
         return AsyncRendezvous(endpoint, run_id=run_id, min_nodes=low, max_nodes=high or low, observer=observer, **given)
@@ -81,7 +84,7 @@ def run(
     """Run a program, given after --, in each world, with one or more workers per node. It is restarted when the round changes.
 
     The workers find the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on), of JAX
-    (JAX_COORDINATOR_ADDRESS) and RDZV_ROUND, RDZV_FENCE, RDZV_RUN_ID and RDZV_REASON, and no RDZV_TOKEN or
+    (JAX_COORDINATOR_ADDRESS) and RDZV_ROUND, RDZV_FENCE, RDZV_RUN_ID, RDZV_REASON and RDZV_WORKER, and no RDZV_TOKEN or
     RDZV_ETCD_PASSWORD. Ends with the exit code of the first worker that failed (128 + n if signal n ended it), or with
     one of `rdzv join`.
     """

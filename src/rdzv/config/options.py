@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     join_timeout: float
     """Until join gives up, while the run has no sealed round; spares and waiting members do not time out."""
     last_call: float
-    """Wait for more nodes after quorum."""
+    """Wait for more nodes after quorum; on the embedded server a first round that is not full waits 3 s in any case."""
     regroup: float
     """Longest wait for live members of a broken round to stop their workers; then they are evicted if the others
     suffice."""

@@ -79,7 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "until join gives up, while the run has no sealed round; spares and waiting members do not time out",
         "a run that can never form is noticed later")] = 600.0
     last_call: Annotated[float, seconds(
-        "wait for more nodes after quorum", "a run that will not be full starts later", zero=True)] = 30.0
+        "wait for more nodes after quorum; on the embedded server a first round that is not full waits 3 s in any case",
+        "a run that will not be full starts later", zero=True)] = 30.0
     regroup: Annotated[float, seconds(
         "longest wait for live members of a broken round to stop their workers; then they are evicted "
         "if the others suffice", "one stuck node holds up all others for longer")] = 75.0

@@ -364,12 +364,17 @@ def _return_wait_s(view: View) -> float:
 
 
 def _missing_for_quorum(view: View) -> str:
-    """How many members are missing, in whole units; empty if the ready ones are a quorum."""
+    """How many members are missing, in whole units, and which are here and not ready; empty if the ready ones are a quorum."""
     if view.fits(view.ready):
         return ""
     settings = view.settings
     whole = f" in whole segments of {settings.segment} neighbours" if settings.segment > 1 else ""
-    return f"waiting for {-(-settings.min_nodes // view.step) * view.step - view.usable(view.ready)} more{whole}"
+    missing = f"waiting for {-(-settings.min_nodes // view.step) * view.step - view.usable(view.ready)} more{whole}"
+    if view.head is not None and view.stragglers:
+        missing += f" ({names(view.stragglers)} stopping their workers)"
+    if view.unhealthy:
+        missing += f" ({names(view.unhealthy)} unhealthy: {view.unhealthy[0].record.unhealthy})"
+    return missing
 
 
 def keep_waiting(view: View) -> Verdict:
@@ -379,12 +384,7 @@ def keep_waiting(view: View) -> Verdict:
     age = view.call_age_s
     missing = _missing_for_quorum(view)
     if missing:
-        reason = f"{view.here}: {missing}"
-        if view.stragglers:
-            reason += f" ({names(view.stragglers)} stopping their workers)"
-        if view.unhealthy:
-            reason += f" ({names(view.unhealthy)} unhealthy: {view.unhealthy[0].record.unhealthy})"
-        return Verdict(None, reason)
+        return Verdict(None, f"{view.here}: {missing}")
     if view.stragglers:
         wait = settings.regroup - age
         reason = f"{view.here}: waiting for {names(view.stragglers)} to stop their workers, at most {wait:.0f} s more"

@@ -48,7 +48,8 @@ async def timed_out(
         if status is not None:
             reason = status.reason
             present = [member.name for member in status.members if member.here]
-            remedy = "start the missing nodes"
+            sick = any(member.state == "unhealthy" for member in status.members)
+            remedy = "mend what the check of a node says, or start nodes that are well" if sick else "start the missing nodes"
             if settings.endpoint.hosts:
                 remedy += f", or run `rdzv doctor {settings.endpoint}` on them"
     return JoinTimeout(settings.run_id, waited_s, reason, present, settings.summary(), remedy)
