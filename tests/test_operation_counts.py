@@ -16,11 +16,12 @@ from sim_form import form
 from tap import Tap
 
 from rdzv.config.endpoint import Endpoint
-from rdzv.config.settings import Settings
+from rdzv.config.settings import NODES_MAX, Settings
 from rdzv.engines import leases, reference, tree
 from rdzv.engines.embedded import run, server_core, session
 from rdzv.engines.embedded.client import RemoteDriver
 from rdzv.engines.embedded.server import Server
+from rdzv.member import leader
 from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
 
@@ -112,6 +113,15 @@ def test_a_join_is_one_request():
     # Beyond its own join: one list, with which the run gets its lease, one watch of the run, one write to begin and to seal.
     assert not more(leader.asked, {**JOIN, "Txn": 2, "WatchStart": 1})
     assert leader.bytes <= 2_900 + MEMBERS * 700
+
+
+def test_the_largest_run_is_sealed_in_one_transaction(monkeypatch):
+    """Else its members would be told twice: of their entries, and then of the head."""
+    assert leader.BATCH_MAX == NODES_MAX
+    monkeypatch.setattr(leader, "BATCH_MAX", MEMBERS)
+    one, others = played(all_join, lease=60)
+    assert worst(others, lambda line: line.told["WatchNews"]) <= 1
+    assert not more(one.asked, {**JOIN, "Txn": 2, "WatchStart": 1})
 
 
 def test_forming_takes_the_server_few_calls_for_each_member():

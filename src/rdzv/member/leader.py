@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..config.settings import NODES_MAX
 from ..core import wire
 from ..core.acts import Act, Evict, Seal, StrikeHost, Sweep, Verdict, WriteHead, must_overlook_nobody
 from ..core.model import Head
@@ -32,10 +33,11 @@ from .run_mirror import RunMirror
 if TYPE_CHECKING:
     from .presence import Presence
 
-BATCH_MAX = 10_000
+BATCH_MAX = NODES_MAX
 """Entries of a rank table per transaction where the engine would allow more, so that no transaction takes it long.
 
-More transactions cost each member one more watch event: its entry is shown before the head that names it."""
+Each further transaction costs every member one more watch event, because its entry is shown before the head that names it.
+So the largest run that settings allow is sealed in one."""
 RUN_LEASE_S = 24 * 3600.0
 """How long the records of a run outlive its last member."""
 OUT_OF_TOUCH_S = 1.0
@@ -275,9 +277,9 @@ class Leader:
         gone = [entry.name for id, entry in view.entries.items() if id not in act.entries]
         former = act.former_table
         swept = [DeletePrefix(keys.table(former)), DeletePrefix(keys.kv(former))] if former else []
-        room = min(self.session.writes_max, BATCH_MAX)
-        # Two more: the head and its journal entry.
-        while entries and len(entries) + len(swept) + 2 > room:
+        writes_max = self.session.writes_max
+        room, last_room = min(writes_max, BATCH_MAX), min(writes_max - len(swept) - 2, BATCH_MAX)  # Head and journal.
+        while entries and len(entries) > last_room:
             await self._txn(self.guard(view), entries[:room])
             del entries[:room]
         if self._node.now() - began_at > presence.settings.lease / 3:
