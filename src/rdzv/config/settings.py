@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
@@ -42,6 +43,7 @@ from .setting_types import (
 
 NODES_MAX = 10_000  # The largest run that is planned for and measured.
 RUN_ID_MAX = 200
+_agreed_values = attrgetter(*RunSettings.__struct_fields__)
 UNNAMED = "none"
 """torchrun's name for a run without an id. On an engine that keeps many runs, all such runs would meet."""
 
@@ -225,7 +227,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def agreed(self) -> RunSettings:
         """The settings that must be the same for all members of a run."""
-        return RunSettings(**{name: getattr(self, name) for name in RunSettings.__struct_fields__})
+        return RunSettings(**dict(zip(RunSettings.__struct_fields__, _agreed_values(self), strict=True)))
 
     @property
     def capacity(self) -> int:

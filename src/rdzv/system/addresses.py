@@ -32,6 +32,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     opened: list[socket.socket] = []
     problem: OSError | None = None
     for family, address in _to_bind(host):
+        port = opened[0].getsockname()[1] if opened else port
         try:
             opened.append(_listen(family, address, port))
         except OSError as error:
@@ -41,7 +42,6 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 raise
             problem = error  # A name may have addresses of a family that this node does not have.
             continue
-        port = opened[-1].getsockname()[1]
         if not host:
             break
     if not opened:
@@ -74,7 +74,6 @@ def _listen(family: int, address: str, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
         listener.bind((address, port))
         listener.listen(BACKLOG)
-        listener.setblocking(False)
     except OSError:
         listener.close()
         raise

@@ -102,7 +102,6 @@ def bind(host: str, ports: tuple[int, int], former: int = 0) -> Bootstrap:
 def _listen(host: str, port: int) -> socket.socket:
     """Listen already, so that a peer that is quicker than the server is queued and not refused."""
     (listener,) = listen(_interfaces_of(host), port)
-    listener.setblocking(True)
     return listener
 
 

@@ -77,6 +77,10 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
+EARLIER_S = 0.001
+"""A timer that is due so little too late stays: two ways to count up to one instant differ by less."""
+
+
 class CoalescingTimer:
     """A timer that is cheap to move later, at every renewal: it stays, fires early, and the callback checks the time."""
 
@@ -87,9 +91,9 @@ class CoalescingTimer:
         self._timer: Timer | None = None
 
     def be_set(self, delay_s: float) -> None:
-        """Fire after `delay_s` at the latest."""
+        """Fire after `delay_s` at the latest, and `EARLIER_S`."""
         due_at = self._node.now() + delay_s
-        if due_at < self._due_at:
+        if due_at < self._due_at - EARLIER_S:
             self.cancel()
             self._due_at = due_at
             self._timer = self._node.call_later(delay_s, self._go_off)
