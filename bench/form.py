@@ -5,6 +5,7 @@ python bench/form.py [--what cold warm floor lighthouse] [--members 2 64 1000 10
   cold        with connecting
   warm        connections are made in advance; all join
   again       (with warm) all hold a round, give it up and join again
+  crowded     warm, 1,000 members in as many processes as 10,000 have: what more processes cost, without more members
   late        all but one wait: from the arrival of the last until all have their world (the only mode with two members)
   floor       the same exchange by bare protocols (floor.py)
   lighthouse  torchft: all request one quorum, connected in advance
@@ -22,13 +23,15 @@ import asyncio
 from common import Book, Crowd, Server, allow_files
 from tap import Tap
 
-WHAT = ("cold", "warm", "late", "floor", "lighthouse")
+WHAT = ("cold", "warm", "crowded", "late", "floor", "lighthouse")
 CROWD = 500
 """Most members of one process."""
 SPREAD = 16
 """Members from which on there are two processes."""
 PEERS_MAX = 1000
 """Most members of the lighthouse, whose time grows as n squared, and of a cold start, which shows nothing new above."""
+CROWDED = 20
+"""Processes of 10,000 members."""
 COUNTED_MAX = 4000
 """Most members whose frames are counted: the relay needs two files for each, and counts do not change above."""
 STRANGERS = 800
@@ -39,6 +42,8 @@ LATE = (2, 64, 1000)
 
 def crowds(what: str, size: int) -> int:
     """Return the number of processes for so many members."""
+    if what == "crowded":
+        return CROWDED
     if what == "lighthouse" or size < SPREAD:
         return 1
     return max(2, -(-size // CROWD))
@@ -94,7 +99,7 @@ def exchange_of(size: int = 64) -> dict[str, int]:
 
 def measure(size: int, whats: list[str], repeat: int, processes: int, exchange: dict[str, int], book: Book) -> None:
     """Measure the kinds by turns, so that other load on the node hits all alike."""
-    skipped = {"lighthouse": size > PEERS_MAX, "cold": size > PEERS_MAX, "late": size not in LATE}
+    skipped = {"lighthouse": size > PEERS_MAX, "cold": size > PEERS_MAX, "crowded": size != 1000, "late": size not in LATE}
     whats = [what for what in whats if not skipped.get(what) and (size > 2 or what == "late")]
     counts = asyncio.run(count(size)) if "warm" in whats and size <= COUNTED_MAX else {}
     if "floor" in whats and size <= PEERS_MAX:
