@@ -127,6 +127,20 @@ def test_a_run_is_full_when_as_many_are_ready_as_a_round_can_have(people, full):
 
 
 @pytest.mark.parametrize(
+    ("view", "missing"),
+    [
+        (opened("a b", max=5, unit=2), 2),
+        (opened("a b c d", max=5, unit=2), 0),
+        (opened("a b c d e f", max=5, unit=2), 0),
+        (broken("a b c:ready"), 2),
+        (broken("a:ready b:ready c:ready", max=4), 1),
+    ],
+)
+def test_a_round_misses_its_stragglers_or_else_as_many_as_it_has_room_for(view, missing):
+    assert view.missing == missing
+
+
+@pytest.mark.parametrize(
     ("durable", "known_s", "young"), [(False, 0.0, True), (False, 2.99, True), (False, 3.0, False), (True, 0.0, False)]
 )
 def test_an_engine_is_young_while_its_members_may_still_come_back(durable, known_s, young):

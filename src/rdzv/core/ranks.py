@@ -163,6 +163,8 @@ _LIKENESS: tuple[tuple[Callable[[Candidate], str], Callable[[RankEntry], str]], 
 def _heirs(newcomers: Sequence[Candidate], vacant: Sequence[RankEntry]) -> dict[str, int]:
     """Return the ranks that newcomers inherit from lost members; the same name goes before order key and host."""
     heirs: dict[str, int] = {}
+    if not vacant:
+        return heirs
     for of_candidate, of_entry in _LIKENESS:
         taken = set(heirs.values())
         open_ranks: dict[str, list[int]] = {}

@@ -306,6 +306,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # A dict for 
         return self.usable(self.ready) >= self.capacity
 
     @property
+    def missing(self) -> int:
+        """How many members must become ready before a round can be sealed without more waiting; 0: that is not known."""
+        return len(self.stragglers) or max(0, self.capacity - self.usable(self.ready))
+
+    @property
     def first_call(self) -> tuple[Call, float]:
         """The call of a head of no round that is made now, and how much of its time has passed already."""
         # A quorum need not wait twice: for members that may come back to an emptied engine, and then for a last call.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections import deque
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
@@ -68,6 +69,10 @@ class Leader:
         self._keys = presence.keys
         self._bell = Wakeup(presence.node)
         self._pending: deque[port.Batch] = deque()
+        self._came = 0
+        """Changes in the pending batches."""
+        self._awaited = 0
+        """The bell is not rung for fewer changes."""
         self._failed: BaseException | None = None
         self._drains_at: float | None = None
         self._stalls_at: float | None = None
@@ -108,6 +113,7 @@ class Leader:
             self._was_cut_off = False
         mirror = self.mirror = RunMirror(self._keys, listed.reads[-1], listed.revision)
         self._pending.clear()
+        self._came = 0
         self._failed = None
         self._show(mirror, listed.revision)
         pump = asyncio.get_running_loop().create_task(self._pump(listed.revision), name="rdzv leader's watch")
@@ -140,7 +146,9 @@ class Leader:
         try:
             async for batch in changes:
                 self._pending.append(batch)
-                self._bell.ring()
+                self._came += len(batch.events)
+                if self._came >= self._awaited:
+                    self._bell.ring()
         except Exception as error:  # noqa: BLE001  Raised again by `_catch_up`.
             self._failed = error
             self._bell.ring()
@@ -164,7 +172,7 @@ class Leader:
             await self._await_revision(mirror, outcome.revision)
             return
         await self._rest(verdict.look_again_s)
-        await sleep(self._node, len(mirror.members) * JUDGING_S)
+        await self._gather(view)
 
     async def _rest(self, timeout_s: float | None) -> None:
         """Wait until something happens. A little longer than asked, since clocks round down."""
@@ -172,7 +180,20 @@ class Leader:
         await self._bell.wait(None if timeout_s is None else max(timeout_s, 0.0) + 0.001)
         self.idle = False
 
+    async def _gather(self, view: View) -> None:
+        """Pause, so that a storm of joins costs a few looks and not one each. It ends early when a round may be complete.
+
+        Otherwise the last to come would often wait for the end of the pause, which an event loop rounds up to milliseconds.
+        """
+        self._awaited = view.missing or sys.maxsize
+        ends_at = self._node.now() + len(view.members) * JUDGING_S
+        while self._came < self._awaited and self._failed is None:
+            if not await self._bell.wait(ends_at - self._node.now()):
+                break
+        self._awaited = 0
+
     def _catch_up(self, mirror: RunMirror) -> None:
+        self._came = 0
         while self._pending:
             batch = self._pending.popleft()
             mirror.apply(batch)
