@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rdzv.core.rules import lead
+from rdzv.engines.port import Put
 from rdzv.member import leader
 from support.memory_members import LONG_S, Party, assert_one_world, join
 
@@ -61,3 +62,28 @@ async def test_a_pause_is_over_in_time_although_others_are_still_missing(monkeyp
         waiting = [asyncio.create_task(member.join(LONG_S)) for member in (a, b)]
         await asyncio.sleep(0.2)  # A last call for four.
         assert_one_world(await asyncio.gather(c.join(LONG_S), *waiting), 1)
+
+
+async def test_a_leader_that_judges_all_the_time_is_not_taken_for_stuck(monkeypatch):
+    """It was evicted: changes that came faster than it looked left it hardly a moment of rest, in which it would be renewed."""
+    monkeypatch.setattr(leader, "JUDGING_S", 0.05)
+    async with Party(99, 99) as party:
+        joining = asyncio.create_task(party.member("a").join(LONG_S))
+        await asyncio.sleep(0.2)
+        present, renewals = party.members[0].presence, []
+        leading, renew = present.leader, present.session.renew
+
+        def noted(lease):
+            renewals.append(lease)
+            return renew(lease)
+
+        present.session.renew = noted
+        idle, ends_at = [], time.monotonic() + 1.5  # A lease and a half.
+        while time.monotonic() < ends_at:
+            await party.write(Put(party.keys.ban("nobody"), b"{}"))
+            idle.append(leading.idle)
+            await asyncio.sleep(0.002)
+        assert sum(idle) < len(idle) / 3, "the test must keep it busy"
+        assert party.members[0].presence is present
+        assert len(renewals) >= 3
+        joining.cancel()

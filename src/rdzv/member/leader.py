@@ -171,6 +171,7 @@ class Leader:
             outcome = await self._carry_out(verdict.act, verdict.reason, view)
             await self._await_revision(mirror, outcome.revision)
             return
+        self.progress += 1  # Where changes come all the time, a leader that judges them is hardly ever idle, and not stuck.
         await self._rest(verdict.look_again_s)
         await self._gather(view)
 
