@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from rdzv.engines.port import EngineReset, List
+from rdzv.engines.port import EngineReset, Gap, List
 from rdzv.errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
+from rdzv.member import store
 from rdzv.member.store_calls import KEY_MAX, TIMEOUT_S, VALUE_MAX
 from support.memory_members import LONG_S, Party, join, run, until
 
@@ -302,6 +303,80 @@ def test_a_wait_that_is_given_up_leaves_no_watch_behind():
         assert len(watches) == before
 
     with_stores(1, use)
+
+
+class Watched:
+    """The watches of a session from now on: the keys of each, and how many there were at once."""
+
+    def __init__(self, session) -> None:
+        self.targets = []
+        self.most = 0
+        self._watch = session.watch
+        self._session = session
+        self._before = len(session.watches)
+        session.watch = self
+
+    def __call__(self, targets, since, ends=()):
+        watch = self._watch(targets, since, ends)
+        self.targets.append(list(targets))
+        self.most = max(self.most, len(self._session.watches) - self._before)
+        return watch
+
+
+def test_a_wait_for_many_keys_watches_a_few_at_a_time(monkeypatch):
+    """Hundreds of members that waited for hundreds of keys each were disconnected, and evicted."""
+    monkeypatch.setattr(store, "WATCHED_MAX", 3)
+
+    async def use(a, b):
+        keys = [f"k{number}" for number in range(8)]
+        watched = Watched(b.calls.presence.session)
+        waiting = asyncio.create_task(b.multi_get(keys))
+        for key in reversed(keys):
+            await asyncio.sleep(0.01)
+            await a.set(key, key)
+        assert await waiting == [key.encode() for key in keys]
+        assert watched.targets[0] == [b.calls.key(key) for key in keys[:3]]
+        assert max(map(len, watched.targets)) == 3
+
+    with_stores(2, use)
+
+
+def test_of_many_waits_a_few_watch_and_the_others_read_again(monkeypatch):
+    monkeypatch.setattr(store, "WAITS_MAX", 2)
+    monkeypatch.setattr(store, "PAUSE_S", 0.05)
+
+    async def use(a, b):
+        watched = Watched(b.calls.presence.session)
+        waiting = [asyncio.create_task(b.get(f"k{number}")) for number in range(6)]
+        await asyncio.sleep(0.2)
+        for number in reversed(range(6)):
+            await a.set(f"k{number}", str(number))
+            assert await waiting[number] == str(number).encode()
+        assert watched.most == 2
+
+    with_stores(2, use)
+
+
+def test_a_wait_whose_watch_is_refused_reads_again_after_a_pause(monkeypatch):
+    monkeypatch.setattr(store, "PAUSE_S", 0.1)
+
+    async def use(a, b):
+        session = b.calls.presence.session
+        watch, refused = session.watch, []
+
+        def refuse(targets, since, ends=()):
+            refused.append(watch(targets, since, ends))
+            refused[-1].end(Gap("no room"))
+            return refused[-1]
+
+        session.watch = refuse
+        waiting = asyncio.create_task(b.get("k"))
+        await asyncio.sleep(0.35)
+        assert 2 <= len(refused) <= 4
+        await a.set("k", "v")
+        assert await waiting == b"v"
+
+    with_stores(2, use)
 
 
 # ---- limits

@@ -23,6 +23,12 @@ T = TypeVar("T")
 
 LAST_S = 1.0
 """Time of the last attempt of a call whose time is over, so that a call with no time to wait can be answered."""
+WATCHED_MAX = 32
+"""Keys that one wait watches; once these have come, all that is missing is read again. Engines limit what a run may watch, and
+hundreds of members may wait for hundreds of keys each."""
+WAITS_MAX = 128
+"""Waits of one member that watch. The others read again every `PAUSE_S`, as do those whose watch the engine ends."""
+PAUSE_S = 1.0
 
 
 class AsyncStore:
@@ -179,18 +185,32 @@ class AsyncStore:
         left_s = call.deadline - self._node.now()
         if left_s <= 0:
             raise StoreTimeout(list(call.missing.values()), call.limit_s, self.calls.round_number)
-        assert call.known_by is not None, "it has been read"
         bell = Wakeup(self._node)
         self._bells.add(bell)
-        watch = call.known_by.watch(list(call.missing), call.since)
+        try:
+            if len(self._bells) > WAITS_MAX:
+                await bell.wait(min(left_s, PAUSE_S))
+            else:
+                await self._watch(call, bell, left_s)
+        finally:
+            self._bells.discard(bell)
+        call.known_by = None
+
+    async def _watch(self, call: AwaitedRead[T], bell: Wakeup, left_s: float) -> None:
+        """Learn the first of the missing keys from a watch, until all of these are known or the bell rings."""
+        assert call.known_by is not None, "it has been read"
+        watched = list(call.missing)[:WATCHED_MAX]
+        watch = call.known_by.watch(watched, call.since)
 
         async def pump() -> None:
             try:
                 async for batch in watch:
                     call.learn([event.item for event in batch.events if event.item is not None])
-                    if not call.missing:
+                    if call.missing.keys().isdisjoint(watched):
                         break
-            except (Gap, EngineReset, Unreachable):
+            except Gap:
+                await sleep(self._node, PAUSE_S)  # The engine may have no room for it, or be too busy to keep it.
+            except (EngineReset, Unreachable):
                 pass  # Reading again is what the caller does then.
             bell.ring()
 
@@ -198,11 +218,9 @@ class AsyncStore:
         try:
             await bell.wait(left_s)
         finally:
-            self._bells.discard(bell)
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
             await watch.aclose()
-        call.known_by = None
 
 
 async def _drive(steps: Steps[T]) -> T:

@@ -97,8 +97,7 @@ class ServerSession(FrameStream, Waiting):
         self._backlog = 0
         self._posted_size = 0
         self._posted: list[bytes] = []
-        """News for watches, kept until the end of the server's turn or until the next answer, whichever comes first: the
-        leader of a large run then hears of hundreds of joins in one write."""
+        """News for watches, kept until the end of the server's turn or the next answer: hundreds of joins are one write."""
 
     @property
     def may_be_there(self) -> bool:
@@ -322,8 +321,8 @@ class ServerSession(FrameStream, Waiting):
             return None
         done = self._txn(run, request)
         if done.outcome.succeeded:
-            ends = plan.ends + plan.found(done.outcome)
-            self._begin_watch(run, request.watch, plan.targets, ends, prefixes, done.outcome.revision)
+            found, since = plan.found(done.outcome), done.outcome.revision
+            self._begin_watch(run, request.watch, plan.targets, plan.ends + found, prefixes, since)
         return done
 
     def _renew(self, run: Run, request: frames.Renew) -> Frame:
@@ -344,6 +343,8 @@ class ServerSession(FrameStream, Waiting):
 
     def _watch(self, run: Run, request: frames.WatchStart | EndsWatchStart) -> Frame | None:
         ends = request.ends if type(request) is EndsWatchStart else ()
+        if not ends and (full := run.why_not_wait(request.targets)):
+            return WatchGap(request.watch, full)
         prefixes = self._prefixes(run, request.watch, request.targets, ends)
         if prefixes is None:
             return None
