@@ -100,3 +100,13 @@ def test_the_journal_is_a_ring():
 def test_the_keys_of_the_journal_sort_as_their_numbers_do():
     keys = [Keys("job").journal_entry(seq) for seq in range(JOURNAL_MAX)]
     assert keys == sorted(keys)
+
+
+def test_engines_tell_what_a_program_keeps_in_a_store_from_the_records_of_its_run():
+    keys = Keys("a/kv/b")
+    assert STORED in keys.kv("0123")
+    records = [
+        keys.settings, keys.head, keys.adopt, keys.member("0123"), keys.progress_of("0123"), keys.entry("0123", "4567"),
+        keys.ask("0123"), keys.ban("/kv/"), keys.strike("/kv/", "0123"), keys.quarantine("/kv/"), keys.journal_entry(3), keys.notes,
+    ]  # fmt: skip
+    assert not [one for one in records if STORED in one]

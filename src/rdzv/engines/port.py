@@ -39,6 +39,10 @@ from typing import Protocol, TypeAlias, final, runtime_checkable
 
 import msgspec
 
+STORED = "/kv/"
+"""A key with this in it holds what a program keeps in a round's store. An engine that limits what a run keeps refuses these
+first: a store that is full must not keep its run from sealing the next round."""
+
 
 class _Data(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Plain values, which cannot be part of a cycle.

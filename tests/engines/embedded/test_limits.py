@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rdzv
+from rdzv.config.settings import Settings
 from rdzv.engines.embedded import server_core
 from rdzv.engines.embedded.frames import (
     PREAMBLE,
@@ -36,6 +37,8 @@ from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
 from rdzv.engines.port import DeletePrefix, Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
+from rdzv.member.member import Member
+from rdzv.system.node import LocalNode
 from support.embedded_server import LONG_S, Raw, driver_to, serving, session_to, until
 from support.sans_io import Core, Pair
 from support.timing import within
@@ -79,13 +82,47 @@ async def test_a_small_request_with_a_huge_answer_is_refused_before_it_is_encode
 async def test_a_run_that_is_full_says_so_and_other_runs_do_not_feel_it():
     limits = Limits(bytes=1000, keys=5)
     async with serving(limits=limits) as server, session_to(server.port) as session:
-        with pytest.raises(LimitExceeded, match="run 'job' on this server has 1001 bytes, at most 1000"):
-            await session.txn(then=[Put("k", bytes(1000))])
+        with pytest.raises(LimitExceeded, match="run 'job' on this server has 1005 bytes, at most 1000"):
+            await session.txn(then=[Put("/kv/k", bytes(1000))])
         with pytest.raises(ValueError, match="run 'job' would have 6 keys, at most 5"):
-            await session.txn(then=[Put(f"k{n}", b"") for n in range(6)])
-        await session.txn(then=[Put(f"k{n}", b"") for n in range(5)])
+            await session.txn(then=[Put(f"/kv/k{n}", b"") for n in range(6)])
+        await session.txn(then=[Put(f"/kv/k{n}", b"") for n in range(5)])
         async with session_to(server.port, "other") as other:
             await other.txn(then=[Put("k", bytes(900))])
+
+
+async def test_a_full_store_leaves_room_for_the_records_of_its_run():
+    """A program that filled the store kept its run from sealing the next round: leader after leader failed."""
+    limits = Limits(bytes=1000, keys=6)
+    async with serving(limits=limits) as server, session_to(server.port) as session:
+        await session.txn(then=[Put(f"/kv/k{n}", b"") for n in range(6)])
+        await session.txn(then=[Put(f"record{n}", b"") for n in range(3)])
+        with pytest.raises(ValueError, match="run 'job' would have 10 keys, at most 9"):
+            await session.txn(then=[Put("record3", b"")])
+        await session.txn(then=[Put("record0", bytes(1300))])
+        with pytest.raises(LimitExceeded, match="bytes, at most 1000"):
+            await session.txn(then=[Put("/kv/k0", b"more")])
+        with pytest.raises(LimitExceeded, match="bytes, at most 1500"):
+            await session.txn(then=[Put("record0", bytes(1500))])
+
+
+async def test_a_run_whose_store_is_full_forms_again(monkeypatch):
+    async with serving(limits=Limits(keys=40)) as server:
+        members = [
+            Member(driver, Settings.make(str(driver.endpoint), run_id="job", min_nodes=2, max_nodes=2), LocalNode(host))
+            for host, driver in (("a", driver_to(server.port)), ("b", driver_to(server.port)))
+        ]
+        worlds = await asyncio.gather(*(member.join(LONG_S) for member in members))
+        await worlds[0].store.multi_set({str(number): b"" for number in range(20)})
+        with pytest.raises(ValueError, match="keys, at most 40 are allowed"):
+            await worlds[0].store.multi_set({f"more{number}": b"" for number in range(20)})
+        with suppress(ValueError):
+            for number in range(20):
+                await worlds[0].store.set(f"one{number}", b"")
+        again = await asyncio.gather(*(member.join(LONG_S) for member in members))
+        assert [world.round for world in again] == [2, 2]
+        await again[0].store.set("k", b"there is room again")
+        await asyncio.gather(*(member.leave() for member in members))
 
 
 async def test_all_runs_together_are_bounded_and_each_has_its_share():
@@ -98,16 +135,16 @@ async def test_all_runs_together_are_bounded_and_each_has_its_share():
 
         async def hoard():
             for number in range(1000):
-                await greedy.txn(then=[Put(f"k{number}", bytes(100_000))])
+                await greedy.txn(then=[Put(f"/kv/k{number}", bytes(100_000))])
 
         with pytest.raises(LimitExceeded, match=r"this server, with all its runs, has \d+ bytes, at most 20000000"):
             await hoard()
         assert 9_000_000 < server.room.taken <= 10_000_000, "one half is for runs below their share"
         for number in range(10):
             await modest.txn(then=[Put(f"k{number}", bytes(100_000))])
-        await greedy.txn(then=[Put("k0", b"less")])
-        await greedy.txn(then=[DeletePrefix("k")])
-        await greedy.txn(then=[Put("k0", b"again")])
+        await greedy.txn(then=[Put("/kv/k0", b"less")])
+        await greedy.txn(then=[DeletePrefix("/kv/")])
+        await greedy.txn(then=[Put("/kv/k0", b"again")])
         assert server.room.taken == sum(run.taken for run in server.runs.values())
 
 
@@ -115,7 +152,7 @@ def test_small_keys_leases_and_watches_are_counted_too():
     core = Core(limits=Limits(stored=2_000_000))
     pair = Pair(core)
     requests = {
-        "keys": lambda number: Txn(number, (), tuple(Put(f"{number}/{n}/k", b"") for n in range(100)), ()),
+        "keys": lambda number: Txn(number, (), tuple(Put(f"{number}/kv/{n}/k", b"") for n in range(100)), ()),
         "leases": lambda number: Txn(number, (), (), (), (), tuple(LeaseGrant(64 * number + n, 10.0) for n in range(64))),
     }
     for request in requests.values():
@@ -123,15 +160,30 @@ def test_small_keys_leases_and_watches_are_counted_too():
         assert answers[0].error is None or request is not requests["keys"]
         assert isinstance(answers[-1].error, LimitExceeded)
         assert "with all its runs" in str(answers[-1].error)
-    pair.client.tell(WatchStart(1, tuple(f"k{number}" for number in range(9000)), 1))
+    pair.client.tell(WatchStart(1, ("a/", *(f"k{number}" for number in range(9000))), 1))
     pair.exchange()
     assert pair.session.transport.is_closing()
     assert core.room.taken <= 1_000_000
 
 
+async def test_a_watch_of_keys_alone_is_refused_by_itself_before_there_is_no_room_for_those_of_members():
+    """Members whose programs waited for too many keys lost their connection, and were evicted."""
+    async with serving(limits=Limits(run_targets=20)) as server:
+        raw = await Raw.member(server.port)
+        for number, targets in enumerate((tuple("abcdefghijklmnop"), ("q",), ("a/", "b", "c", "d")), 1):
+            raw.write(WatchStart(number, targets, 1))
+        refused = await raw.frame()
+        assert (type(refused), refused.watch) == (WatchGap, 2)
+        assert refused.text == "run 'job' would watch 17 keys or prefixes, 0 of them prefixes: at most 16 and 256 are allowed"
+        raw.write(Ping(1))
+        assert await raw.frame() == Acknowledged(1)
+        assert server.runs["job"].targets == 20
+        await raw.close()
+
+
 async def test_the_watches_of_one_run_are_limited_and_a_client_that_goes_makes_room():
     async with serving(limits=Limits(run_targets=20, run_prefixes=2)) as server:
-        for targets, shown in (tuple("abcdefghijk"), "would watch 22 keys or prefixes"), (("a/", "b/"), "4 of them prefixes"):
+        for targets, shown in (tuple("abcdefghij/"), "would watch 22 keys or prefixes"), (("a/", "b/"), "4 of them prefixes"):
             one, other = [await Raw.member(server.port, session=f"{shown}{number}") for number in range(2)]
             one.write(WatchStart(1, targets, 1), Ping(1))
             assert await one.frame() == Acknowledged(1)

@@ -17,6 +17,7 @@ from rdzv.engines.register.document import (
     LOG_EVENTS_MAX,
     MAGIC,
     STATE_MAX,
+    STORED_MAX,
     Document,
     Draft,
     StoredLease,
@@ -153,6 +154,17 @@ async def test_only_the_request_that_would_make_the_state_too_large_is_refused()
         assert isinstance(results[1], LimitExceeded)
         listed = await session.txn(then=[List("")])
         assert [item.key for item in listed.reads[0]] == ["other", "small"]
+
+
+async def test_a_full_store_leaves_room_for_the_records_of_its_run():
+    async with Process(CellBackend(), 1) as session:
+        await session.txn(then=[Put("/kv/most", b"x" * (STORED_MAX - 1000))])
+        with pytest.raises(LimitExceeded, match=f"the run's state in the register has .* bytes, at most {STORED_MAX}"):
+            await session.txn(then=[Put("/kv/more", b"x" * 1000)])
+        await session.txn(then=[Put("record", b"x" * 1000)])
+        with pytest.raises(LimitExceeded, match=f"at most {STORED_MAX}"):
+            await session.txn(then=[Put("/kv/small", b"x")])
+        await session.txn(then=[Put("other", b"x" * 1000)])
 
 
 # ---- what it costs

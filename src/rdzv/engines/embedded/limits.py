@@ -36,9 +36,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Connections accepted in one turn of the event loop. The rest wait in the kernel."""
     runs: int = 10_000
     keys: int = 100_000
-    """Keys of one run."""
+    """Keys of one run, up to which its program may fill the store. Its own records may be half as many more (`run.py`)."""
     bytes: int = 256 * 1024 * 1024
-    """Bytes of all keys and values of one run."""
+    """Bytes of all keys and values of one run, in the same way."""
     stored: int = 512 * 1024 * 1024
     """Bytes that all runs together may take: keys, values, history, leases, watches. Half is for runs below their share."""
     leases: int = 100_000
@@ -87,13 +87,14 @@ class Room:
         """Bytes that every run may have, however much the others took."""
         return self.half // max(1, self.runs)
 
-    def has(self, taken: int, more: int) -> bool:
+    def has(self, taken: int, more: int, shares: float = 1.0) -> bool:
         """Whether a run that has taken so much may take more.
 
-        One half is for all runs as they come, the other for runs below their share: a run cannot take the last from others.
+        One half is for all runs as they come, the other for runs below their share, or so many `shares`: a run cannot take the
+        last from others.
         """
         total = self.taken + more
-        return total <= self.half or (total <= 2 * self.half and taken + more <= self.share)
+        return total <= self.half or (total <= 2 * self.half and taken + more <= shares * self.share)
 
 
 def raise_nofile() -> int:

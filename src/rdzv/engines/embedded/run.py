@@ -21,7 +21,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import LimitExceeded
-from ..port import AllCreated, Batch, Case, Compare, Delete, DeletePrefix, Empty, Get, List, Operation, Outcome, Put
+from ..port import (
+    STORED,
+    AllCreated,
+    Batch,
+    Case,
+    Compare,
+    Delete,
+    DeletePrefix,
+    Empty,
+    Get,
+    List,
+    Operation,
+    Outcome,
+    Put,
+)
 from ..reference import Engine
 from .frames import KEY_MAX
 from .lease_clock import STEP_MAX_S
@@ -41,6 +55,10 @@ PREFIXES_MAX = 1000
 PAIRS_MAX = 250_000
 RUN_BYTES, KEY_BYTES, HISTORY_BYTES, LEASE_BYTES, TARGET_BYTES = 4096, 640, 1024, 256, 768
 """Bytes that a run, a key beside its value, a remembered change, a lease and a watched key take: measured and rounded up."""
+RECORDS_SHARE = 1.5
+"""A run's own records are let in up to so many times the limits of keys and bytes that a program may fill the store to."""
+WAITS_SHARE = 0.8
+"""Watches of keys alone, by which programs wait for values, may have so much of what a run may watch."""
 HISTORY_MIN = 16
 """Changes that a run may always remember."""
 
@@ -285,27 +303,36 @@ class Run:
 
     def _check_room(self, puts: list[Put]) -> None:
         """Refuse puts that need more room than there is. Others are let in, so that a full run can still end."""
+        share = 1.0 if any(STORED in put.key for put in puts) else RECORDS_SHARE
+        bytes_max, keys_max = int(self._limits.bytes * share), int(self._limits.keys * share)
         new = sum(put.key not in self._sizes for put in puts)
         more = sum(len(put.key) + len(put.value) - self._sizes.get(put.key, 0) for put in puts)
-        if more > 0 and self.bytes + more > self._limits.bytes:
-            raise LimitExceeded(f"run {self.name!r} on this server", self.bytes + more, self._limits.bytes)
-        if new and len(self._sizes) + new > self._limits.keys:
-            msg = f"run {self.name!r} would have {len(self._sizes) + new} keys, at most {self._limits.keys} are allowed"
+        if more > 0 and self.bytes + more > bytes_max:
+            raise LimitExceeded(f"run {self.name!r} on this server", self.bytes + more, bytes_max)
+        if new and len(self._sizes) + new > keys_max:
+            msg = f"run {self.name!r} would have {len(self._sizes) + new} keys, at most {keys_max} are allowed"
             raise ValueError(msg)
         more += new * KEY_BYTES
-        if more > 0 and not self.room.has(self.taken, more):
+        if more > 0 and not self.room.has(self.taken, more, share):
             raise self._no_room(more)
 
     def _no_room(self, more: int) -> LimitExceeded:
         return LimitExceeded("this server, with all its runs,", self.room.taken + more, self._limits.stored)
 
-    def why_not_watch(self, targets: int, prefixes: int) -> str:
-        """Return why there is no room for a client to watch so much; empty: there is."""
-        limits = self._limits
-        if self.targets + targets > limits.run_targets or self.prefixes + prefixes > limits.run_prefixes:
+    def why_not_wait(self, targets: Sequence[str]) -> str:
+        """Return why there is no room for a watch of keys alone, by which a program waits for values; empty: there is.
+
+        Many programs may wait for many, and the watches of members must have room, too.
+        """
+        return "" if any(target[-1:] == "/" for target in targets) else self.why_not_watch(len(targets), 0, WAITS_SHARE)
+
+    def why_not_watch(self, targets: int, prefixes: int, share: float = 1.0) -> str:
+        """Return why there is no room for a client to watch so much; empty: there is. `share`: of what the run may watch."""
+        limits, targets_max = self._limits, int(self._limits.run_targets * share)
+        if self.targets + targets > targets_max or self.prefixes + prefixes > limits.run_prefixes:
             return (
                 f"run {self.name!r} would watch {self.targets + targets} keys or prefixes, {self.prefixes + prefixes} of them "
-                f"prefixes: at most {limits.run_targets} and {limits.run_prefixes} are allowed"
+                f"prefixes: at most {targets_max} and {limits.run_prefixes} are allowed"
             )
         more = targets * TARGET_BYTES
         if self.room.taken + more > self.room.half and not self.room.has(self.taken, more):

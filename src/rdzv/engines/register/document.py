@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from ...errors import Incompatible, LimitExceeded
-from ..port import Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, leases_of
+from ..port import STORED, Batch, Case, Compare, Event, Item, LeaseGone, Operation, Outcome, Put, leases_of
 from ..reference import Engine
 
 VERSION = 1
@@ -28,6 +28,8 @@ MAGIC = b"%s%d\n" % (_MAGIC, VERSION)
 """The first bytes of every state, so that no other value is taken for one."""
 STATE_MAX = 1 << 20
 """Bytes: some 200 members. It goes over the wire twice with every write, so far less is fast."""
+STORED_MAX = STATE_MAX * 3 // 4
+"""Bytes up to which a program may fill it with what it keeps in the round's store: the run's own records need the rest."""
 LOG_EVENTS_MAX = 256
 LOG_BYTES_MAX = 64 * 1024
 """Bounds of the log: room for a burst of joins between two reads. A watch that is further behind lists again."""
@@ -76,10 +78,10 @@ _decoder = msgspec.msgpack.Decoder(Document)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(document: Document) -> bytes:
+def encode(document: Document, size_max: int = STATE_MAX) -> bytes:
     state = MAGIC + _encoder.encode(document)
-    if len(state) > STATE_MAX:
-        raise LimitExceeded("the run's state in the register", len(state), STATE_MAX)
+    if len(state) > size_max:
+        raise LimitExceeded("the run's state in the register", len(state), size_max)
     return state
 
 
@@ -129,6 +131,8 @@ class Draft:
         self.document = document
         self.leases = dict(document.leases)
         self.changed = False
+        self.size_max = STATE_MAX
+        """Bytes that the document may have with these changes."""
         self._changes: list[Batch] = []
         self._compacted = False
 
@@ -158,12 +162,15 @@ class Draft:
         before, used = self.engine.revision, set()
         try:
             outcome = self.engine.txn(compares, then, otherwise, instead)
-            used = leases_of([branches[outcome.case if outcome.succeeded else -1]])
+            done = branches[outcome.case if outcome.succeeded else -1]
+            used = leases_of([done])
         finally:
             for id in begun - used:
                 self.engine.leases.revoke(id)
         self.leases.update((id, unstored[id]) for id in begun & used)
         self.changed |= self.engine.revision > before
+        if any(type(one) is Put and STORED in one.key for one in done):
+            self.size_max = STORED_MAX
         return outcome
 
     def renew(self, id: int) -> None:
@@ -205,6 +212,7 @@ class Draft:
         self.document = Document(former.instance, serial, writer, revision, items, dict(self.leases), log, forgotten)
         self._changes.clear()
         self.changed = self._compacted = False
+        self.size_max = STATE_MAX
         return self.document
 
 

@@ -357,8 +357,9 @@ class SwapLoop:
         answer, and nothing told it again (register seed 25).
         """
         leases = self.document.leases
+        size_max = draft.size_max
         document = draft.finish(self._node.token())
-        state = encode(document)
+        state = encode(document, size_max)
         self._looks += 1
         self._draft = None
         asked_at = self._node.now()
