@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rdzv.core.keys import ROOT, Keys
 from rdzv.core.model import JOURNAL_MAX
+from rdzv.engines.port import STORED
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 
@@ -104,9 +105,6 @@ def test_the_keys_of_the_journal_sort_as_their_numbers_do():
 
 def test_engines_tell_what_a_program_keeps_in_a_store_from_the_records_of_its_run():
     keys = Keys("a/kv/b")
-    assert STORED in keys.kv("0123")
-    records = [
-        keys.settings, keys.head, keys.adopt, keys.member("0123"), keys.progress_of("0123"), keys.entry("0123", "4567"),
-        keys.ask("0123"), keys.ban("/kv/"), keys.strike("/kv/", "0123"), keys.quarantine("/kv/"), keys.journal_entry(3), keys.notes,
-    ]  # fmt: skip
-    assert not [one for one in records if STORED in one]
+    hosts = [keys.ban("/kv/"), keys.strike("/kv/", "t1"), keys.quarantine("/kv/")]
+    stored = [one for one in (*every_key(keys).values(), *hosts, keys.progress_of("m1"), keys.notes) if STORED in one]
+    assert stored == [every_key(keys)["kv"]]
