@@ -48,7 +48,11 @@ def test_an_operator_sees_drains_bans_lets_in_again_and_closes():
 
         endless = rdzv("ban", HOST, place, *RUN, "--for", "for ever")
         assert (endless.returncode, "is no duration" in endless.stderr) == (2, True)
-        assert asked("ban", HOST, place, "--reason", "bad memory", "--for", "2h")["for_s"] == 7200
+        mistaken = rdzv("ban", f"{HOST}/a", place, *RUN)
+        assert mistaken.stdout.endswith(f"; no member is on it: '{HOST}/a' is the name of one on host '{HOST}'\n"), mistaken
+        assert rdzv("ban", "nobody", place, *RUN).stdout.endswith("; no member is on it\n")
+        banned = asked("ban", HOST, place, "--reason", "bad memory", "--for", "2h")
+        assert (banned["for_s"], banned["members"]) == (7200, [f"{HOST}/a", f"{HOST}/b"])
         assert [one.wait(LIMIT_S) for one in (a, b)] == [6, 6]
         assert "is banned from run 't': bad memory (for 2 h); `rdzv unban` lets it in again" in a.stderr.read()
         assert asked("unban", HOST, place)["done"] == "unbanned"

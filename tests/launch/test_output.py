@@ -78,7 +78,10 @@ def test_a_log_goes_on_where_an_earlier_run_of_the_same_id_ended(tmp_path):
     assert (tmp_path / "log").read_bytes() == b"first\nsecond\n"
 
 
-@pytest.mark.parametrize(("run_id", "folder"), [("job-17", "job-17"), ("a/../b c", "a-..-b-c"), ("..", "run"), ("é", "run")])
+@pytest.mark.parametrize(
+    ("run_id", "folder"),
+    [("job-17", "job-17"), ("a/../b c", "a-..-b-c-9f3fd56c"), ("..", "run-5ec1f7e7"), ("é", "run-4a99557e")],
+)
 def test_files_are_named_by_run_round_and_rank_and_stay_below_the_folder(run_id, folder):
     assert str(Destinations(run_id, "/logs").file(2, 5, "err")) == f"/logs/{folder}/round-2/rank-5.err"
 
@@ -99,6 +102,13 @@ def test_the_options_choose_between_console_and_files(tmp_path, log_dir, tee, pr
     assert chosen.copies_stdout is copies_stdout
     for sink in sinks:
         sink.close()
+
+
+@pytest.mark.parametrize("two", [("job/1", "job-1"), ("实验一", "实验二"), ("..", "run"), ("a b", "a/b"), ("\udcff", "\udcfe")])
+def test_two_runs_never_share_a_folder_for_logs(tmp_path, two):
+    files = [Destinations(run_id, str(tmp_path)).file(1, 0, "out") for run_id in two]
+    assert files[0] != files[1]
+    assert all(file.is_relative_to(tmp_path) and len(file.relative_to(tmp_path).parts) == 3 for file in files)
 
 
 def test_a_folder_for_logs_is_made_or_refused_before_anything_runs(tmp_path):

@@ -56,6 +56,11 @@ LINES = [
     (notice("broken", reason="b lost"), "INFO", "round 2 broken: b lost"),
     (notice("lost", cause="lost"), "DEBUG", "n1: lost: x"),
     (notice("leading"), "DEBUG", "n1: leading: x"),
+    (
+        notice("joining", cause="outage", reason="the engine has been away for 15 s"),
+        "WARNING",
+        "round 2: the workers of this node have stopped: the engine has been away for 15 s",
+    ),
     (notice("evicted", seconds=5.0), "WARNING", "this node was evicted from its round after 5.0 s: x"),
     (notice("evicted"), "WARNING", "this node was evicted: x"),
     (notice("engine away"), "WARNING", "engine away: x"),

@@ -113,10 +113,12 @@ async def ban(
     Exit code 7: there is no such run.
     """
     await _require_run(session, settings)
-    await commands.ban(session, settings.run_id, host, reason, expires)
+    members, elsewhere = await commands.ban(session, settings.run_id, host, reason, expires)
     how_long = "" if expires is None else f" for {show_duration(expires)}"
     text = f"host {host!r} is banned from run {settings.run_id!r}{how_long}; `rdzv unban` lets it in again"
-    return "banned", text, {"host": host, "reason": reason, "for_s": expires}
+    if not members:
+        text += "; no member is on it" + (f": {host!r} is the name of one on host {elsewhere!r}" if elsewhere else "")
+    return "banned", text, {"host": host, "reason": reason, "for_s": expires, "members": members}
 
 
 @_operator_command

@@ -128,7 +128,10 @@ def duration(seconds: float | None) -> str:
 
 def progress(status: Status, width: int = 24) -> str:
     """Draw how many members are there, of the minimum and maximum. '|' marks the quorum."""
-    there, word = (status.ready, "ready") if status.phase in ("none", "open", "broken") else (status.size, "in")
+    there, word = status.ready, "ready"
+    if status.phase not in ("none", "open", "broken"):
+        # Of a round that is over, or is about to be broken, some may have gone.
+        there, word = sum(one.state in ("in", "done") for one in status.members), "in"
     high = max(status.max_nodes, 1)
     filled = min(width, round(width * there / high))
     quorum = min(width - 1, max(0, round(width * status.min_nodes / high) - 1))

@@ -6,6 +6,7 @@ each pipe has a thread of its own that reads and writes.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -160,7 +161,7 @@ class Destinations:
     """Chooses the sinks of each worker: files below a folder, the console, or both."""
 
     def __init__(self, run_id: str, log_dir: str = "", *, tee: bool = False, prefixed: bool = False) -> None:
-        self._folder = Path(log_dir) / (_UNFIT.sub("-", run_id).strip("-.") or "run") if log_dir else None
+        self._folder = Path(log_dir) / _folder_name(run_id) if log_dir else None
         self._shown = tee or not log_dir
         self._prefixed = prefixed
         self._locks = {1: threading.Lock(), 2: threading.Lock()}
@@ -186,6 +187,13 @@ class Destinations:
     def copies_stdout(self) -> bool:
         """Whether stdout must be copied; otherwise a worker has that of the launcher."""
         return self._prefixed or self._folder is not None
+
+
+def _folder_name(run_id: str) -> str:
+    """Return the name of a run's folder. Two runs never share one: what is replaced in a name is told apart by a hash."""
+    name = _UNFIT.sub("-", run_id).strip("-.") or "run"
+    digest = hashlib.sha256(run_id.encode(errors="surrogatepass")).hexdigest()
+    return name if name == run_id else f"{name}-{digest[:8]}"
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

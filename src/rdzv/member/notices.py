@@ -34,11 +34,13 @@ class Totals(msgspec.Struct, frozen=True):
     """Seconds in which it held a valid round."""
     lost_s: float
     """Seconds between a round and the next one."""
+    over_s: float = 0.0
+    """Seconds since its last round, unless the run was closed then."""
 
     @property
     def availability(self) -> float | None:
         """The share of the time, from 0 to 1, in which there was a round; None if there was none."""
-        whole_s = self.ran_s + self.lost_s
+        whole_s = self.ran_s + self.lost_s + self.over_s
         return self.ran_s / whole_s if self.rounds and whole_s > 0 else None
 
 
@@ -81,6 +83,7 @@ class Timeline:
         self._given_at: float | None = None
         self._over_at: float | None = None
         """When the last round ended for this member; None while it holds one that stands."""
+        self._is_closed = False
         self._away_at: float | None = None
         self._round, self._size = 0, 0
         self._cause, self._members = "", tuple[str, ...]()
@@ -129,6 +132,7 @@ class Timeline:
     def _closed(self, notice: Notice, now: float) -> dict[str, object]:
         stood = self._over_at is None
         ran_s = self._end_round(now, notice.cause)
+        self._is_closed = True
         return {"seconds": ran_s if stood else None}
 
     def _engine_away(self, _notice: Notice, now: float) -> dict[str, object]:
@@ -141,7 +145,8 @@ class Timeline:
 
     def _leaving(self, notice: Notice, now: float) -> dict[str, object]:
         self._end_round(now, notice.cause)
-        totals = Totals(self._rounds, self._restarts, self._ran_s, self._lost_s)
+        over_s = 0.0 if self._over_at is None or self._is_closed else now - self._over_at
+        totals = Totals(self._rounds, self._restarts, self._ran_s, self._lost_s, over_s)
         return {"totals": totals, "seconds": None if self._joined_at is None else now - self._joined_at}
 
     def _end_round(self, now: float, cause: str, members: tuple[str, ...] = ()) -> float | None:

@@ -17,6 +17,8 @@ def level_of(notice: Notice) -> int:
     if kind in LOUD:
         return logging.WARNING
     if kind == "joining":
+        if notice.cause == "outage":
+            return logging.WARNING  # Nothing else says why the workers were stopped: the others have not been heard.
         # After a change the reason was told already.
         return logging.INFO if notice.cause in ("", "restarted") else logging.DEBUG
     if kind == "sealed":
@@ -48,6 +50,8 @@ def _joining(notice: Notice) -> str:
         return f"{notice.member} joins {notice.reason}"
     if notice.cause == "restarted":
         return f"round {notice.round}: the workers of this node have stopped; it asks for a new round"
+    if notice.cause == "outage":
+        return f"round {notice.round}: the workers of this node have stopped: {notice.reason}"
     return f"the workers of this node have stopped; it is ready for the round after round {notice.round}"
 
 

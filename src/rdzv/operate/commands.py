@@ -6,6 +6,7 @@ Every key has one writer. These functions write only keys of operators, with one
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -16,7 +17,7 @@ from ..core.duration import show_duration
 from ..core.keys import Keys
 from ..core.model import Ban, CauseKind, DrainRequest, Era, Head, MemberRecord, Phase, RunSettings
 from ..core.text import NAME_MAX, REASON_MAX, clip
-from ..engines.port import Delete, DeletePrefix, Get, List, Modified, Put, Session
+from ..engines.port import Delete, DeletePrefix, Get, Item, List, Modified, Put, Session
 from ..errors import Incompatible, SettingsError
 from ..member.head_write import write_head
 from ..system.node import stamp
@@ -32,17 +33,9 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
     settings = listed.item(1)
     # Requests and bans are attached to the run's lease, so that they end with the run.
     lease = settings.lease if settings is not None else 0
-    asked: dict[str, str] = {}
-    for item in listed.reads[0]:
-        id = item.key[len(keys.members) :]
-        try:
-            record = wire.decode(MemberRecord, item.value)
-        except Incompatible:  # What one member wrote must not keep an operator from the others.
-            name = host = clip(id, NAME_MAX)
-        else:
-            name, host = record.name, record.host
-        if who in (EVERYBODY, id, name, host):
-            asked[id] = name
+    asked = {
+        id: name for id, (name, host) in _names(keys, listed.reads[0]).items() if who in (EVERYBODY, id, name, host)
+    }
     value = wire.encode(DrainRequest(reason=clip(reason, REASON_MAX // 2)))
     puts = [Put(keys.ask(id), value, lease) for id in asked]
     for first in range(0, len(puts), session.writes_max):
@@ -50,8 +43,25 @@ async def drain(session: Session, run_id: str, who: str, reason: str) -> list[st
     return sorted(asked.values())
 
 
-async def ban(session: Session, run_id: str, host: str, reason: str, for_s: float | None = None) -> None:
-    """Keep a host out of a run, and evict its members: for as long as the run lives, or for `for_s` seconds."""
+def _names(keys: Keys, items: Iterable[Item]) -> dict[str, tuple[str, str]]:
+    """Return name and host of each member, by id."""
+    names = {}
+    for item in items:
+        id = item.key[len(keys.members) :]
+        try:
+            record = wire.decode(MemberRecord, item.value)
+        except Incompatible:  # What one member wrote must not keep an operator from the others.
+            names[id] = clip(id, NAME_MAX), clip(id, NAME_MAX)
+        else:
+            names[id] = record.name, record.host
+    return names
+
+
+async def ban(session: Session, run_id: str, host: str, reason: str, for_s: float | None = None) -> tuple[list[str], str]:
+    """Keep a host out of a run, and evict its members: for as long as the run lives, or for `for_s` seconds.
+
+    Return the names of these members, and the host of the member that has this for a name; empty: there is none.
+    """
     _check_host(host)
     keys = Keys(run_id)
     text = clip(reason, REASON_MAX // 2)
@@ -63,7 +73,9 @@ async def ban(session: Session, run_id: str, host: str, reason: str, for_s: floa
         # an instant would be one of this machine.
         lease = await session.grant(for_s)
         text += f" (for {show_duration(for_s)})"
-    await session.txn(then=[Put(keys.ban(host), wire.encode(Ban(reason=text)), lease)])
+    done = await session.txn(then=[List(keys.members), Put(keys.ban(host), wire.encode(Ban(reason=text)), lease)])
+    names = _names(keys, done.reads[0]).values()
+    return sorted(name for name, where in names if where == host), next((where for name, where in names if name == host), "")
 
 
 async def unban(session: Session, run_id: str, host: str) -> bool:

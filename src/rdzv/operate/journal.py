@@ -49,7 +49,7 @@ class Restart(msgspec.Struct, frozen=True):
     reason: str
     by: str  # The leader that broke the round.
     ran: Duration  # How long the round had run.
-    cost: Duration  # Time from the break to the next seal, to the close, or to the last entry.
+    cost: Duration  # Time from the break to the next seal or to the close; until then at least to the last entry.
     size: int
     next_round: int = 0  # 0 if there is none yet, or if the run was closed instead.
     next_size: int = 0
@@ -158,8 +158,10 @@ class _HistoryReader:
         assert self.broken is not None, "asked while a round is broken"
         self.broken = msgspec.structs.replace(self.broken, **changes)
 
-    def end_restart(self) -> None:
-        """Add the restart in progress, if there is one, to the list."""
+    def end_restart(self, *, in_progress: bool = False) -> None:
+        """Add the restart to the list, if there is one. One that is in progress takes longer than the entries say."""
+        if self.broken is not None and in_progress:
+            self._replace(cost=self.broken.cost.plus(None))
         if self.broken is not None:
             self.restarts.append(self.broken)
             self.broken = None
@@ -171,7 +173,7 @@ def _history(run: str, entries: Sequence[JournalEntry]) -> RunHistory:
     for index, entry in enumerate(entries):
         text = reader.read(entry, index == 0)
         steps.append(JournalStep(reader.at, text, entry))
-    reader.end_restart()  # The last one may still be in progress.
+    reader.end_restart(in_progress=True)
     return RunHistory(run, _is_first(entries[0]), tuple(steps), tuple(reader.restarts))
 
 

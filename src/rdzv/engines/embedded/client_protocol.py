@@ -27,6 +27,10 @@ from .trust import DRIVER, ONLY_MEMBER_HAS_TLS, SERVER, SERVER_DID_NOT_PROVE, Ha
 PING_S = 10.0
 """After a silence of this length the server is asked whether it is still there."""
 STRANGER = "another program has that port: correct the endpoint, or choose another port for all nodes"
+STANDS_STILL = (
+    "if it is the run's server, it stands still: let it go on, or kill it (SIGKILL), and another member there serves; "
+    f"otherwise {STRANGER}"
+)
 
 
 class Waiter(Protocol):
@@ -88,7 +92,7 @@ class ClientProtocol(FrameStream):
     def not_greeted(self, timeout_s: float) -> None:
         """Give up waiting for the server's greeting."""
         problem = f"somebody accepts connections there but did not greet us within {timeout_s:g} s"
-        self._fail_greeting(problem, remedy=STRANGER, is_server=True)
+        self._fail_greeting(problem, remedy=STANDS_STILL, is_server=True)
 
     def _fail_greeting(self, problem: str, **how: Any) -> None:
         """Give up the greeting; `how`: as for DialFailed."""
