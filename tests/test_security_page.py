@@ -239,7 +239,7 @@ def test_the_figures_of_the_page_are_those_of_the_server():
         f"or {limits.strangers:,} clients have not said hello",
         f"accepts {limits.accepts} connections per turn",
         f"at most one line per {'second' if COMPLAINT_S == 1.0 else COMPLAINT_S} in total",
-        f"may have {limits.operations:,} operations and look at {limits.steps:,} keys",
+        f"may have {limits.operations:,} operations and take {limits.steps:,} steps to look at keys",
         f"A run may spend {limits.turn:,} steps",
         f"a run may spend {limits.turn // 4:,}, and runs",
         f"at most {turns.PAUSE_MAX_S} s.",

@@ -32,6 +32,7 @@ from rdzv.engines.port import (
     Put,
 )
 from rdzv.engines.reference import Engine, starred
+from rdzv.engines.tree import DEAD_MIN, STEPS_PER_KEY
 
 
 def put(engine: Engine, key: str, value: bytes = b"", lease: int = 0) -> int:
@@ -518,6 +519,20 @@ def test_keys_that_were_deleted_are_counted_while_they_are_in_the_way_and_are_so
 def test_a_whole_directory_can_be_deleted_however_large():
     engine = engine_of(900)
     engine.txn((), [DeletePrefix("d/"), Put("e", b"")])
+    assert len(engine) == 1
+
+
+def test_no_search_takes_more_steps_than_its_bound_even_if_deleted_keys_are_everywhere():
+    engine = Engine("x", steps_max=STEPS_PER_KEY * 200)
+    names = range(200)
+    engine.txn((), [Put(f"d/{name}/k", b"") for name in names])
+    for _ in range(DEAD_MIN + 1):
+        engine.txn((), [Put(f"d/{name}/gone", b"") for name in names])
+        engine.txn((), [Delete(f"d/{name}/gone") for name in names])
+    before = engine.meter.steps
+    assert len(engine.txn((), [List("d/")]).reads[0]) == 200
+    assert engine.meter.steps - before == STEPS_PER_KEY * 200
+    engine.txn((), [Put("e", b""), DeletePrefix("d/")])
     assert len(engine) == 1
 
 

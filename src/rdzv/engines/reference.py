@@ -38,7 +38,7 @@ from .port import (
     Outcome,
     Put,
 )
-from .tree import ENTRIES_PER_KEY, Meter, Tree
+from .tree import STEPS_PER_KEY, Meter, Tree
 
 CHANGE_STEPS = 10
 """Steps that one change of a key counts as, beside those of the watchers that are told. A key that is looked at is one."""
@@ -168,7 +168,7 @@ class Engine:
                     raise LeaseGone(f"lease {operation.lease} has ended: {operation.key} cannot be put under it")
             elif type(operation) is List or type(operation) is DeletePrefix:
                 scans += 1
-        if scans * ENTRIES_PER_KEY * len(tree.items) > tree.steps_end - self.meter.steps:
+        if scans * STEPS_PER_KEY * len(tree.items) > tree.steps_end - self.meter.steps:
             self._try_searches(operations)
         tree.steps_end = sys.maxsize
         events: list[Event] = []

@@ -11,8 +11,8 @@ from .port import Item, Order
 DIRECTORY_STEPS = 3
 """Steps that a directory counts as when a search comes to it. A key that is looked at is one."""
 DEAD_MIN = 4
-ENTRIES_PER_KEY = 3 + DEAD_MIN
-"""Bound of the steps of a search, per key: its entry, one of a deleted key, a directory with a few deleted keys more."""
+STEPS_PER_KEY = DIRECTORY_STEPS + 2 + DEAD_MIN
+"""Most steps of a search per key, if each is in a directory of its own: its entry, and those of deleted keys beside it."""
 
 
 class Meter:

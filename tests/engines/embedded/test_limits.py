@@ -123,6 +123,16 @@ async def test_a_run_whose_store_is_full_forms_again(monkeypatch):
         assert [world.round for world in again] == [2, 2]
         await again[0].store.set("k", b"there is room again")
         await asyncio.gather(*(member.leave() for member in members))
+def test_a_run_as_large_as_allowed_can_be_read_and_deleted_at_once_whatever_its_keys_are_called():
+    """Found by review: 62,500 store keys with a slash, and the seal that had to delete them was refused for ever."""
+    core = Core()
+    Pair(core)
+    run, keys = core.runs["job"], core.limits.keys
+    for start in range(0, keys, 20_000):
+        run.txn((), [Put(f"kv/{number}/x", b"") for number in range(start, start + 20_000)], ())
+    assert len(run.txn((), [List("kv/")], ()).reads[0]) == keys
+    run.txn((), [DeletePrefix("kv/")], ())
+    assert len(run.engine) == 0
 
 
 async def test_all_runs_together_are_bounded_and_each_has_its_share():

@@ -14,6 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from ...printable import shown
+from ..tree import STEPS_PER_KEY
 from .frames import FRAME_MAX
 
 logger = logging.getLogger("rdzv.server")
@@ -21,6 +22,7 @@ logger = logging.getLogger("rdzv.server")
 DESCRIPTORS_SPARED = 64
 """Descriptors left for the rest of the process: its files, its own connections."""
 _M_MMAP_THRESHOLD = -3
+_KEYS = 100_000
 COMPLAINT_S = 1.0
 """Time between two warnings about peers."""
 
@@ -35,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     accepts: int = 32
     """Connections accepted in one turn of the event loop. The rest wait in the kernel."""
     runs: int = 10_000
-    keys: int = 100_000
+    keys: int = _KEYS
     """Keys of one run, up to which its program may fill the store. Its own records may be half as many more (`run.py`)."""
     bytes: int = 256 * 1024 * 1024
     """Bytes of all keys and values of one run, in the same way."""
@@ -62,8 +64,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Prefixes of all watches of one run. Members watch keys; leaders and viewers watch a prefix."""
     operations: int = 25_000
     """Compares, and operations of each branch, of one transaction."""
-    steps: int = 250_000
-    """Keys that one transaction may look at. That takes a tenth of a second."""
+    steps: int = STEPS_PER_KEY * _KEYS
+    """Steps that the compares and reads of one transaction may take, so that it may look at every key of a run, whatever the
+    keys are called: the next round deletes the store of the last one. That takes a quarter of a second at most."""
     turn: int = 200_000
     """Steps that a run may spend before other runs have their turn, a quarter if several compete (`turns.py`)."""
     greeting_s: float = 5.0
