@@ -405,11 +405,14 @@ class Store:
         return self._run(self._calls.delete(key))
 
     def num_keys(self) -> int:
-        """Return how many keys this round has."""
+        """Return how many keys this round has.
+
+        Values of more than 16 MiB in all may be read in several steps. A key that is set or deleted meanwhile may count or not.
+        """
         return self._run(self._calls.num_keys())
 
     def list_keys(self) -> list[str]:
-        """Return the names of this round's keys, sorted."""
+        """Return the names of this round's keys, sorted. Large stores are read in steps, as by `num_keys`."""
         return self._run(self._calls.list_keys())
 
     def _run(self, call: StoreOperation[T]) -> T:

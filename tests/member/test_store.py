@@ -10,6 +10,7 @@ from rdzv.engines.port import EngineReset, Gap, List
 from rdzv.errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
 from rdzv.member import store
 from rdzv.member.store_calls import KEY_MAX, TIMEOUT_S, VALUE_MAX
+from rdzv.member.store_calls import KEY_MAX, PAGE, TIMEOUT_S, VALUE_MAX
 from support.memory_members import LONG_S, Party, join, run, until
 
 
@@ -396,6 +397,63 @@ def test_what_is_too_large_is_refused_before_anything_is_sent():
                 await call()
         assert await a.num_keys() == 1
         assert len(await a.get("k" * KEY_MAX)) == VALUE_MAX
+
+    with_stores(1, use)
+
+
+def bound_answers(store, size_max: int) -> list[int]:
+    """Let the engine refuse answers of more bytes. Return the limits of the lists that it is asked for."""
+    session, asked = store.calls.presence.session, []
+    txn = session.txn
+
+    async def bounded(compares=(), then=(), otherwise=()):
+        outcome = await txn(compares, then, otherwise)
+        if then and isinstance(then[0], List):
+            asked.append(then[0].limit)
+            if sum(len(item.value) for item in outcome.reads[0]) > size_max:
+                raise ValueError("the answer would be too large")
+        return outcome
+
+    session.txn = bounded
+    return asked
+
+
+def test_keys_are_listed_in_pages_if_one_answer_cannot_hold_their_values():
+    """Found by review: `num_keys` failed once the values had more than 16 MiB."""
+
+    async def use(a):
+        sizes = [1] * 40 + [300] * 5 + [1] * 5 + [1000] + [1] * 60
+        keys = {f"{number:03}": b"v" * size for number, size in enumerate(sizes)}
+        await a.multi_set(keys)
+        asked = bound_answers(a, 1000)
+        assert await a.list_keys() == sorted(keys)
+        assert await a.num_keys() == len(keys)
+        assert asked[:5] == [0, PAGE, 2 * PAGE, 4 * PAGE, 2 * PAGE]
+        assert 1 in asked
+        assert len(asked) < 60
+        bound_answers(a, 999)
+        with pytest.raises(ValueError, match="too large"):
+            await a.num_keys()
+
+    with_stores(1, use)
+
+
+def test_a_round_that_ends_while_its_keys_are_listed_is_over():
+    async def use(a):
+        await a.multi_set({f"k{number}": b"v" * 10 for number in range(2 * PAGE)})
+        asked, session = bound_answers(a, 10 * PAGE), a.calls.presence.session
+        txn = session.txn
+
+        async def ending(*branches):
+            outcome = await txn(*branches)
+            if asked[-1] == PAGE:
+                a.end("a node was lost")
+            return outcome
+
+        session.txn = ending
+        with pytest.raises(RoundOver, match="a node was lost"):
+            await a.list_keys()
+        assert asked == [0, PAGE]
 
     with_stores(1, use)
 

@@ -94,11 +94,14 @@ class AsyncStore:
         return await self.finish(self.calls.check(keys))
 
     async def num_keys(self) -> int:
-        """Return how many keys this round has."""
+        """Return how many keys this round has.
+
+        Values of more than 16 MiB in all may be read in several steps. A key that is set or deleted meanwhile may count or not.
+        """
         return await self.finish(self.calls.num_keys())
 
     async def list_keys(self) -> list[str]:
-        """Return the names of this round's keys, sorted."""
+        """Return the names of this round's keys, sorted. Large stores are read in steps, as by `num_keys`."""
         return await self.finish(self.calls.list_keys())
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -136,8 +139,12 @@ class AsyncStore:
             request = next(steps)
             while True:
                 left_s = max(call.deadline - self._node.now(), LAST_S)
-                outcome = txn_now(request.compares, request.then, request.otherwise, left_s)
-                request = steps.send(outcome)
+                try:
+                    outcome = txn_now(request.compares, request.then, request.otherwise, left_s)
+                except ValueError as refusal:
+                    request = steps.throw(refusal)
+                else:
+                    request = steps.send(outcome)
         except StopIteration as done:
             result: T = done.value
             return result
@@ -228,7 +235,12 @@ async def _drive(steps: Steps[T]) -> T:
     try:
         request = next(steps)
         while True:
-            request = steps.send(await request.session.txn(request.compares, request.then, request.otherwise))
+            try:
+                outcome = await request.session.txn(request.compares, request.then, request.otherwise)
+            except ValueError as refusal:
+                request = steps.throw(refusal)
+            else:
+                request = steps.send(outcome)
     except StopIteration as done:
         result: T = done.value
         return result

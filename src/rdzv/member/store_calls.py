@@ -34,6 +34,8 @@ T = TypeVar("T")
 KEY_MAX = 1024
 VALUE_MAX = 1024 * 1024
 TIMEOUT_S = 300.0
+PAGE = 8
+"""Keys of the first page of many. One answer can hold them on every engine, whatever their values."""
 
 
 class StoreRequest(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +78,7 @@ class StoreOperation(ABC, Generic[T]):
 
     @abstractmethod
     def attempt(self) -> Steps[T]:
-        """Make one attempt. It may be broken off at any step, and made again."""
+        """Make one attempt. It may be broken off at any step, and made again. A step that is refused raises ValueError."""
 
     def end(self) -> None:
         """Release what the call holds. It is not attempted any more."""
@@ -92,6 +94,36 @@ class Read(StoreOperation[T]):
 
     def attempt(self) -> Steps[T]:
         return self._pick((yield StoreRequest(self._calls.presence.session, (), self._reads)))
+
+
+class KeyNames(StoreOperation[T]):
+    """A call that reads the names of all keys: at once, or in pages if the engine refuses to send so many values at once.
+
+    The pages may be of different revisions. A key that is there all the time is read exactly once, and no key twice.
+    """
+
+    def __init__(self, name: str, calls: StoreCalls, prefix: str, pick: Callable[[list[str]], T]) -> None:
+        super().__init__(name, calls, calls.timeout_s)
+        self._prefix = prefix
+        self._pick = pick
+
+    def attempt(self) -> Steps[T]:
+        session, limit, after = self._calls.presence.session, 0, ""
+        names: list[str] = []
+        while True:
+            self._calls.check_round()  # A round that ends meanwhile takes its keys with it.
+            try:
+                outcome = yield StoreRequest(session, (), (List(self._prefix, limit=limit, after=after),))
+            except ValueError:
+                if limit == 1:
+                    raise
+                limit = limit // 2 or PAGE
+                continue
+            page = outcome.reads[0]
+            names += [item.key[len(self._prefix) : -1] for item in page]
+            if not limit or len(page) < limit:
+                return self._pick(names)
+            limit, after = 2 * limit, page[-1].key
 
 
 class AwaitedRead(StoreOperation[T]):
@@ -273,15 +305,11 @@ class StoreCalls:
         reads = [Get(self.key(key)) for key in arguments.keys("check", keys)]
         return Read("check", self, reads, lambda outcome: all(outcome.reads))
 
-    def num_keys(self) -> Read[int]:
-        return Read("num_keys", self, [List(self._values)], lambda outcome: len(outcome.reads[0]))
+    def num_keys(self) -> KeyNames[int]:
+        return KeyNames("num_keys", self, self._values, len)
 
-    def list_keys(self) -> Read[list[str]]:
-        start = len(self._values)
-        return Read(
-            "list_keys", self, [List(self._values)],
-            lambda outcome: sorted(item.key[start:-1] for item in outcome.reads[0]),
-        )  # fmt: skip
+    def list_keys(self) -> KeyNames[list[str]]:
+        return KeyNames("list_keys", self, self._values, sorted)
 
     # ---- for the calls
 

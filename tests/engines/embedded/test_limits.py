@@ -35,7 +35,7 @@ from rdzv.engines.embedded.frames import (
 )
 from rdzv.engines.embedded.limits import Complaints, Limits, raise_nofile
 from rdzv.engines.embedded.server import Server
-from rdzv.engines.port import DeletePrefix, Gap, Get, List, Put
+from rdzv.engines.port import Created, DeletePrefix, Gap, Get, List, Put
 from rdzv.errors import LimitExceeded, Unreachable
 from rdzv.member.member import Member
 from rdzv.system.node import LocalNode
@@ -59,8 +59,13 @@ async def test_an_answer_larger_than_a_frame_is_refused_with_a_sentence():
     async with serving(limits=Limits(frame=10_000)) as server, session_to(server.port) as session:
         for n in range(3):
             await session.txn(then=[Put(f"k{n}", bytes(5000))])
-        with pytest.raises(ValueError, match=r"the answer would have 150.* bytes, at most 10000 are allowed"):
+        with pytest.raises(ValueError, match=r"^the answer would have 150.* bytes, at most 10000 are allowed: read less"):
             await session.txn(then=[List("k")])
+        for compares, branches in ([], {"then": [Put("new", b""), List("k")]}), (
+            [Created("k0", 0)], {"otherwise": [Put("new", b""), List("k")]},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r"^it has taken effect, but the answer would have 150"):
+                await session.txn(compares, **branches)
         assert len((await session.txn(then=[List("k", limit=1)])).reads[0]) == 1
         raw = await Raw.member(server.port)
         raw.write((10_001).to_bytes(4, "big"))

@@ -16,6 +16,7 @@ import pytest
 
 import rdzv
 from rdzv.engines.embedded import client_protocol, frames, thread_calls
+from rdzv.engines.embedded.limits import Limits
 from rdzv.errors import Unreachable
 from support.embedded_server import LONG_S, ServerThread
 from support.timing import within
@@ -90,6 +91,18 @@ def test_only_calls_that_wait_go_through_the_loop(served, monkeypatch):
         with pytest.raises(rdzv.errors.StoreTimeout):
             store.get("missing", timeout_s=0.01)
         assert portals.calls == ["get"]
+
+
+def test_a_thread_lists_more_than_one_answer_can_hold(monkeypatch):
+    """Found by review: `num_keys` failed once the values had more than 16 MiB."""
+    with ServerThread(limits=Limits(frame=100_000)) as server, members(server, 1) as [(_, world)]:
+        portals, store = Portals(world, monkeypatch), world.store
+        keys = [f"k{number:02}" for number in range(40)]
+        for key in keys:
+            store.set(key, b"x" * 10_000)
+        assert store.list_keys() == keys
+        assert store.num_keys() == len(keys)
+        assert portals.calls == []
 
 
 def test_a_thread_that_calls_and_calls_reads_by_itself(served, monkeypatch):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import LimitExceeded
 from ...system.addresses import plain
 from ...system.node import http_date
-from ..port import Batch, Gap, LeaseGone, WatchPlan
+from ..port import Batch, Gap, Get, LeaseGone, List, WatchPlan
 from . import features, frames, trust
 from .features import EndsWatchStart, TxnThenWatch
 from .frame_stream import FrameStream, Transport
@@ -225,7 +225,8 @@ class ServerSession(FrameStream, Waiting):
         run.hear(core.now())
         answer = self.serve(run, request)
         if type(answer) is TxnDone:
-            self._answer(run, answer)
+            assert isinstance(request, frames.Txn), "no other request has such an answer"
+            self._answer(run, request, answer)
         elif answer is not None:
             self.send(encode(answer))
         share = run.share
@@ -291,10 +292,9 @@ class ServerSession(FrameStream, Waiting):
             if is_last:
                 self.transport.close()
 
-    def _answer(self, run: Run, answer: TxnDone) -> None:
+    def _answer(self, run: Run, request: frames.Txn, answer: TxnDone) -> None:
         """Send an answer, or a sentence if it is too long. It is measured before it is encoded: it might fill the memory."""
-        size_max = self._core.limits.frame
-        size = 0
+        size, size_max = 0, self._core.limits.frame
         for items in answer.outcome.reads:
             for item in items:
                 size += len(item.key) + len(item.value) + 8
@@ -305,7 +305,8 @@ class ServerSession(FrameStream, Waiting):
         if size <= size_max:
             self.send(data)
             return
-        did = "it has taken effect, but " if answer.outcome.succeeded else ""
+        written = any(type(one) is not Get and type(one) is not List for one in request.branch(answer.outcome) or ())
+        did = "it has taken effect, but " if written else ""
         text = f"{did}the answer would have {size} bytes, at most {size_max} are allowed: read less at once"
         self.send(encode(frames.Refused(answer.number, text)))
 
