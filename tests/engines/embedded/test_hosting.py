@@ -355,6 +355,24 @@ def test_but_not_for_ever(caplog):
     assert "after 0.3 s, although 1 connections were left" in caplog.text
 
 
+async def test_who_serves_looks_for_the_others_a_few_times_a_second_without_a_linger_too(monkeypatch):
+    """Found by review: with `linger=0` it looked without a pause, for up to a minute."""
+    port = free_port()
+    driver = hosting(f"127.0.0.1:{port}", linger_s=0.0, stay_s=0.5)
+    await (await driver.connect()).close()
+    other = await driver_to(port).connect()
+    looks, moves = [], driver.server._moves
+
+    def counted(timeout_s):
+        looks.append(timeout_s)
+        return moves(timeout_s)
+
+    monkeypatch.setattr(driver.server, "_moves", counted)
+    await driver.close()
+    assert len(looks) < 20
+    await other.close()
+
+
 async def test_one_whose_host_went_without_hanging_up_is_not_waited_for():
     """The connection stands, as far as the server can see, but the lease has ended."""
 

@@ -18,7 +18,7 @@ from ...config.endpoint import PORT
 from ...system.addresses import BACKLOG, is_loopback, listen, place_of
 from ...system.fork import let_go_in_children
 from ...system.node import fence_floor
-from .lease_clock import LeaseClock
+from .lease_clock import TICK_S, LeaseClock
 from .limits import DESCRIPTORS_SPARED, logger, raise_nofile
 from .server_core import ServerCore
 from .session import ServerSession
@@ -219,7 +219,8 @@ class Server(ServerCore):
             if any(peer.may_be_there for peer in self.peers):
                 if left_s <= 0:
                     return False
-                await self._moves(min(left_s, self.linger_s))  # In slices: the end of a lease wakes nobody.
+                # In slices, because the end of a lease wakes nobody. Leases end at ticks.
+                await self._moves(min(left_s, max(self.linger_s, TICK_S)))
             elif not any(run.presences for run in self.runs.values()) or not await self._moves(min(left_s, self.linger_s)):
                 return True
 
