@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.config.endpoint import Endpoint
+from rdzv.config.setting_types import INFOS_MAX
 from rdzv.config.settings import DEFAULTS, ORDER_ENV, TABLE, Settings, differences
 from rdzv.core import wire
 from rdzv.core.model import MemberRecord, RunSettings
 from rdzv.core.text import NAME_MAX
+from rdzv.engines.embedded.frames import FRAME_MAX
 from rdzv.errors import SettingsError
 
 TIMES = [name for name, setting in TABLE.items() if setting.allowed.startswith("a number of seconds")]
@@ -141,14 +143,29 @@ def test_an_endpoint_that_cannot_be_read_keeps_its_own_sentence():
     assert refusal(endpoint="node1:x") == "endpoint 'node1:x': port 'x' is not a number from 1 to 65535"
 
 
+def info_of(size):
+    return {"a": "x" * (size - len('{"a":""}'))}
+
+
 def test_the_largest_info_and_labels_fit_in_a_member_record():
-    info = {"a": "x" * (8192 - len('{"a":""}'))}
+    info = info_of(8192)
     settings = make(info=info, order="o" * 256, slot="s" * 256, topology="t" * 256)
     record = MemberRecord(
         name="n" * NAME_MAX, host="h" * NAME_MAX, order=settings.order, topology=settings.topology, info=settings.info
     )
     assert wire.decode(MemberRecord, wire.encode(record)) == record
     assert refusal(info={"a": info["a"] + "x"}).endswith("at most 8192 bytes as JSON")
+
+
+def test_the_largest_infos_of_a_run_take_half_of_the_answer_in_which_a_leader_lists_it():
+    assert 2 * INFOS_MAX == FRAME_MAX
+    assert make(max_nodes=1024, info=info_of(8192)).info
+    assert make(max_nodes=10_000, info=info_of(838)).info
+    assert refusal(max_nodes=1025, info=info_of(8192)) == (
+        "info has 8192 bytes as JSON and max_nodes is 1025: with so many nodes it may have at most 8184, because a leader "
+        "reads the info of all nodes at once; shorten it, or put the rest into the round's store"
+    )
+    assert "at most 838," in refusal(max_nodes=10_000, info=info_of(839))
 
 
 # ---- values that contradict each other, and names

@@ -102,7 +102,7 @@ class Options(TypedDict, total=False):
     check_timeout: float
     """Longest time that check may take."""
     info: Mapping[str, str]
-    """Told to all members of the round."""
+    """Told to all members of the round; max_nodes times its bytes must be 8388608 or less."""
     journal_dir: str | PathLike[str]
     """Folder for the journal of this agent, a file that outlives the run (default under torchrun and `rdzv run`: its
     --log-dir, else $XDG_STATE_HOME/rdzv or ~/.local/state/rdzv; elsewhere: none)."""

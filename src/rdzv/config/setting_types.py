@@ -29,6 +29,12 @@ from .secret import SIZE_MAX, Secret
 
 TIME_MAX_S = 1e9  # Thirty years stand for "for ever". Infinity is refused: not every engine can count it.
 INFO_MAX = 8 * 1024  # Bytes of `info` as JSON: half of what a member's record may have.
+INFOS_MAX = 8 * 1024 * 1024
+"""Bytes of the `info` of `max_nodes` nodes: half of what one answer of the embedded server may have.
+
+A new leader lists the run in one answer. The other half is for all else in the records, and for spares. etcd answers with more,
+and a register refuses members that it has no room for; the bound is the same for all, so that a job can change its engine.
+"""
 _PORT_MAX = 65535
 _SHOWN_MAX = 60
 
@@ -207,8 +213,13 @@ def _read_mapping(value: Any) -> dict[str, str]:
     _check(isinstance(value, Mapping))
     info = dict(value)  # A copy: the caller may change its own later.
     _check(all(isinstance(one, str) for one in (*info.keys(), *info.values())))
-    _check(len(msgspec.json.encode(info)) <= INFO_MAX)
+    _check(info_size(info) <= INFO_MAX)
     return info
+
+
+def info_size(info: Mapping[str, str]) -> int:
+    """Return the bytes of `info` as JSON, as it is in a member's record."""
+    return len(msgspec.json.encode(info))
 
 
 def _read_endpoint(value: Any) -> Endpoint:

@@ -165,7 +165,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         size_max=4096)] = ""
     check_timeout: Annotated[float, seconds(
         "longest time that check may take", "the others wait longer for a node whose check hangs")] = 30.0
-    info: Annotated[dict[str, str], mapping("told to all members of the round", "each fetches it from all others")] = {}
+    info: Annotated[dict[str, str], mapping(
+        f"told to all members of the round; max_nodes times its bytes must be {setting_types.INFOS_MAX} or less",
+        "each fetches it from all others")] = {}
     journal_dir: Annotated[str, folder(
         "folder for the journal of this agent, a file that outlives the run (default under torchrun and "
         "`rdzv run`: its --log-dir, else $XDG_STATE_HOME/rdzv or ~/.local/state/rdzv; elsewhere: none)")] = ""
@@ -300,6 +302,12 @@ def _check_together(settings: Settings) -> None:
             raise SettingsError(f"{name} is {size}: it must have a multiple from min_nodes {low} to max_nodes {high}")
     if unit > 1 and unit % segment:
         raise SettingsError(f"unit is {unit} and segment is {segment}: unit must be 1 or a multiple of segment")
+    size, size_max = setting_types.info_size(settings.info), setting_types.INFOS_MAX // high
+    if size > size_max:
+        raise SettingsError(
+            f"info has {size} bytes as JSON and max_nodes is {high}: with so many nodes it may have at most {size_max}, "
+            "because a leader reads the info of all nodes at once; shorten it, or put the rest into the round's store"
+        )
     ways = [name for name in ("topology", "topology_file", "topology_command") if getattr(settings, name)]
     if len(ways) > 1:
         raise SettingsError(f"{' and '.join(ways)} are given: give one of them")
