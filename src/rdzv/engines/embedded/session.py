@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import LimitExceeded
 from ...system.addresses import plain
@@ -225,8 +225,7 @@ class ServerSession(FrameStream, Waiting):
         run.hear(core.now())
         answer = self.serve(run, request)
         if type(answer) is TxnDone:
-            assert isinstance(request, frames.Txn), "no other request has such an answer"
-            self._answer(run, request, answer)
+            self._answer(run, cast("frames.Txn", request), answer)
         elif answer is not None:
             self.send(encode(answer))
         share = run.share
