@@ -9,7 +9,6 @@ import pytest
 from rdzv.engines.port import EngineReset, Gap, List
 from rdzv.errors import LimitExceeded, RoundOver, StoreTimeout, Unreachable
 from rdzv.member import store
-from rdzv.member.store_calls import KEY_MAX, TIMEOUT_S, VALUE_MAX
 from rdzv.member.store_calls import KEY_MAX, PAGE, TIMEOUT_S, VALUE_MAX
 from support.memory_members import LONG_S, Party, join, run, until
 

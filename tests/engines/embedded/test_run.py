@@ -265,25 +265,25 @@ def test_a_short_presence_that_ended_no_longer_decides_what_silence_is():
 
 def test_a_run_has_room_for_so_many_bytes():
     run = Run("job", "here", Limits(bytes=100), 0.0)
-    run.txn((), (Put("a", bytes(60)),), ())
-    with pytest.raises(LimitExceeded, match="run 'job' on this server has 122 bytes, at most 100 are allowed"):
-        run.txn((), (Put("b", bytes(60)),), ())
+    run.txn((), (Put("/kv/a", bytes(60)),), ())
+    with pytest.raises(LimitExceeded, match="run 'job' on this server has 130 bytes, at most 100 are allowed"):
+        run.txn((), (Put("/kv/b", bytes(60)),), ())
     with pytest.raises(LimitExceeded):
-        run.txn((Created("absent", 5),), (), (Put("b", bytes(60)),))
-    run.txn((), (Put("a", bytes(90)),), ())
-    assert run.bytes == 91
+        run.txn((Created("absent", 5),), (), (Put("/kv/b", bytes(60)),))
+    run.txn((), (Put("/kv/a", bytes(90)),), ())
+    assert run.bytes == 95
     run.txn((), (DeletePrefix(""),), ())
-    run.txn((), (Put("b", bytes(60)),), ())
-    assert run.bytes == 61
+    run.txn((), (Put("/kv/b", bytes(60)),), ())
+    assert run.bytes == 65
 
 
 def test_a_run_has_room_for_so_many_keys_and_a_full_one_can_still_be_changed():
     run = Run("job", "here", Limits(keys=2), 0.0)
-    run.txn((), (Put("a", b""), Put("b", b"")), ())
+    run.txn((), (Put("/kv/a", b""), Put("/kv/b", b"")), ())
     with pytest.raises(ValueError, match="run 'job' would have 3 keys, at most 2 are allowed"):
-        run.txn((), (Put("c", b""),), ())
-    run.txn((), (Put("a", b"longer"),), ())
-    assert run.txn((), (Get("a"),), ()).item(0).value == b"longer"
+        run.txn((), (Put("/kv/c", b""),), ())
+    run.txn((), (Put("/kv/a", b"longer"),), ())
+    assert run.txn((), (Get("/kv/a"),), ()).item(0).value == b"longer"
 
 
 def test_what_expires_makes_room():
