@@ -14,7 +14,7 @@ from rdzv.core.model import WorkerRanks
 from rdzv.core.stay_messages import CloseRun, FromAgent, FromWorker, RoundEnded, StoreCall, WorkerReady
 from rdzv.errors import Closed, RoundOver, StoreTimeout, Unreachable, WrongArgument
 from rdzv.launch.environment import NodeInRound
-from rdzv.launch.stay_channel import StayChannel
+from rdzv.launch.stay_channel import StayChannel, StayingWorker
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker's link is in rdzv.torch")
 NODE = NodeInRound(
@@ -29,6 +29,9 @@ class FakeStore:
 
     async def add(self, _key, amount):
         return amount + 1
+
+    async def compare_set(self, *_):
+        raise RuntimeError("a defect")
 
     async def get(self, key, _timeout_s):
         if key == "late":
@@ -46,7 +49,7 @@ class FakeStore:
 
 @pytest.fixture
 def calls(monkeypatch):
-    names = ("add", "get", "set", "wait")
+    names = ("add", "compare_set", "get", "set", "wait")
     monkeypatch.setattr("rdzv.launch.stay_channel.CALLS", {name: getattr(FakeStore, name) for name in names})
 
 
@@ -162,6 +165,57 @@ def test_a_worker_that_waits_in_the_store_hears_that_its_agent_has_left_the_roun
         with pytest.raises(RoundOver, match="the agent has left it"):
             await asyncio.wait_for(waiting, LONG_S)
         link.leave()
+
+    play(scenario)
+
+
+class FakeWorker:
+    """Keeps what is sent to it, as the frames of a worker."""
+
+    def __init__(self):
+        self.answers = []
+
+    def write(self, data):
+        self.answers.append(messages.decode(FromAgent, data[messages.SIZE_BYTES :]))
+
+
+def test_every_call_gets_one_answer_also_one_that_comes_in_the_same_moment_as_the_end_of_the_round(calls):
+    async def scenario(channel, _until, _closed):
+        said = FakeWorker()
+        worker = StayingWorker(said)
+        channel._world = SimpleNamespace(round=2, store=FakeStore())
+        wrong = [("add", ["n", 2**64]), ("set", ["k", b""]), ("compare_set", []), ("add", []), ("no such call", [])]
+        for number, (name, arguments) in enumerate([("wait", [["k"], 1.0]), *wrong]):
+            await channel._start_call(worker, StoreCall(number, 2, name, arguments))
+        while len(channel._calls) > 1:  # noqa: ASYNC110  All but the first end in their first step.
+            await asyncio.sleep(0)
+        await channel._start_call(worker, StoreCall(6, 2, "wait", [["k"], 1.0]))
+        channel.end_round(2, "c lost")
+        await channel._start_call(worker, StoreCall(7, 2, "wait", [["k"], 1.0]))
+        while channel._calls:
+            await asyncio.wait_for(asyncio.wait(channel._calls), LONG_S)
+        errors = ["over", *["wrong"] * len(wrong), "over", "over"]
+        assert sorted((one.id, one.error) for one in said.answers) == list(enumerate(errors))
+
+    play(scenario)
+
+
+@needs_torch
+def test_a_call_that_is_never_answered_ends_soon_after_the_round(calls, monkeypatch):
+    monkeypatch.setattr("rdzv.torch.agent.ANSWER_S", 0.1)
+    monkeypatch.setattr(StayChannel, "_answer", lambda *_: None)
+
+    async def scenario(channel, until, _closed):
+        link, world = await in_round_2(channel, until)
+        waiting = in_thread(world.store.wait, ["never"], 600.0)
+        try:
+            while not channel._calls:  # noqa: ASYNC110  Nobody is told of a call.
+                await asyncio.sleep(0.01)
+            channel.end_round(2, "a worker of this node failed")
+            with pytest.raises(RoundOver, match="the agent did not answer"):
+                await asyncio.wait_for(waiting, LONG_S)
+        finally:
+            link.leave()
 
     play(scenario)
 

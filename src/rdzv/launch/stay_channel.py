@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..core.stay_messages import (
     StoreCall,
     WorkerReady,
 )
-from ..errors import RdzvError, RoundOver, StoreTimeout, Unreachable
+from ..errors import RoundOver, StoreTimeout, Unreachable
 from ..member.store import AsyncStore
 from ..member.worker_channel import make_folder, peer_of
 from ..member.world import AsyncWorld
@@ -43,6 +44,8 @@ CALLS: dict[str, Callable[..., Any]] = {name: getattr(AsyncStore, name) for name
 """Calls of a store that a worker may make."""
 CALLS_MAX = 64
 """Calls of one worker that may be under way at once; further ones wait."""
+LEFT = "the agent has left it"
+"""Why a round is over to a worker that is still in it."""
 
 
 class StayingWorker:
@@ -77,7 +80,7 @@ class StayChannel:
         self._lock = -1
         """Held for as long as the folder is used: the next agent removes one that was left behind."""
         self._server: asyncio.Server | None = None
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> str:
         """Listen, and return the path of the socket. Raises OSError."""
@@ -170,28 +173,31 @@ class StayChannel:
     async def _start_call(self, worker: StayingWorker, call: StoreCall) -> None:
         while len(self._calls) >= CALLS_MAX * self._count:
             await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
-        task = asyncio.ensure_future(self._call(worker, call))
+        task = asyncio.ensure_future(self._call(call))
         self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        # A task that is cancelled before its first step runs none of its own code, but its callbacks.
+        task.add_done_callback(partial(self._answer, worker, call))
 
-    async def _call(self, worker: StayingWorker, call: StoreCall) -> None:
+    async def _call(self, call: StoreCall) -> Any:
         world = self._world
-        over = StoreAnswer(call.id, error="over", details=[call.round, "the agent has left it"])
         if world is None or world.round != call.round:
-            worker.send(over)
-            return
+            raise RoundOver(call.round, LEFT)
+        return await CALLS[call.name](world.store, *call.arguments)
+
+    def _answer(self, worker: StayingWorker, call: StoreCall, task: asyncio.Task[Any]) -> None:
+        """Answer a call that has ended, whatever its end: the worker waits until then."""
+        self._calls.discard(task)
         try:
-            worker.send(StoreAnswer(call.id, await CALLS[call.name](world.store, *call.arguments)))
+            worker.send(StoreAnswer(call.id, task.result()))
         except asyncio.CancelledError:
-            worker.send(over)
-            raise
+            worker.send(StoreAnswer(call.id, error="over", details=[call.round, LEFT]))
         except RoundOver as error:
             worker.send(StoreAnswer(call.id, error="over", details=[error.round_number, error.reason]))
         except StoreTimeout as error:
             worker.send(StoreAnswer(call.id, error="timeout", details=[list(error.keys), error.waited_s, error.round_number]))
         except Unreachable as error:
             worker.send(StoreAnswer(call.id, error="away", details=[error.endpoint, error.problem, error.waited_s]))
-        except (RdzvError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # noqa: BLE001  Also a result that cannot be sent, such as a sum beyond 64 bits.
             worker.send(StoreAnswer(call.id, error="wrong", details=[str(error)]))
 
 

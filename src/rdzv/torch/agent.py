@@ -6,6 +6,7 @@ agent.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -33,6 +34,8 @@ from ..core.stay_messages import (
 from ..errors import Closed, RoundOver, StoreTimeout, Unreachable
 
 STORE_S = 300.0
+ANSWER_S = 5.0
+"""How long to wait for the answer to a call once the round is over. The agent ends all calls at that moment."""
 LOOK_S = 1.0
 """How often a wait lets Python handle signals."""
 
@@ -219,18 +222,23 @@ class AgentRendezvous:
         return True
 
     def run(self, request: _Request, call: str = "") -> Any:  # noqa: ARG002  The request has its name.
-        """Make a call of a store. The agent bounds its time."""
+        """Make a call of a store. The agent bounds its time while the round stands."""
         with self._came:
             self._calls += 1
             number = self._calls
             self._answers[number] = None
         self._send(StoreCall(number, request.round, request.name, request.arguments))
         with self._came:
+            over_at = math.inf
             while self._answers[number] is None and self._ended is None and not self._left:
+                if self._change is not None or self._round != request.round:
+                    over_at = min(over_at, time.monotonic())
+                    if time.monotonic() - over_at >= ANSWER_S:
+                        break
                 self._came.wait(LOOK_S)
             answer = self._answers.pop(number)
         if answer is None:
-            raise self._ended or RoundOver(request.round, "this worker has left")
+            raise self._ended or RoundOver(request.round, "this worker has left" if self._left else "the agent did not answer")
         if not answer.error:
             return answer.value
         raise _error(answer)
