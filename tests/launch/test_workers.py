@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from rdzv.core.model import WorkerRanks
 from rdzv.errors import SettingsError
 from rdzv.launch import stacks
+from rdzv.launch.crew import Crew
 from rdzv.launch.environment import NodeInRound
 from rdzv.launch.orphans import OrphanKiller
 from rdzv.launch.output import Destinations
@@ -27,6 +29,7 @@ NODE = NodeInRound(
     ranks=WorkerRanks(4, 8, 4, 8), role="default", restarts=0, max_restarts=0,
 )  # fmt: skip
 QUICK = "import os, sys, time, signal; rank = int(os.environ['LOCAL_RANK'])\n"
+STAYS = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
 STUCK = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('stuck', flush=True)\ndef hangs():\n  time.sleep(600)\nhangs()\n"
 
 
@@ -149,6 +152,96 @@ async def test_the_children_of_a_worker_end_with_it(tmp_path):
     child = int(await text(log(tmp_path, 4), "\n"))
     assert await ended(made) is None
     await until(lambda: not is_alive(child))
+
+
+@asynccontextmanager
+async def unkilled(child, monkeypatch, caplog):
+    """Hold SIGKILL to groups back, as if the kernel let it wait, and kill the child at the end. Gives `stays_away`."""
+    told, real = asyncio.Event(), os.killpg
+
+    async def stays_away(ending):
+        telling = asyncio.ensure_future(told.wait())
+        await asyncio.wait([ending, telling], timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        telling.cancel()
+        return not ending.done()
+
+    monkeypatch.setattr("rdzv.launch.workers.UNKILLED_S", 0.1)
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: told.set() if "a child of rank" in record.getMessage() else None)
+    monkeypatch.setattr(os, "killpg", lambda group, number: real(group, 0 if number == signal.SIGKILL else number))
+    try:
+        yield stays_away
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def shell(end):
+    return ["sh", "-c", f'{sys.executable} -c "$0" & {end}', QUICK + STAYS]
+
+
+EXITS = "while [ ! -e $GO ]; do sleep 0.02; done; exit 3"
+
+
+@pytest.mark.parametrize(("end", "reason"), [("wait", ""), (EXITS, "rank 4: exit code 3")], ids=["stopped", "failed"])
+async def test_workers_have_ended_when_the_programs_behind_their_shells_have(tmp_path, monkeypatch, caplog, end, reason):
+    """The shells end at once. The programs have got SIGKILL, but the kernel may take its time."""
+    made, go = group(tmp_path, stop_s=0.2), tmp_path / "go"
+    await made.start(shell(end), {**os.environ, "GO": str(go), "PYTHONFAULTHANDLER": ""})
+    child = int(await text(log(tmp_path, 4), "\n"))
+    async with unkilled(child, monkeypatch, caplog) as stays_away:
+        if reason:
+            go.touch()
+            await asyncio.wait_for(made.wait(), LIMIT_S)
+        stopping = asyncio.ensure_future(made.stop())
+        assert await stays_away(stopping), "the program still runs"
+    failure = await asyncio.wait_for(stopping, LIMIT_S)
+    assert not is_alive(child)
+    assert (failure.reason if failure is not None else "") == reason
+
+
+async def test_a_worker_that_stays_is_replaced_when_the_program_behind_its_shell_has_ended(tmp_path, monkeypatch, caplog):
+    go = tmp_path / "go"
+    crew = Crew(shell(EXITS), 1, Destinations("job", str(tmp_path)), tmp_path, 0.2, lambda: None)
+    await crew.start_missing({**os.environ, "LOCAL_RANK": "0", "GO": str(go)})
+    child = int(await text(tmp_path / "job" / "worker-0.out", "\n"))
+    async with unkilled(child, monkeypatch, caplog) as stays_away:
+        go.touch()
+        await until(lambda: crew.has_failed)
+        taking = asyncio.ensure_future(crew.take_failure())
+        assert await stays_away(taking), "the program still runs"
+    assert (await asyncio.wait_for(taking, LIMIT_S)).reason == "rank 0: exit code 3"
+    assert not is_alive(child)
+    await crew.stop()
+
+
+async def test_a_child_that_may_not_be_signalled_is_not_waited_for(tmp_path, monkeypatch):
+    """A process of another user, such as one that sudo has started. No signal of this process would ever end it."""
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, flush=True)"
+    made = await started(tmp_path, program)
+    child, real = int(await text(log(tmp_path, 4), "\n")), os.killpg
+
+    def refuse(*_):
+        raise PermissionError
+
+    try:
+        await asyncio.wait_for(made.wait(), LIMIT_S)
+        monkeypatch.setattr(os, "killpg", refuse)
+        assert await asyncio.wait_for(made.stop(), LIMIT_S) is None
+        assert is_alive(child)
+        monkeypatch.setattr(os, "killpg", real)
+        monkeypatch.setattr("rdzv.launch.stacks.may_signal", lambda pid: pid != child)
+        assert not made.workers[0].group_lives, "also if others of the group have ended, and nobody has asked for them"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+async def test_a_process_lives_on_when_its_main_thread_has_ended(tmp_path):
+    program = "import ctypes, threading; threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    made = await started(tmp_path, program + "ctypes.CDLL(None).pthread_exit(None)")
+    worker = made.workers[0]
+    await until(lambda: not is_alive(worker.pid))  # The state that the kernel shows is that of the main thread.
+    assert list(stacks.living(worker.pid)) == [worker.pid]
+    await asyncio.wait_for(made.stop(), LIMIT_S)
+    assert stacks.living(worker.pid) == {}
 
 
 async def test_nothing_is_sent_to_the_number_of_a_worker_that_has_ended_long_before_the_others(tmp_path, monkeypatch):

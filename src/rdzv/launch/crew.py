@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -52,9 +51,9 @@ class Crew(WorkerGroup):
 
     async def _see_off(self, worker: Worker) -> None:
         """Forget a worker that has ended: another process may get its number. Its children end, and its output is read."""
+        await self._kill_all([worker])
         self._ended.remove(worker)
         self.workers.remove(worker)
-        worker.signal(signal.SIGKILL)
         self._forget(worker)
         await asyncio.get_running_loop().run_in_executor(None, finish_output, [worker])
 
@@ -93,6 +92,4 @@ class Crew(WorkerGroup):
         """Kill the workers that do not leave a round, once they have shown their stacks."""
         stuck = [worker for worker in self.running if worker.local_rank in local_ranks]
         await self._left_after(10.0, await self._show_stacks(stuck))
-        for worker in stuck:
-            worker.signal(signal.SIGKILL)
-            await worker.wait()
+        await self._kill_all(stuck)

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _ABORT_BIT = 1 << (signal.SIGABRT - 1)
+_THREADS = 14
+"""Place of the number of threads in `/proc/PID/stat`, counted from the one behind the group."""
 
 
 def living(group: int, proc: Path = Path("/proc")) -> dict[int, int]:
@@ -23,10 +25,20 @@ def living(group: int, proc: Path = Path("/proc")) -> dict[int, int]:
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError, ValueError):  # Processes end while they are read.
             # The name in brackets may have any characters; state, parent and group follow it.
-            state, parent, of_group = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-            if int(of_group) == group and state not in "ZX":
+            state, parent, of_group, *more = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            # The state is that of the main thread. It may end long before the others.
+            if int(of_group) == group and (state not in "ZX" or int(more[_THREADS]) > 1):
                 parents[int(folder.name)] = int(parent)
     return parents
+
+
+def may_signal(pid: int) -> bool:
+    """Return whether the process is there and may be sent signals: most processes of other users may not."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def catching(group: int, proc: Path = Path("/proc")) -> list[int]:

@@ -24,8 +24,8 @@ STACKS_S = 10.0
 """How long a worker may take to write its stacks."""
 UNKILLED_S = 30.0
 """How often to tell that a worker does not even end on SIGKILL."""
-LOOK_S = 0.1
-"""How often to look whether the children of a worker have ended."""
+LOOK_S = (0.01, 0.1)
+"""First and longest pause between two looks whether the children of a worker have ended."""
 OUTPUT_S = 5.0
 """How long to wait for the end of the output once the workers have ended."""
 
@@ -74,17 +74,20 @@ class Worker:
 
     @property
     def group_lives(self) -> bool:
-        """Whether the process or any of its children has not ended."""
-        if self.is_gone:
+        """Whether the process has not ended, or any of its children that this process may signal.
+
+        A child of another user, such as of sudo, cannot be ended: nobody waits for it.
+        """
+        if self.runs:
+            return True
+        if not self.pid or self.is_gone:
             return False
         try:
             os.killpg(self.pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             return False
-        except PermissionError:  # A process of another user.
-            return True
         # The group may consist of ended processes that nobody has asked for, as in a container without an init.
-        return self.runs or bool(stacks.living(self.pid))
+        return any(stacks.may_signal(pid) for pid in stacks.living(self.pid))
 
     async def wait(self) -> None:
         if self._process is not None:
@@ -164,11 +167,11 @@ class WorkerGroup:
 
     async def _left_after(self, limit_s: float, workers: list[Worker]) -> list[Worker]:
         """Return those that still run after the limit. A worker that is a shell may end before the program in it."""
-        deadline = time.monotonic() + limit_s
-        while workers and time.monotonic() < deadline:
+        deadline, (pause_s, longest_s) = time.monotonic() + limit_s, LOOK_S
+        while (workers := [worker for worker in workers if worker.group_lives]) and time.monotonic() < deadline:
             waits = [watch for watch in self._watches if not watch.done()]
-            await (asyncio.wait(waits, timeout=LOOK_S) if waits else asyncio.sleep(LOOK_S))
-            workers = [worker for worker in workers if worker.group_lives]
+            await (asyncio.wait(waits, timeout=pause_s) if waits else asyncio.sleep(pause_s))
+            pause_s = min(2 * pause_s, longest_s)
         return workers
 
     async def _show_stacks(self, stuck: list[Worker]) -> list[Worker]:
@@ -183,19 +186,24 @@ class WorkerGroup:
         return showing
 
     async def _kill(self) -> None:
-        for worker in self.workers:
-            worker.signal(signal.SIGKILL)
-        waits = self._watches
-        while waits:
-            # There is no limit: the next round may not begin while a worker of this one runs. A process that waits in the
-            # kernel, such as for a lost file server, ends when the kernel lets it.
-            _, left = await asyncio.wait(waits, timeout=UNKILLED_S)
-            waits = list(left)
-            for worker in self.workers if left else ():
-                if worker.runs:
-                    logger.warning("%s has not ended %g s after SIGKILL: this node waits for it", worker, UNKILLED_S)
+        await self._kill_all(self.workers)
+        if self._watches:
+            await asyncio.wait(self._watches)
         await self._orphans.close()
         await asyncio.get_running_loop().run_in_executor(None, finish_output, self.workers)
+
+    async def _kill_all(self, workers: list[Worker]) -> None:
+        """Kill workers and their children, and wait until all have ended.
+
+        There is no limit: the next round may not begin while a process of this one runs. One that waits in the kernel, such as
+        for a lost file server, ends when the kernel lets it.
+        """
+        for worker in workers:
+            worker.signal(signal.SIGKILL)
+        while left := await self._left_after(UNKILLED_S, workers):
+            for worker in left:
+                one = worker if worker.runs else f"a child of {worker}"
+                logger.warning("%s has not ended %g s after SIGKILL: this node waits for it", one, UNKILLED_S)
 
     def _describe(self, worker: Worker) -> Failure:
         assert worker.code is not None, "it has ended"
