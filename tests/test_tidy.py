@@ -74,7 +74,7 @@ IMPORTS = {
     "core": "errors printable",
     "worker": "core",
     "system": "errors",
-    "config": "core errors",
+    "config": "core errors system",
     "engines": "errors",
     "engines.embedded": "engines config system errors printable",
     "engines.etcd.client": "system errors printable",

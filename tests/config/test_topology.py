@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
+from contextlib import suppress
 
 import pytest
 
 from rdzv.config.settings import Settings
 from rdzv.config.topology import COMMAND_S, OUTPUT_MAX, locate
 from rdzv.errors import SettingsError
+from support.processes import is_alive
 
 
 def make(**options):
@@ -130,6 +134,33 @@ def test_a_command_that_prints_without_end_is_stopped_at_the_limit(command):
     problem = f"topology_command {command!r} printed more than {OUTPUT_MAX} bytes: it must print the path of this node only"
     assert refused(topology_command=command) == problem
     assert time.monotonic() - began_at < COMMAND_S, "it was not read until it was too slow"
+
+
+def test_a_command_that_is_stopped_takes_its_children_with_it(tmp_path):
+    """The shell prints without end once its child runs."""
+    told = tmp_path / "pid"
+    command = f"sh -c 'sleep 600 <&- >&- 2>&- & echo $! > {told}; while :; do echo x; done'"
+    assert "printed more than" in refused(topology_command=command)
+    child, deadline = int(told.read_text()), time.monotonic() + 20
+    try:
+        while is_alive(child):
+            assert time.monotonic() < deadline, "its child lives on"
+            time.sleep(0.02)
+    finally:
+        if is_alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_command_that_cannot_be_killed_is_not_waited_for(monkeypatch):
+    """A program of another user, such as sudo. Python warns of one that still runs."""
+    started = []
+    monkeypatch.setattr("rdzv.config.topology.END_S", 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", lambda group, _: started.append(group))
+        assert "printed more than" in refused(topology_command="sh -c 'while :; do echo x; done; sleep 600'")
+    with suppress(ProcessLookupError):  # Its last line may have met a closed pipe.
+        os.killpg(started[0], signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

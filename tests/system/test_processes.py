@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rdzv.config.settings import Settings
+from rdzv.config.topology import locate
 from rdzv.engines.etcd import sentinel
 from rdzv.engines.etcd.server import SupervisedProcess
 from rdzv.engines.quorum.etcd_program import find_program
@@ -99,6 +101,12 @@ def test_a_start_waits_for_no_process_that_is_forked_in_the_same_moment(forks):
 async def test_a_check_waits_for_no_process_that_is_forked_in_the_same_moment(forks):
     command = f"{shlex.quote(sys.executable)} -c \"print('bad gpu'); raise SystemExit(1)\""
     assert await run_check(command, LIVES_S) == "the check failed with exit code 1: bad gpu"
+    assert forks.all_live()
+
+
+def test_the_command_for_the_path_of_a_node_waits_for_no_process_that_is_forked_in_the_same_moment(forks):
+    settings = Settings.make("n1", run_id="job", min_nodes=1, max_nodes=1, topology_command="echo b1/r2")
+    assert locate(settings, "n1").topology == "b1/r2"
     assert forks.all_live()
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import selectors
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ..errors import SettingsError
+from ..system.processes import start
 from .settings import TABLE, Settings
 
 FILE_MAX = 16 * 1024 * 1024  # Bytes: a hundred thousand nodes with long names.
 COMMAND_S = 10.0
 """Longest time that the command may take."""
+END_S = 1.0
+"""How long to wait for the end of a command that was killed."""
 OUTPUT_MAX = 64 * 1024
 """Most bytes that the command may print, to stdout and stderr together. A path has at most 256 characters."""
 _decode = msgspec.json.Decoder(dict[str, str]).decode
@@ -84,32 +89,37 @@ def _from_command(command: str, where: str) -> str:
     return path
 
 
-def _run(words: list[str]) -> tuple[int, bytes, bytes]:
-    """Run the command, and return its exit code, stdout and stderr. It is killed if it is too slow or prints too much."""
+def _run(words: list[str]) -> tuple[int | None, bytes, bytes]:
+    """Run the command, and return its exit code, stdout and stderr. All that it has started is killed at the end."""
     deadline = time.monotonic() + COMMAND_S
     out, errors = bytearray(), bytearray()
-    with (
-        selectors.DefaultSelector() as selector,
-        subprocess.Popen(  # noqa: S603  The user's own command, without a shell.
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process,
-    ):
-        try:
-            selector.register(process.stdout, selectors.EVENT_READ, out)  # type: ignore[arg-type]
-            selector.register(process.stderr, selectors.EVENT_READ, errors)  # type: ignore[arg-type]
-            while selector.get_map() and len(out) + len(errors) <= OUTPUT_MAX:
-                ready = selector.select(deadline - time.monotonic())
-                if not ready:
-                    raise subprocess.TimeoutExpired(words, COMMAND_S)
-                for pipe, _ in ready:
-                    chunk = os.read(pipe.fd, OUTPUT_MAX)
-                    pipe.data.extend(chunk)
-                    if not chunk:
-                        selector.unregister(pipe.fileobj)
-            if not selector.get_map():
-                process.wait(max(0.0, deadline - time.monotonic()))
-        finally:
-            process.kill()  # Does nothing to one that has ended.
+    with selectors.DefaultSelector() as selector:
+        process = start(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # A group of its own, so that its children can be ended with it.
+        )  # fmt: skip
+        assert process.stdout is not None, "stdout is a pipe"
+        assert process.stderr is not None, "stderr is a pipe"
+        with process.stdout, process.stderr:
+            try:
+                selector.register(process.stdout, selectors.EVENT_READ, out)
+                selector.register(process.stderr, selectors.EVENT_READ, errors)
+                while selector.get_map() and len(out) + len(errors) <= OUTPUT_MAX:
+                    ready = selector.select(deadline - time.monotonic())
+                    if not ready:
+                        raise subprocess.TimeoutExpired(words, COMMAND_S)
+                    for pipe, _ in ready:
+                        chunk = os.read(pipe.fd, OUTPUT_MAX)
+                        pipe.data.extend(chunk)
+                        if not chunk:
+                            selector.unregister(pipe.fileobj)
+                if not selector.get_map():
+                    process.wait(max(0.0, deadline - time.monotonic()))
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):  # A program of another user, such as sudo, cannot be killed.
+                    process.wait(END_S)
     return process.returncode, bytes(out), bytes(errors)
 
 
