@@ -226,6 +226,33 @@ print(os.waitpid(child, 0)[1])
     assert done.stdout == "0\n"
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell of handlers by C code")
+@pytest.mark.parametrize(
+    ("before", "registered"),
+    [
+        ("", signal.SIGURG),
+        ("signal.signal(signal.SIGURG, signal.SIG_IGN)", signal.SIGURG),
+        ("signal.signal(signal.SIGURG, print)", 0),
+        ("libc.signal(signal.SIGURG, ours)", 0),
+        ("import faulthandler; faulthandler.register(signal.SIGURG)", 0),
+    ],
+    ids=["none", "ignored", "by Python", "by C", "stacks elsewhere"],
+)
+def test_a_handler_that_the_program_has_for_the_signal_stays_also_one_by_c_code(before, registered):
+    """Go's runtime in a shared library has one. Here it is `abs`, which C code may call with any number."""
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None)
+libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+ours = ctypes.cast(libc.abs, ctypes.c_void_p).value
+{before}
+print(worker._register_stacks(2))
+print(libc.signal(signal.SIGURG, 0) == ours)
+"""
+    done = subprocess.run([sys.executable, "-c", PROGRAM + program], capture_output=True, text=True, timeout=LONG_S, check=True)
+    assert done.stdout.split() == [str(int(registered)), str("libc" in before)]
+
+
 class FleetingChannel(client._Channel):
     """A channel whose connection another thread lets go of as soon as it has been looked at."""
 

@@ -21,6 +21,7 @@ import logging
 import mmap
 import operator
 import os
+import re
 import secrets
 import signal
 import socket
@@ -159,10 +160,19 @@ class _Channel:
 
 def _register_stacks(page: int) -> int:
     """Make Python write the stacks of all threads to the page at a signal. Return the signal; 0: it belongs to the program."""
-    if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
+    if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN) or _is_caught():
         return 0
     faulthandler.register(STACKS_SIGNAL, page, all_threads=True)
     return int(STACKS_SIGNAL)
+
+
+def _is_caught() -> bool:
+    """Whether any handler is installed. Python does not know of one by C code, such as Go's runtime in a shared library."""
+    try:
+        found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) & 1 << (STACKS_SIGNAL - 1))
 
 
 _channel: _Channel | None = None
