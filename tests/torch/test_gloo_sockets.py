@@ -16,7 +16,8 @@ from support.torchrun_jobs import wait_for
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 state = pytest.importorskip("rdzv.torch.state")
-GlooSockets = pytest.importorskip("rdzv.torch.gloo_sockets").GlooSockets
+gloo_sockets = pytest.importorskip("rdzv.torch.gloo_sockets")
+GlooSockets = gloo_sockets.GlooSockets
 
 LONG = timedelta(seconds=120)
 ESTABLISHED = 1  # Of the kernel's states of a TCP connection.
@@ -132,6 +133,20 @@ def is_socket(number):
         return stat.S_ISSOCK(os.fstat(number).st_mode)
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("same_inode", [False, True])
+def test_no_copy_is_left_of_a_number_that_stands_for_another_file_by_now(tmp_path, monkeypatch, same_inode):
+    """Inodes are numbered per file system, so that a file may have that of a socket."""
+    copies, real = [], os.dup
+    monkeypatch.setattr(os, "dup", lambda number: copies.append(real(number)) or copies[-1])
+    with (tmp_path / "file").open("wb") as file:
+        inode = os.fstat(file.fileno()).st_ino
+        with pytest.raises(OSError, match="Socket operation on non-socket" if same_inode else "was closed meanwhile"):
+            gloo_sockets._copy(file.fileno(), inode if same_inode else inode + 1)
+    assert len(copies) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copies[0])
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])

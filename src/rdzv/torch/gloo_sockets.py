@@ -99,11 +99,15 @@ def _watched_by_pointer(epoll: int) -> list[tuple[int, int]]:
 
 def _copy(number: int, inode: int) -> socket.socket:
     """Duplicate a descriptor that other code owns. Raises OSError if the number stands for another file by now."""
-    copy = socket.socket(fileno=os.dup(number))
-    if os.fstat(copy.fileno()).st_ino != inode:
-        copy.close()
-        raise OSError(f"descriptor {number} was closed meanwhile")
-    return copy
+    copy = os.dup(number)
+    try:
+        if os.fstat(copy).st_ino == inode:
+            return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    os.close(copy)
+    raise OSError(f"descriptor {number} was closed meanwhile")
 
 
 def _listens(connection: socket.socket) -> bool:
