@@ -72,6 +72,20 @@ def test_output_goes_to_all_its_places_and_one_that_fails_stops_no_other(tmp_pat
     ]
 
 
+def test_a_copy_without_a_thread_leaves_no_pipe(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    pipes, real = [], os.pipe
+    monkeypatch.setattr(os, "pipe", lambda: pipes.append(real()) or pipes[-1])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        OutputCopy("stderr of rank 3", [])
+    for end in pipes.pop():
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
+
+
 def test_a_log_goes_on_where_an_earlier_run_of_the_same_id_ended(tmp_path):
     for text in (b"first\n", b"second\n"):
         copied(text, [LogFile(tmp_path / "log")])

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from rdzv.launch.crew import Crew
 from rdzv.launch.environment import NodeInRound
 from rdzv.launch.orphans import OrphanKiller
 from rdzv.launch.output import Destinations
-from rdzv.launch.workers import RoundWorkers
+from rdzv.launch.workers import RoundWorkers, Worker, finish_output
 from support.processes import is_alive
 
 LIMIT_S = 30.0
@@ -306,6 +307,40 @@ async def test_a_program_that_cannot_be_started_is_refused_with_the_reason(tmp_p
     made = group(tmp_path, workers=2)
     with pytest.raises(SettingsError, match=r"program '.*program' cannot be run: Exec format error"):
         await made.start([str(program)], os.environ)
+
+
+@pytest.mark.parametrize("refused", ["rdzv copies stdout of rank 4", "rdzv copies stderr of rank 5", "asyncio_"])
+async def test_a_program_for_whose_output_there_is_no_thread_is_refused_with_the_reason(tmp_path, monkeypatch, refused):
+    """The last one waits for the output of those that were started."""
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name.startswith(("rdzv copies stderr of rank 5", refused)):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    made = group(tmp_path, workers=2)
+    with pytest.raises(SettingsError, match="program 'sleep' cannot be run: can't start new thread"):
+        await made.start(["sleep", "600"], os.environ)
+    assert not any(worker.runs for worker in made.workers)
+    await until(lambda: not any(thread.name.startswith("rdzv copies") for thread in threading.enumerate()))
+
+
+async def test_a_process_for_which_asyncio_finds_no_thread_could_not_be_started(tmp_path, monkeypatch, caplog):
+    async def refuse(*_, **__):  # As asyncio before Python 3.12, which starts a thread per process.
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "create_subprocess_exec", refuse)
+        orphans = OrphanKiller()
+        await orphans.start()
+        worker = Worker(4, 0, tmp_path / "error.json")
+        with pytest.raises(OSError, match="can't start new thread"):
+            await worker.start(["true"], os.environ, Destinations("job", str(tmp_path)), 2)
+    await orphans.close()
+    assert "no shell could be started (can't start new thread)" in caplog.text
+    await finish_output([worker])
 
 
 def test_only_the_programs_that_handle_the_signal_are_asked_for_stacks(tmp_path):

@@ -55,7 +55,7 @@ class Crew(WorkerGroup):
         self._ended.remove(worker)
         self.workers.remove(worker)
         self._forget(worker)
-        await asyncio.get_running_loop().run_in_executor(None, finish_output, [worker])
+        await finish_output([worker])
 
     async def start_missing(self, environ: Mapping[str, str]) -> None:
         """Start the workers that neither run nor have succeeded. Raises SettingsError if the program cannot be run."""

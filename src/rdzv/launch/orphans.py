@@ -40,7 +40,7 @@ class OrphanKiller:
             self._shell = await asyncio.create_subprocess_exec(
                 "sh", "-c", _PROGRAM, stdin=asyncio.subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # The latter: no room for a thread, which asyncio needs before Python 3.12.
             logger.warning("no shell could be started (%s): workers would outlive this process if it were killed", error)
 
     def add(self, group: int) -> None:

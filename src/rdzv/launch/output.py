@@ -116,13 +116,20 @@ class OutputCopy:
     """
 
     def __init__(self, name: str, sinks: Sequence[Sink]) -> None:
+        """Raise OSError if there is no room for a pipe, and RuntimeError if there is none for a thread."""
         self._name = name
         self._sinks = list(sinks)
         self._tail = b""
         self._reader, self.pipe = os.pipe()
         """`pipe` is the end that the worker writes to."""
         self._thread = threading.Thread(target=self._copy, name=f"rdzv copies {name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.started()
+            os.close(self._reader)
+            self._close_sinks()
+            raise
 
     def started(self) -> None:
         """Close this process's copy of the worker's end, so that the end of the output is seen."""
@@ -145,6 +152,9 @@ class OutputCopy:
                 self._tail = (self._tail + data)[-TAIL_MAX:]
                 for sink in list(self._sinks):
                     self._attempt(sink, data)
+        self._close_sinks()
+
+    def _close_sinks(self) -> None:
         for sink in self._sinks:
             with suppress(OSError):
                 sink.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -59,6 +60,8 @@ class Worker:
                 *command, env=environ, stdout=pipes.get(1), stderr=pipes.get(2), start_new_session=True
             )
             self.pid = self._process.pid
+        except RuntimeError as error:  # No room for a thread: for the output or, before Python 3.12, for asyncio's wait.
+            raise OSError(errno.EAGAIN, str(error)) from None
         finally:
             for copy in self.outputs.values():
                 copy.started()
@@ -111,12 +114,17 @@ class Worker:
         return last_exception(self.outputs[2].tail.decode(errors="replace"))
 
 
-def finish_output(workers: Sequence[Worker]) -> None:
-    """Wait for the end of the output of workers that have ended, in a thread."""
+async def finish_output(workers: Sequence[Worker]) -> None:
+    """Wait for the end of the output of workers that have ended."""
     deadline = time.monotonic() + OUTPUT_S
-    for worker in workers:
-        for copy in worker.outputs.values():
-            copy.finish(max(0.0, deadline - time.monotonic()))
+
+    def finish() -> None:
+        for worker in workers:
+            for copy in worker.outputs.values():
+                copy.finish(max(0.0, deadline - time.monotonic()))
+
+    with suppress(RuntimeError):  # No room for a thread: the workers have ended all the same.
+        await asyncio.get_running_loop().run_in_executor(None, finish)
 
 
 class WorkerGroup:
@@ -190,7 +198,7 @@ class WorkerGroup:
         if self._watches:
             await asyncio.wait(self._watches)
         await self._orphans.close()
-        await asyncio.get_running_loop().run_in_executor(None, finish_output, self.workers)
+        await finish_output(self.workers)
 
     async def _kill_all(self, workers: list[Worker]) -> None:
         """Kill workers and their children, and wait until all have ended.
