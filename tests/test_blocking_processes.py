@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rdzv
+from support.strikes import STRIKE
 
 SRC = Path(rdzv.__file__).parent.parent
 
@@ -78,18 +79,75 @@ async def work():
     finished.set()
 
 for cancel in (True, False):
-    with Portal.lock:
-        portal = Portal.open()
+    portal = Portal.open(cancel)
     try:
         portal.run(work(), cancel=cancel)
     except KeyboardInterrupt:
         print(cancel, finished.wait(1.0))
-    portal.close()
+    portal.close(cancel)
 """
 
 
 def test_an_interrupt_ends_what_was_waited_for_unless_it_must_be_finished(tmp_path):
     assert python(IMPATIENT, tmp_path).splitlines() == ["True False", "False True"]
+
+
+MEMBER = """
+import rdzv
+
+def member():
+    return rdzv.Rendezvous("memory://", run_id="job", min_nodes=1, max_nodes=1, last_call=0)
+"""
+DURING = """
+with member() as r:
+    r.join()
+    answers = 0
+    def handle(*_):
+        global answers
+        r.status()
+        answers += 1
+    signal.signal(signal.SIGUSR1, handle)
+    steps = strike(0, r.status)
+    for place in range(1, steps):
+        strike(place, r.status)
+    print(steps > 100, steps - 1 - answers)
+"""
+FIRST_AND_LAST = """
+def handle(*_):
+    try:
+        act(r)
+    except rdzv.errors.LeftAlready:
+        pass
+
+def life():
+    try:
+        r.status()
+    except rdzv.errors.LeftAlready:
+        pass
+    r.leave()
+
+signal.signal(signal.SIGUSR1, handle)
+for act in (rdzv.Rendezvous.status, rdzv.Rendezvous.leave):
+    place = left = 0
+    while True:
+        place += 1
+        r = member()
+        steps = strike(place, life, ("blocking.py", "portal.py"))
+        while Portal._running:  # A leave that nobody waits for ends soon. The test's time limit says if it does not.
+            time.sleep(0.001)
+        left += len(Portal._current)
+        if steps < place:
+            break
+    print(place > 100, left)
+"""
+
+
+def test_a_signal_handler_can_make_a_call_at_any_moment_of_a_call_of_its_thread(tmp_path):
+    assert python(STRIKE + MEMBER + DURING, tmp_path) == "True 0\n"
+
+
+def test_a_signal_handler_can_make_the_first_or_the_last_call_at_any_moment_of_another(tmp_path):
+    assert python(STRIKE + MEMBER + FIRST_AND_LAST, tmp_path) == "True 0\nTrue 0\n"
 
 
 FORKED = """

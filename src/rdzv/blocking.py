@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import os
 import socket
 import weakref
@@ -41,20 +40,25 @@ T = TypeVar("T")
 EXIT_S = 2.0
 """How long a process that ends waits for its members to leave. After that, the end of their leases tells the others."""
 
-_Stay: TypeAlias = "weakref.finalize[[Portal, aio.AsyncRendezvous], _MemberHandle]"
-"""Alive from a member's first use until it has left; until then it keeps the portal open."""
+_Stay: TypeAlias = "weakref.finalize[[aio.AsyncRendezvous], _MemberHandle]"
+"""Alive until its member has left."""
 _present: dict[aio.AsyncRendezvous, _Stay] = {}
-"""Members that have been used and have not left."""
+"""Members that have been used and have not left. Each of them keeps the portal open."""
 
 
 class _MemberHandle:
-    """A member and its portal, shared by its Rendezvous, worlds and stores. Once all are dropped, the member leaves."""
+    """A member in the portal, shared by its Rendezvous, worlds and stores. Once all are dropped, the member leaves.
+
+    There is no lock: a signal handler may make a call, or leave, at any moment of another call of its thread. A call first
+    makes its member present and then looks whether it has left; `leave` first says so and then looks whether it is present.
+    """
 
     def __init__(self, member: aio.AsyncRendezvous) -> None:
         self._member = member
         self._pid = os.getpid()
         self._left = False
-        self._stay: _Stay | None = None
+        self._stay: _Stay = weakref.finalize(self, _forsaken, member)
+        self._stay.atexit = False
 
     @property
     def is_forked(self) -> bool:
@@ -69,89 +73,98 @@ class _MemberHandle:
     def run(self, coroutine: Coroutine[Any, Any, T], lasts: Callable[[], object] | None = None, call: str = "") -> T:
         """Run a call of the asyncio API in the portal. `call`: its name, if that is not the coroutine's."""
         try:
-            portal = self._enter(call or getattr(coroutine, "__name__", "this call"))
+            portal = self._enter(coroutine, call or getattr(coroutine, "__name__", "this call"))
         except BaseException:
             coroutine.close()
             raise
         try:
             return portal.run(coroutine, lasts)
         finally:
-            portal.close()
+            portal.close(coroutine)
 
     @property
     def asks_directly(self) -> bool:
         """Whether this thread may ask the member's engine by itself: in the portal's own it would wait for itself."""
-        stay = self._stay
-        return not (stay is None or self._left or self.is_forked or Portal.is_current_thread())
+        return not (self._left or self.is_forked or Portal.is_current_thread())
 
-    def _enter(self, call: str) -> Portal:
+    def _enter(self, user: object, call: str) -> Portal:
         if self.is_forked:
             raise ForkedChild(self._member.run_id, call)
-        with Portal.lock:
-            if self._left or (self._stay is not None and not self._stay.alive):
-                raise LeftAlready(self._member.run_id, call)
-            portal = Portal.open()
-            if self._stay is None:
-                self._stay = weakref.finalize(self, _forsaken, Portal.open(), self._member)
-                self._stay.atexit = False
+        self._check(call)
+        portal = Portal.open(user)
+        try:
+            if Portal.kept_by(self._member) is None:
+                Portal.open(self._member)
                 _present[self._member] = self._stay
-            return portal
+                if self._left:  # The `leave` may have found nobody present.
+                    portal.start(self._leave(False, ""))
+            self._check(call)
+        except BaseException:
+            portal.close(user)
+            raise
+        return portal
+
+    def _check(self, call: str) -> None:
+        if self._left or not self._stay.alive:
+            raise LeftAlready(self._member.run_id, call)
 
     def leave(self, failed: bool, reason: str) -> bool:
         """End the member, and all calls that are under way. A forked child has nothing to leave."""
         if self.is_forked:
             return True
-        with Portal.lock:
-            self._left = True
-            if self._stay is None or not self._stay.alive:
-                return True
-            portal = Portal.open()
+        self._left = True
+        if not self._stay.alive or Portal.kept_by(self._member) is None:
+            return True
+        user = object()
+        portal = Portal.open(user)
         try:
             # Not cancelled when the caller stops waiting: half a leave would be a member that nothing looks after.
-            return portal.run(self._leave(self._stay, failed, reason), cancel=False)
+            return portal.run(self._leave(failed, reason), cancel=False)
         finally:
-            portal.close()
+            portal.close(user)
 
-    async def _leave(self, stay: _Stay, failed: bool, reason: str) -> bool:
-        told = await self._member.leave(failed=failed, reason=reason)
-        held = stay.detach()  # Only one of several calls at once gets it.
-        if held is not None:
-            _gone(*held[2])
+    async def _leave(self, failed: bool, reason: str) -> bool:
+        told = not self._stay.alive or await self._member.leave(failed=failed, reason=reason)
+        self._stay.detach()
+        _gone(self._member)
         return told
 
 
-def _gone(portal: Portal, member: aio.AsyncRendezvous) -> None:
+def _gone(member: aio.AsyncRendezvous) -> None:
+    """Take a member that has left out of the portal. Runs in the portal's thread."""
     _present.pop(member, None)
-    portal.close()
+    portal = Portal.kept_by(member)
+    if portal is not None:
+        portal.close(member)
 
 
-def _forsaken(portal: Portal, member: aio.AsyncRendezvous) -> None:
+def _forsaken(member: aio.AsyncRendezvous) -> None:
     """Let a member leave that nothing refers to. The garbage collector calls this: it may neither wait nor lock."""
 
     async def leave() -> None:
         await member.leave(reason="its Rendezvous was dropped")
-        _gone(portal, member)
+        _gone(member)
 
-    if not portal.forked:
+    portal = Portal.kept_by(member)
+    if portal is not None:
         portal.start(leave())
 
 
 def _leave_all() -> None:
     """Let all members leave at the end of the process, so that the others see a leave now, and not a loss later."""
-    with Portal.lock:
-        members = dict(_present)
-        if not members:
-            return
-        portal = Portal.open()
-        for stay in members.values():
-            stay.detach()
+    members = dict(_present)
+    if not members:
+        return
+    portal = Portal.open(_leave_all)
+    for stay in members.values():
+        stay.detach()
 
     async def leave() -> None:
         tasks = [asyncio.ensure_future(member.leave(reason="its process ended")) for member in members]
         await asyncio.wait(tasks, timeout=EXIT_S)
 
     # Waited for a little longer than it should take: the loop itself may be stuck, in an observer.
-    if concurrent.futures.wait([portal.start(leave())], EXIT_S + 0.5).done:
+    if portal.start(leave()).wait(EXIT_S + 0.5):
         portal.stop()
 
 

@@ -43,6 +43,7 @@ from rdzv.torchrun.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBacke
 from rdzv.torchrun.rendezvous.etcd_server import EtcdServer, find_free_port, stop_etcd
 from rdzv.torchrun.rendezvous.etcd_store import EtcdSpace, EtcdStore
 from support.ports import free_port
+from support.strikes import STRIKE
 from support.timing import within
 from support.torchrun_jobs import wait_for
 
@@ -175,16 +176,24 @@ store = EtcdStore(EtcdClient(sys.argv[1]), sys.argv[2], timedelta(seconds=60))
 leased = store._space._handle
 store.add("n", 1)
 parents = leased.id, leased._renewal
-thread = threading.Thread(target=Portal.lock.acquire)  # Another thread is in a call when the child is forked.
+forked = threading.Event()
+
+def hold():
+    with Portal._gate:
+        held.set()
+        forked.wait()
+
+held = threading.Event()
+thread = threading.Thread(target=hold)  # Another thread is in a call when the child is forked.
 thread.start()
-thread.join()
+held.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(30)
     print(store.add("n", 1), leased.id == parents[0], leased._renewal is parents[1], flush=True)
     os._exit(0)
 ended = os.waitpid(child, 0)[1]
-Portal.lock.release()
+forked.set()
 print(ended, store.add("n", 1))
 store.client.close()
 """
@@ -222,27 +231,63 @@ def test_a_client_that_was_closed_refuses_every_call_at_once_and_does_not_connec
     assert {thread.name for thread in threading.enumerate()} <= threads
 
 
-def test_a_client_that_is_collected_while_its_thread_holds_the_portals_lock_does_not_wait_for_itself():
+def test_a_client_that_is_collected_ends_its_use_of_the_portal():
     async def nothing() -> None:
         pass
 
-    def collect() -> None:
-        client = EtcdClient("127.0.0.1:1")
-        client.run(nothing())
-        with Portal.lock:  # As in any blocking call. The collector may run at any allocation in it.
-            client.itself = client
-            del client
-            gc.collect()
+    def users() -> int:
+        return sum(len(portal._users) for portal in Portal._current.values())
 
-    before = Portal._current and Portal._current._users
-    thread = threading.Thread(target=collect, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S / 6)
-    waits = thread.is_alive()
-    if waits:
-        Portal.lock.release()  # So that only this test fails.
-    assert not waits
-    wait_for(lambda: (Portal._current and Portal._current._users) == before, "the client's use of the portal ends")
+    before = users()
+    client = EtcdClient("127.0.0.1:1")
+    client.run(nothing())
+    client.itself = client
+    assert users() == before + 1
+    del client
+    gc.collect()
+    wait_for(lambda: users() == before, "the client's use of the portal ends")
+
+
+STRUCK = """
+import time
+from rdzv.errors import Unreachable
+from rdzv.torchrun.rendezvous.etcd_client import EtcdClient
+
+async def nothing():
+    pass
+
+def run(client):
+    try:
+        client.run(nothing())
+    except Unreachable:
+        pass
+
+def life():
+    run(client)
+    client.drop_session()
+    client.close()
+
+signal.signal(signal.SIGUSR1, lambda *_: act(client))
+for act in (run, EtcdClient.drop_session, EtcdClient.close):
+    place = left = 0
+    while True:
+        place += 1
+        client = EtcdClient("127.0.0.1:1")
+        steps = strike(place, life, ("etcd_client.py", "portal.py"))
+        while Portal._running:
+            time.sleep(0.001)
+        left += len(Portal._current)
+        if steps < place:
+            break
+    print(place > 100, left)
+"""
+
+
+def test_a_signal_handler_can_use_the_client_at_any_moment():
+    done = subprocess.run(
+        [sys.executable, "-c", STRIKE + STRUCK], capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True 0\n" * 3, "")
 
 
 # ---- the backend

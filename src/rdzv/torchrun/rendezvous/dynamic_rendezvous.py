@@ -120,12 +120,12 @@ class DynamicRendezvousHandler(Handler):
             except asyncio.TimeoutError:
                 raise Unreachable(self._driver.endpoint, "no answer", limit_s) from None
 
-        with Portal.lock:
-            portal = Portal.open()
+        user = object()
+        portal = Portal.open(user)
         try:
             portal.run(close_in_time())
         finally:
-            portal.close()
+            portal.close(user)
 
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:

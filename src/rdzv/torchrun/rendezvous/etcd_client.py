@@ -40,10 +40,12 @@ class EtcdClient:
         self.options = options  # Credentials: settings that name files, for a member that is made with this client.
         self.read_timeout_s = settings.read_timeout
         self._driver = open_driver(settings)
-        # Guarded, with the session, by the portal's lock, which a forked child finds free.
-        self._portal: Portal | None = None
-        self._session: Session | None = None
-        self._release: Any = None
+        self._sessions: dict[Portal, Session] = {}
+        """The session, used in the portal's thread only; in a forked child also the parent's, which is left alone."""
+        self._use = object()
+        """Keeps the portal open from the first call on."""
+        self._release = weakref.finalize(self, Portal.close_soon, self._use)
+        self._release.atexit = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -51,20 +53,17 @@ class EtcdClient:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and wait for its result. Raises Unreachable at once after `close`."""
-        with Portal.lock:
-            if self._closed:
-                coroutine.close()
-                raise self._closed_error()
-            if self._portal is not None and self._portal.forked:
-                self._release.detach()  # The parent closes its own connection.
-                self._portal = self._session = None
-            if self._portal is None:
-                portal = Portal.open()
-                self._release = weakref.finalize(self, portal.close_soon)
-                self._release.atexit = False
-                self._portal = portal  # Last: a child that another thread forks in between finds nothing to release.
-            portal = self._portal
-        return portal.run(coroutine)
+        if self._closed:
+            coroutine.close()
+            raise self._closed_error()
+        portal = Portal.open(coroutine)
+        try:
+            Portal.open(self._use)
+            if self._closed:  # Meanwhile, by a signal handler or another thread: it may not have found the use.
+                Portal.close_soon(self._use)
+            return portal.run(coroutine)
+        finally:
+            portal.close(coroutine)
 
     def connect(self) -> None:
         """Connect now, and not with the first call. Raises Unreachable, SettingsError."""
@@ -72,40 +71,44 @@ class EtcdClient:
 
     async def session(self) -> Session:
         """Return the session, connecting if needed. Runs in the background thread. Raises Unreachable, SettingsError."""
-        if self._session is None and not self._closed:
+        portal = Portal.kept_by(self._use)
+        if portal is None or self._closed:
+            raise self._closed_error()
+        if portal not in self._sessions:
             # Two callers may connect at once. The second closes its session, which is cheap: sessions share the connections.
             session = await self._driver.connect()
-            if self._session is None and not self._closed:
-                self._session = session
+            if portal not in self._sessions and not self._closed:
+                self._sessions[portal] = session
             else:
                 await session.close()
-        if self._session is None:  # The client was closed while this call was under way.
+        if portal not in self._sessions:  # The client was closed while this call was under way.
             raise self._closed_error()
-        return self._session
+        return self._sessions[portal]
 
     def _closed_error(self) -> Unreachable:
         return Unreachable(self.endpoint, "this client was closed", applied=False, remedy="make a new EtcdClient")
 
     def drop_session(self) -> None:
         """Drop a session that is broken, or whose etcd was replaced. The next call connects again."""
-        with Portal.lock:
-            portal, session, self._session = self._portal, self._session, None
-        if portal is not None and session is not None:
-            portal.start(session.close())
+        portal = Portal.kept_by(self._use)
+        if portal is not None:
+            with contextlib.suppress(RuntimeError):  # The client was closed meanwhile, and the loop has ended.
+                portal.start(self._end_session(portal))
+
+    async def _end_session(self, portal: Portal) -> None:
+        session = self._sessions.pop(portal, None)
+        if session is not None:
+            await session.close()
 
     def close(self) -> None:
         """Close the connection. Leases stay, and expire with their keys when their time is over."""
-        with Portal.lock:
-            self._closed = True
-            portal, self._portal = self._portal, None
-            session, self._session = self._session, None
-            if self._release is not None:
-                self._release.detach()
+        self._closed = True
+        self._release.detach()
+        portal = Portal.kept_by(self._use)
         if portal is not None:
-            if session is not None:
-                with contextlib.suppress(Exception):
-                    portal.start(session.close()).result(CLOSE_S)
-            portal.close()
+            with contextlib.suppress(RuntimeError):  # The loop has ended, with the process.
+                portal.start(self._end_session(portal)).wait(CLOSE_S)
+            portal.close(self._use)
 
 
 def client_of(parameters: RendezvousParameters) -> EtcdClient:
