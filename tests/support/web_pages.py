@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -24,9 +25,11 @@ QUICK = {"last_call": 0.3, "settle": 0.2, "drain_settle": 0.1, "grow_every": 0, 
 Answer = tuple[int, dict[str, str], bytes]
 
 
-async def fetch(port: int, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
+async def fetch(
+    port: int, path: str, method: str = "GET", body: bytes = b"", tls: ssl.SSLContext | None = None, **headers: str
+) -> Answer:
     """Send a request and return status, headers and body."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     sent = {"host": f"127.0.0.1:{port}", "connection": "close", "content-length": str(len(body))}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items()), "", ""]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import statistics
 import threading
 import time
@@ -20,6 +21,7 @@ from rdzv.engines.port import Get, Put
 from rdzv.errors import Unreachable
 from rdzv.operate import journal
 from rdzv.web import actions, app, feed, serving
+from support.certificates import ca_file, issue
 from support.embedded_server import session_to
 from support.staged_runs import StagedRun
 from support.timing import within
@@ -249,6 +251,28 @@ async def test_so_many_connections_are_kept_and_the_next_is_closed(monkeypatch):
         await asyncio.sleep(0.05)
         assert (await fetch(made.port, "/healthz"))[0] == 200
         held[1][1].close()
+
+
+async def test_connections_in_the_tls_handshake_count_and_have_little_time(monkeypatch):
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(serving, "REQUEST_S", 2.0)
+    trusted = ssl.create_default_context(cafile=ca_file())
+    async with scene(**issue()._asdict()) as made:
+        began_at = time.monotonic()
+        silent = [await asyncio.open_connection("127.0.0.1", made.port) for _ in range(4)]
+        ends = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 1) == b""
+            writer.close()
+        assert not any(end.done() for end in ends)
+        await asyncio.wait(ends, timeout=20)
+        assert all(end.done() for end in ends)
+        within(time.monotonic() - began_at, 4.0)
+        assert (await fetch(made.port, "/healthz", tls=trusted))[0] == 200
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_a_connection_that_says_nothing_or_half_a_request_is_closed(monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,9 +25,9 @@ from .sources import Source
 logger = logging.getLogger("rdzv.web")
 
 CONNECTIONS_MAX = 96
-"""HTTP connections. Above, new ones are closed at once."""
+"""Connections, with those that are still in the TLS handshake. Above, new ones are closed at once."""
 REQUEST_S = 10.0
-"""Time within which a connection must have sent a whole request, the body included."""
+"""Time for the TLS handshake, and then for a connection to have sent a whole request, the body included."""
 STUCK_S = 30.0
 """A browser that has not read for this long is dropped."""
 KEEP_ALIVE_S = 5
@@ -33,16 +35,34 @@ KEEP_ALIVE_S = 5
 STOP_S = 2
 
 
+class _BoundedListener(socket.socket):
+    """A listening socket that asyncio drives. It closes connections that are too many.
+
+    They are counted here, because asyncio makes a connection known to its protocol only after the TLS handshake. Before that it
+    keeps 256 KiB for each (3.11).
+    """
+
+    def __init__(self, listening: socket.socket, accepted: weakref.WeakSet[socket.socket]) -> None:
+        """`accepted`: the connections of all listeners of one port."""
+        super().__init__(listening.family, listening.type, listening.proto, fileno=listening.detach())
+        self._accepted = accepted
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. BlockingIOError ends asyncio's turn of accepting."""
+        connection, address = super().accept()
+        if sum(one.fileno() >= 0 for one in self._accepted) >= CONNECTIONS_MAX:  # Without those that were closed.
+            connection.close()
+            raise BlockingIOError
+        self._accepted.add(connection)
+        return connection, address
+
+
 class _BoundedProtocol(H11Protocol):
-    """A connection that is dropped if it is one too many, says nothing, or does not read."""
+    """A connection that is dropped if it says nothing, or does not read."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= CONNECTIONS_MAX:
-            self.transport = transport
-            transport.abort()
-            return
         super().connection_made(transport)
         self._timer = self.loop.call_later(REQUEST_S, transport.abort)
 
@@ -59,8 +79,7 @@ class _BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
-        if self in self.connections:
-            super().connection_lost(exc)
+        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -78,11 +97,23 @@ class _BoundedProtocol(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn that leaves signals to the process it runs in."""
+    """Uvicorn that leaves signals to the process it runs in, and bounds the TLS handshake."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve the sockets. Uvicorn's own way to do it leaves the handshake 60 s."""
+        await super().startup(sockets=[])
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol = partial(_BoundedProtocol, config, self.server_state, self.lifespan.state)
+        handshake_s = REQUEST_S if config.ssl else None
+        for one in sockets or ():
+            server = await loop.create_server(
+                protocol, sock=one, ssl=config.ssl, ssl_handshake_timeout=handshake_s, backlog=config.backlog
+            )
+            self.servers.append(server)
 
 
 class WebServer:
@@ -109,7 +140,9 @@ class WebServer:
     async def start(self) -> None:
         """Listen and begin to observe. Raise OSError if the port cannot be had, or the certificate not be used."""
         # A resolver that does not answer would hold the event loop of the agent.
-        sockets = await in_daemon_thread(partial(listen, *self.bind), "rdzv http name")
+        listening = await in_daemon_thread(partial(listen, *self.bind), "rdzv http name")
+        accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        sockets: list[socket.socket] = [_BoundedListener(one, accepted) for one in listening]
         for one in sockets:
             let_go_in_children(one)
         self.port = sockets[0].getsockname()[1]
