@@ -117,6 +117,7 @@ BACKED = {
     "Strangers can take little": f"""
         test_so_many_connections_are_kept_and_the_next_is_closed test_so_many_browsers_may_listen_and_no_more
         test_headers_and_bodies_are_bounded {HTTP_FIGURES}""",
+    "With TLS, connections count": f"test_connections_in_the_tls_handshake_count_and_have_little_time {HTTP_FIGURES}",
     "A connection must send its request": f"""
         test_a_connection_that_says_nothing_or_half_a_request_is_closed test_a_browser_that_does_not_read_is_dropped
         {HTTP_FIGURES}""",
@@ -164,6 +165,9 @@ BACKED = {
         test_a_run_has_room_for_so_many_bytes test_a_run_has_room_for_so_many_keys_and_a_full_one_can_still_be_changed
         test_there_are_so_many_leases_and_no_more
         test_the_watches_of_one_run_are_limited_and_a_client_that_goes_makes_room {FIGURES}""",
+    "Its own records are let in": f"""
+        test_a_full_store_leaves_room_for_the_records_of_its_run test_a_run_whose_store_is_full_forms_again
+        test_a_watch_of_keys_alone_is_refused_by_itself_before_there_is_no_room_for_those_of_members {FIGURES}""",
     "A server may have 10,000 runs": f"test_there_are_so_many_runs_and_no_more {FIGURES}",
     "If there is no room for a new one": f"""
         test_a_host_that_opened_all_runs_makes_room_for_those_of_others

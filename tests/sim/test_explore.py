@@ -73,7 +73,10 @@ def test_of_crossed_faults_the_second_is_of_the_other_kinds():
     assert later <= {"pause", "stall"}
 
 
-LATE = {"round number is reused after a restart", "fence of a restarted server begins at what it is told"}
+LATE = {
+    "round number is reused after a restart", "fence of a restarted server begins at what it is told",
+    "two worlds from two engines",
+}  # fmt: skip
 """Bugs that are met only after thousands of choices."""
 
 

@@ -188,7 +188,7 @@ class Leader:
         """
         self._awaited = view.missing or sys.maxsize
         ends_at = self._node.now() + len(view.members) * JUDGING_S
-        while self._came < self._awaited and self._failed is None:
+        while self._came < self._awaited:
             if not await self._bell.wait(ends_at - self._node.now()):
                 break
         self._awaited = 0

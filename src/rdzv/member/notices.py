@@ -33,14 +33,12 @@ class Totals(msgspec.Struct, frozen=True):
     ran_s: float
     """Seconds in which it held a valid round."""
     lost_s: float
-    """Seconds between a round and the next one."""
-    over_s: float = 0.0
-    """Seconds since its last round, unless the run was closed then."""
+    """Seconds between a round and the next one, and since the last one unless the run was closed then."""
 
     @property
     def availability(self) -> float | None:
         """The share of the time, from 0 to 1, in which there was a round; None if there was none."""
-        whole_s = self.ran_s + self.lost_s + self.over_s
+        whole_s = self.ran_s + self.lost_s
         return self.ran_s / whole_s if self.rounds and whole_s > 0 else None
 
 
@@ -146,7 +144,7 @@ class Timeline:
     def _leaving(self, notice: Notice, now: float) -> dict[str, object]:
         self._end_round(now, notice.cause)
         over_s = 0.0 if self._over_at is None or self._is_closed else now - self._over_at
-        totals = Totals(self._rounds, self._restarts, self._ran_s, self._lost_s, over_s)
+        totals = Totals(self._rounds, self._restarts, self._ran_s, self._lost_s + over_s)
         return {"totals": totals, "seconds": None if self._joined_at is None else now - self._joined_at}
 
     def _end_round(self, now: float, cause: str, members: tuple[str, ...] = ()) -> float | None:
